@@ -1,0 +1,101 @@
+"""The public door: what a caller may hand in, and the one sentence that says why not.
+
+Inside the house nothing is checked twice. Every message has the form
+"`name` must …, got …", and every error is an :class:`InputError`, so that the command line can tell
+a user's mistake (one sentence, exit code 2) from a bug of ours (a traceback).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+
+class InputError(ValueError):
+    """A value from outside that cannot be used; its text is one sentence for the user."""
+
+
+def require(ok: bool, name: str, must: str, got: object) -> None:
+    """Raise "`name` must …, got …" unless `ok`."""
+    if not ok:
+        raise InputError(f"`{name}` must {must}, got {got!r}")
+
+
+def fraction(name: str, text: str | float) -> float:
+    """Read "8/255", "0.03" or a number; nothing is evaluated."""
+    try:
+        value = float(Fraction(text.replace(" ", ""))) if isinstance(text, str) else float(text)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        raise InputError(f"`{name}` must be a number or a fraction such as 8/255, got {text!r}") from None
+    require(math.isfinite(value), name, "be finite", text)
+    return value
+
+
+def positive(name: str, value: float) -> float:
+    """A finite number above zero."""
+    require(math.isfinite(value) and value > 0, name, "be positive", value)
+    return value
+
+
+def whole(name: str, value: int, *, least: int = 0) -> int:
+    """A whole number of at least `least`."""
+    require(isinstance(value, int) and value >= least, name, f"be a whole number of at least {least}", value)
+    return value
+
+
+def within(name: str, value: float, low: float, high: float) -> float:
+    """A number in the closed interval [low, high]."""
+    require(low <= value <= high, name, f"lie in [{low:g}, {high:g}]", value)
+    return value
+
+
+def strictly_within(name: str, value: float, low: float, high: float) -> float:
+    """A number in the open interval (low, high)."""
+    require(low < value < high, name, f"lie in ({low:g}, {high:g})", value)
+    return value
+
+
+def one_of(name: str, value: str, options: Iterable[str]) -> str:
+    """One of the options; a near miss is named."""
+    names = sorted(options)
+    if value in names:
+        return value
+    near = difflib.get_close_matches(value, names, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise InputError(f"`{name}` must be one of {', '.join(names)}, got {value!r}{hint}")
+
+
+def images(x: Tensor, name: str = "images") -> Tensor:
+    """(B, C, H, W) floating point, every value in [0, 1]."""
+    require(x.dim() == 4, name, "have shape (B, C, H, W)", tuple(x.shape))
+    require(x.is_floating_point(), name, "be floating point in [0, 1]", str(x.dtype))
+    if x.numel():
+        low, high = (float(end) for end in torch.aminmax(x.detach()))
+        # NaN fails both comparisons, so it is caught here too.
+        require(low >= 0 and high <= 1, name, "lie in [0, 1]", f"values from {low:.6g} to {high:.6g}")
+    return x
+
+
+def labels(y: Tensor, classes: int, count: int | None = None, name: str = "labels") -> Tensor:
+    """(B,) whole numbers in [0, classes)."""
+    require(y.dim() == 1 and not y.is_floating_point(), name, "be whole numbers of shape (B,)",
+            f"{y.dtype} of shape {tuple(y.shape)}")
+    if count is not None:
+        require(len(y) == count, name, f"be as many as the images, {count}", len(y))
+    if y.numel():
+        low, high = (int(end) for end in torch.aminmax(y))
+        require(low >= 0 and high < classes, name, f"lie in 0..{classes - 1}", f"values from {low} to {high}")
+    return y
+
+
+def logits(z: Tensor, count: int, name: str = "logits") -> Tensor:
+    """(count, K) with K ≥ 2 and no NaN."""
+    ok = z.dim() == 2 and z.shape[0] == count and z.shape[1] >= 2
+    require(ok, name, f"have shape ({count}, K) with K ≥ 2", tuple(z.shape))
+    require(not bool(torch.isnan(z.detach()).any()), name, "not contain NaN", "NaN")
+    return z

@@ -1,0 +1,59 @@
+"""What an attack raises and a training run lowers: one value per example, (B, K) × (B,) → (B,)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """−log softmax(z)_y."""
+    return F.cross_entropy(logits, y, reduction="none")
+
+
+def signed_margin(scores: Tensor, y: Tensor) -> Tensor:
+    """s_y − max over the other classes; negative exactly where another class wins."""
+    own = scores.gather(1, y.unsqueeze(1)).squeeze(1)
+    others = scores.scatter(1, y.unsqueeze(1), -math.inf)
+    return own - others.amax(dim=1)
+
+
+def probability_margin(logits: Tensor, y: Tensor) -> Tensor:
+    """The signed margin of softmax(z): in [−1, 1]."""
+    return signed_margin(torch.softmax(logits, dim=1), y)
+
+
+def dlr(logits: Tensor, y: Tensor) -> Tensor:
+    """Difference of logits ratio [Croce2020, Eq. (6)]: −(z_y − max_{j≠y} z_j) / (z_(1) − z_(3)).
+
+    Neither shifting nor scaling the logits changes it, so confidence cannot mask its gradient. Two
+    classes have no third logit, and the ratio would be ±1 everywhere: there it is the plain margin.
+    """
+    margin = signed_margin(logits, y)
+    if logits.shape[1] < 3:
+        return -margin
+    top = logits.topk(3, dim=1).values
+    return -margin / (top[:, 0] - top[:, 2] + 1e-12)
+
+
+def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """−(z_y − z_t) / (z_(1) − (z_(3) + z_(4)) / 2) [Croce2020, Eq. (7)]; three classes have no fourth."""
+    gap = logits.gather(1, y.unsqueeze(1)).squeeze(1) - logits.gather(1, target.unsqueeze(1)).squeeze(1)
+    if logits.shape[1] < 3:
+        return -gap
+    top = logits.topk(min(4, logits.shape[1]), dim=1).values
+    return -gap / (top[:, 0] - top[:, 2:].mean(dim=1) + 1e-12)
+
+
+def margin_loss(logits: Tensor, y: Tensor) -> Tensor:
+    """max_{j≠y} p_j − p_y [PMA2024]: one probability margin, turned round so that it can be raised."""
+    return -probability_margin(logits, y)
+
+
+LOSSES: dict[str, Loss] = {"ce": cross_entropy, "dlr": dlr, "margin": margin_loss}

@@ -1,0 +1,67 @@
+"""Several processes under `torchrun`, or one: the same code, with world size 1."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """Which process this is, and how many there are."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes what is written once."""
+        return self.rank == 0
+
+    def shard(self, rows: Tensor) -> Tensor:
+        """Every `size`-th row: each row goes to exactly one process, and loads stay even."""
+        return rows[self.rank :: self.size]
+
+
+@contextmanager
+def started(device: torch.device) -> Iterator[World]:
+    """Join the process group that `torchrun` announces in the environment; without one, be alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+        yield world()
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield world()
+    finally:
+        dist.destroy_process_group()
+
+
+def world() -> World:
+    """This process among its peers."""
+    return World(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else World()
+
+
+def barrier() -> None:
+    """Wait until every process is here."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def gather(value: T) -> list[T]:
+    """The value of every process, in rank order, on every process."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return [item for item in values if item is not None]

@@ -1,0 +1,59 @@
+"""Shared by all tests: small models whose answers are known, and the places of real data and weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+
+@pytest.fixture(autouse=True)
+def _own_chance() -> Iterator[None]:
+    """Layers that a test builds draw from the global state: the same for every test, and put back after it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+class Linear(nn.Module):
+    """Logits w·x + b: every margin and distance is known in closed form."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) @ self.weight.T + self.bias
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def linear() -> Linear:
+    """K = 6 classes of 3 × 5 × 7 images, in double precision."""
+    chance = generator(7)
+    weight = torch.randn(6, 105, generator=chance, dtype=torch.float64)
+    return Linear(weight, torch.randn(6, generator=chance, dtype=torch.float64))
+
+
+def folder(variable: str) -> Path:
+    place = os.environ.get(variable)
+    if not place:
+        pytest.skip(f"${variable} is not set")
+    return Path(place)
+
+
+@pytest.fixture
+def real_data() -> Path:
+    return folder("EQUIPOISE_DATA")
+
+
+@pytest.fixture
+def real_weights() -> Path:
+    return folder("EQUIPOISE_WEIGHTS")

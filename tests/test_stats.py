@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats as oracle
+
+from equipoise import stats
+from equipoise.checks import InputError
+
+counts = st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
+
+
+@settings(deadline=None)
+@given(counts, st.floats(0.5, 0.999))
+def test_against_scipy(count: tuple[int, int], confidence: float) -> None:
+    k, n = count
+    for ours, method in ((stats.clopper_pearson, "exact"), (stats.wilson, "wilson")):
+        estimate = ours(k, n, confidence)
+        expected = oracle.binomtest(k, n).proportion_ci(confidence, method=method)
+        assert estimate.low == pytest.approx(expected.low, abs=1e-9)
+        assert estimate.high == pytest.approx(expected.high, abs=1e-9)
+        assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
+
+
+def _coverage(n: int, p: float) -> float:
+    inside = 0.0
+    for k in range(n + 1):
+        estimate = stats.clopper_pearson(k, n)
+        inside += oracle.binom.pmf(k, n, p) * (estimate.low <= p <= estimate.high)
+    return inside
+
+
+@pytest.mark.parametrize("p", [0.001, 0.05, 0.31, 0.5, 0.9])
+def test_clopper_pearson_covers_as_promised(p: float) -> None:
+    """Summed over every possible count, exactly: a guarantee, not a sample of it."""
+    assert _coverage(40, p) >= 0.95
+
+
+@pytest.mark.parametrize("p", [0.02, 0.5, 0.9])
+def test_lower_bound_fails_as_rarely_as_promised(p: float) -> None:
+    wrong = sum(oracle.binom.pmf(k, 60, p) * (stats.lower_bound(k, 60, 0.01) > p) for k in range(61))
+    assert 0 < wrong <= 0.01
+
+
+def test_paired_difference_covers() -> None:
+    """Joint law of (gained, lost) with known shares, summed exactly."""
+    n, up, down = 30, 0.2, 0.1
+    inside = 0.0
+    for gained in range(n + 1):
+        for lost in range(n - gained + 1):
+            weight = oracle.multinomial.pmf([gained, lost, n - gained - lost], n, [up, down, 1 - up - down])
+            estimate = stats.paired_difference(gained, lost, n)
+            inside += weight * (estimate.low <= up - down <= estimate.high)
+    assert 0.94 <= inside <= 0.98
+
+
+def test_paired_difference_is_antisymmetric() -> None:
+    ours, theirs = stats.paired_difference(30, 5, 100), stats.paired_difference(5, 30, 100)
+    assert ours.value == pytest.approx(0.25)
+    assert (ours.low, ours.high) == pytest.approx((-theirs.high, -theirs.low))
+
+
+@pytest.mark.parametrize(("k", "n"), [(-1, 5), (6, 5), (0, 0)])
+def test_bad_counts(k: int, n: int) -> None:
+    with pytest.raises(InputError):
+        stats.clopper_pearson(k, n)
