@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from equipoise.checks import InputError
+from equipoise.models import build, checkpoint
+from equipoise.models.normalize import Normalized
+
+MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]
+
+
+@pytest.fixture
+def model() -> Normalized:
+    """A ResNet-8 that has seen data, so that its running statistics say something."""
+    net = build("resnet8", num_classes=6, image_shape=(3, 8, 9), mean=MEAN, std=STD, seed=1)
+    net.train()(torch.rand(4, 3, 8, 9, generator=torch.Generator().manual_seed(0)))
+    return net
+
+
+@pytest.fixture
+def file(model: Normalized, tmp_path: Path) -> Path:
+    path = tmp_path / "net.safetensors"
+    checkpoint.save(path, model, {"trained": "one forward, ℓ∞"})
+    return path
+
+
+def rewritten(file: Path, change: Callable[[dict[str, Tensor]], None], **metadata: str | None) -> Path:
+    """The file with its tensors changed and metadata replaced or, by None, removed."""
+    state = load_file(file)
+    change(state)
+    facts: dict[str, str | None] = {**checkpoint.facts(file), **metadata}
+    save_file(state, file, {key: value for key, value in facts.items() if value is not None})
+    return file
+
+
+def nothing(_: dict[str, Tensor]) -> None:
+    pass
+
+
+def refused(path: Path, *said: str, **wishes: Any) -> None:
+    """Loading raises one sentence that names the file and says all of `said`."""
+    with pytest.raises(InputError) as caught:
+        checkpoint.load(path, **wishes)
+    text = str(caught.value)
+    assert "\n" not in text
+    for part in (str(path), *said):
+        assert part in text, text
+
+
+def test_round_trip_is_exact(model: Normalized, file: Path, tmp_path: Path) -> None:
+    loaded = checkpoint.load(file)
+    assert not any(sub.training for sub in loaded.modules())
+    assert checkpoint.weights_digest(loaded) == checkpoint.weights_digest(model)
+    again = tmp_path / "again.safetensors"
+    checkpoint.save(again, loaded, {"trained": "one forward, ℓ∞"})
+    assert again.read_bytes() == file.read_bytes()
+    assert checkpoint.digest(again) == checkpoint.digest(file)
+
+
+def test_facts_are_read_back(file: Path) -> None:
+    assert checkpoint.facts(file) == {
+        "arch": "resnet8", "num_classes": "6", "image_shape": "3,8,9", "trained": "one forward, ℓ∞"
+    }
+
+
+def test_half_precision_keeps_small_tensors_and_comes_back_as_fp32(model: Normalized, tmp_path: Path) -> None:
+    path = tmp_path / "half.safetensors"
+    checkpoint.save(path, model, {}, half=True)
+    stored, loaded = load_file(path), checkpoint.load(path).state_dict()
+    assert stored["conv1.weight"].dtype == torch.float16
+    assert stored["mean"].dtype == stored["bn1.running_var"].dtype == torch.float32
+    for key, value in model.state_dict().items():
+        expected = value.half().float() if stored[key].dtype == torch.float16 else value
+        assert loaded[key].dtype == value.dtype
+        assert torch.equal(loaded[key], expected), key
+
+
+def test_weights_beyond_half_precision_are_refused(model: Normalized, tmp_path: Path) -> None:
+    with torch.no_grad():
+        model.get_parameter("fc.weight")[0, 0] = 1e6
+    with pytest.raises(InputError, match=r"`fc.weight` must fit into half precision"):
+        checkpoint.save(tmp_path / "half.safetensors", model, {}, half=True)
+
+
+def test_saving_does_not_touch_the_model(model: Normalized, tmp_path: Path) -> None:
+    before = checkpoint.weights_digest(model)
+    checkpoint.save(tmp_path / "a.safetensors", model, {}, half=True)
+    assert checkpoint.weights_digest(model) == before
+    assert model.training
+
+
+def test_channels_last_weights_are_saved(model: Normalized, file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "last.safetensors"
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    checkpoint.save(other, model, {"trained": "one forward, ℓ∞"})
+    assert other.read_bytes() == file.read_bytes()
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(
+    model: Normalized, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = file.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="disk full"):
+        checkpoint.save(file, model, {"trained": "more"})
+    assert file.read_bytes() == before
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_loading_leaves_the_global_random_state_alone(file: Path) -> None:
+    before = torch.get_rng_state()
+    checkpoint.load(file)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_another_module_must_say_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="`facts` must hold arch"):
+        checkpoint.save(tmp_path / "a.safetensors", nn.Linear(2, 3), {})
+
+
+def test_facts_must_not_contradict_the_model(model: Normalized, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="`arch` must be 'resnet8'"):
+        checkpoint.save(tmp_path / "a.safetensors", model, {"arch": "resnet18"})
+
+
+def test_other_suffixes_are_not_written(model: Normalized, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"end with \.safetensors"):
+        checkpoint.save(tmp_path / "a.pt", model, {})
+
+
+def test_counters_of_batch_norm_may_be_missing(model: Normalized, file: Path) -> None:
+    def without_counters(state: dict[str, Tensor]) -> None:
+        for key in [key for key in state if key.endswith("num_batches_tracked")]:
+            del state[key]
+
+    loaded = checkpoint.load(rewritten(file, without_counters)).state_dict()
+    assert torch.equal(loaded["bn1.running_mean"], model.state_dict()["bn1.running_mean"])
+    assert loaded["bn1.num_batches_tracked"] == 0
+
+
+def test_missing_weights(file: Path) -> None:
+    refused(rewritten(file, lambda state: state.__delitem__("fc.bias")), "got no fc.bias", "resnet8")
+
+
+def test_unexpected_weights(file: Path) -> None:
+    refused(rewritten(file, lambda state: state.update(extra=torch.zeros(2))), "the unknown extra")
+
+
+def test_wrong_shapes(file: Path) -> None:
+    refused(rewritten(file, lambda state: state.update({"fc.bias": torch.zeros(7)})), "shape", "fc.bias")
+
+
+def test_whole_numbers_are_no_weights(file: Path) -> None:
+    whole = torch.zeros(6, dtype=torch.int64)
+    refused(rewritten(file, lambda state: state.update({"fc.bias": whole})), "type", "fc.bias")
+
+
+@pytest.mark.parametrize("left", [0, 4, 200, -1])
+def test_truncated_file(file: Path, left: int) -> None:
+    file.write_bytes(file.read_bytes()[:left])
+    refused(file, "whole safetensors file")
+    with pytest.raises(InputError, match="whole safetensors file"):
+        checkpoint.facts(file)
+
+
+def test_foreign_file(tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    path.write_text("<html>not found</html>" * 10)
+    refused(path, "whole safetensors file")
+
+
+def test_no_file_and_a_folder(tmp_path: Path) -> None:
+    refused(tmp_path / "none.safetensors", "nothing there")
+    refused(tmp_path / "none.pt", "nothing there", arch="resnet8")
+    refused(tmp_path, "a folder")
+    with pytest.raises(InputError, match="nothing there"):
+        checkpoint.digest(tmp_path / "none.pt")
+
+
+@pytest.mark.parametrize("key", ["arch", "num_classes", "image_shape"])
+def test_missing_metadata(file: Path, key: str) -> None:
+    refused(rewritten(file, nothing, **{key: None}), f"must say {key} in its metadata")
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("num_classes", "ten"), ("num_classes", "-6"), ("image_shape", "3,8"), ("image_shape", "3,8,x"),
+    ("image_shape", "0,8,9"), ("arch", "resnet9"),
+])
+def test_nonsense_in_metadata(file: Path, key: str, value: str) -> None:
+    refused(rewritten(file, nothing, **{key: value}), key, value.split(",")[0])
+
+
+def test_classes_without_end_take_no_memory(file: Path) -> None:
+    refused(rewritten(file, nothing, num_classes="1000000000000"), "another shape", "fc.weight")
+
+
+@pytest.mark.parametrize("wish", [
+    {"arch": "resnet18"}, {"num_classes": 10}, {"image_shape": (3, 32, 32)}, {"mean": [0.1, 0.5, 0.6]},
+])
+def test_the_caller_must_not_contradict_the_file(file: Path, wish: dict[str, Any]) -> None:
+    refused(file, f"`{next(iter(wish))}` must be", **wish)
+
+
+def test_the_caller_may_say_what_the_file_says(file: Path) -> None:
+    checkpoint.load(file, "resnet8", num_classes=6, image_shape=(3, 8, 9), mean=MEAN, std=STD)
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda state: state,
+    lambda state: {"state_dict": state, "epoch": 3},
+    lambda state: {"model": state},
+    lambda state: {f"module.{key}": value for key, value in state.items()},
+    lambda state: {"state_dict": {f"module.{key}": value for key, value in state.items()}},
+], ids=["plain", "state_dict", "model", "module", "both"])
+@pytest.mark.parametrize("suffix", [".pt", ".pth"])
+def test_state_dicts_of_torch(
+    model: Normalized, tmp_path: Path, wrap: Callable[[dict[str, Tensor]], Any], suffix: str
+) -> None:
+    path = tmp_path / f"net{suffix}"
+    torch.save(wrap(model.state_dict()), path)
+    loaded = checkpoint.load(path, "resnet8", image_shape=(3, 8, 9))
+    assert checkpoint.weights_digest(loaded) == checkpoint.weights_digest(model)
+    assert loaded.identity == model.identity
+    assert checkpoint.facts(path) == {}
+
+
+def bare(model: Normalized, tmp_path: Path) -> Path:
+    """A state dict that does not know its normalisation."""
+    path = tmp_path / "bare.pt"
+    torch.save({key: value for key, value in model.state_dict().items() if key not in ("mean", "std")}, path)
+    return path
+
+
+def test_state_dict_without_arch(model: Normalized, tmp_path: Path) -> None:
+    refused(bare(model, tmp_path), "`arch` must be given")
+
+
+def test_normalisation_is_never_guessed(model: Normalized, tmp_path: Path) -> None:
+    path = bare(model, tmp_path)
+    refused(path, "`mean` must be given", arch="resnet8")
+    refused(path, "`std` must be given", arch="resnet8", mean=MEAN)
+    refused(path, "`mean` must hold 3 numbers", arch="resnet8", mean=[0.5], std=STD)
+    refused(path, "`std` must be positive", arch="resnet8", mean=MEAN, std=[1, 0, 1])
+    loaded = checkpoint.load(path, "resnet8", mean=MEAN, std=STD)
+    assert torch.equal(loaded.mean, model.mean)
+    assert torch.equal(loaded.std, model.std)
+    assert loaded.identity["image_shape"] == "3,32,32"
+
+
+def test_state_dict_of_another_architecture(model: Normalized, tmp_path: Path) -> None:
+    path = bare(model, tmp_path)
+    refused(path, "weights of resnet18", arch="resnet18", mean=MEAN, std=STD)
+    refused(path, "did you mean 'resnet8'", arch="resnet_8", mean=MEAN, std=STD)
+    refused(path, "fc.weight", arch="resnet8", num_classes=10, mean=MEAN, std=STD)
+
+
+@pytest.mark.parametrize("content", [
+    [1, 2], {"state_dict": 3}, {}, {"epoch": 3, "w": torch.zeros(2)}, {1: torch.zeros(2)},
+])
+def test_torch_files_of_anything_else(tmp_path: Path, content: object) -> None:
+    path = tmp_path / "other.pt"
+    torch.save(content, path)
+    refused(path, "weights only", arch="resnet8")
+
+
+def test_state_dict_without_last_layer(tmp_path: Path) -> None:
+    path = tmp_path / "headless.pt"
+    torch.save({"a": torch.zeros(2), "b": torch.zeros(2), "c": torch.zeros(2), "d": torch.zeros(2)}, path)
+    refused(path, "fc.weight", "a, b, c and 1 more", arch="resnet8")
+
+
+@pytest.mark.parametrize("left", [0, 50, 5000])
+def test_truncated_torch_file(model: Normalized, tmp_path: Path, left: int) -> None:
+    path = bare(model, tmp_path)
+    path.write_bytes(path.read_bytes()[:left])
+    refused(path, arch="resnet8", mean=MEAN, std=STD)
+
+
+class Malicious:
+    """A pickle that makes a folder when it is executed."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("write", [
+    lambda content, path: torch.save(content, path),
+    lambda content, path: torch.save({"state_dict": content}, path),
+    lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2)),
+], ids=["torch", "wrapped", "pickle"])
+def test_nothing_in_a_pickle_is_executed(tmp_path: Path, write: Callable[[object, Path], object]) -> None:
+    mark, path = tmp_path / "executed", tmp_path / "evil.pt"
+    write(Malicious(mark), path)
+    refused(path, "weights only", arch="resnet8", mean=MEAN, std=STD)
+    assert not mark.exists()
+    # The trap is armed: executed on purpose, it does leave its mark.
+    pickle.loads(pickle.dumps(Malicious(mark)))
+    assert mark.exists()
+
+
+def test_weights_digest_sees_values_names_shapes_and_types() -> None:
+    def one(name: str, value: Tensor) -> str:
+        module = nn.Module()
+        module.register_buffer(name, value)
+        return checkpoint.weights_digest(module)
+
+    first = one("a", torch.zeros(2, 3))
+    assert first == one("a", torch.zeros(2, 3))
+    others = [one("b", torch.zeros(2, 3)), one("a", torch.zeros(3, 2)), one("a", torch.zeros(2, 3).int()),
+              one("a", torch.ones(2, 3)), one("a", torch.tensor(0.0)), one("a", torch.zeros(2, 3).bfloat16())]
+    assert len({first, *others}) == 7
