@@ -1,0 +1,84 @@
+"""Projected gradient ascent [Madry2018]: the plain attack everything else is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from equipoise import checks, geometry, losses
+from equipoise.modes import inference
+from equipoise.rng import Stream
+from equipoise.threat import Threat
+
+Extra = Callable[[Tensor], Tensor]
+
+
+def pgd(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    threat: Threat,
+    stream: Stream,
+    surrogate: nn.Module | None = None,
+    extra: Extra | None = None,
+    steps: int = 20,
+    step_size: float | None = None,
+    restarts: int = 1,
+    loss: losses.Loss = losses.cross_entropy,
+) -> Tensor:
+    r"""Maximise a loss over the ball, and keep what fools the model, or else what comes nearest to it.
+
+    .. math:: x \leftarrow \Pi\big(x + s \cdot \mathrm{steepest}(\nabla_x \ell(f(x), y))\big)
+
+    Args:
+        model: decides success: images (B, C, H, W) in [0, 1] → logits (B, K).
+        x: (B, C, H, W) images in [0, 1].
+        y: (B,) labels.
+        threat: the ball.
+        stream: the chance of these images.
+        surrogate: gives the gradients instead of `model` (STD, ROB and MIX attacks on a mixture).
+        extra: images → (B,), added to the loss that is raised.
+        steps: gradient steps per start.
+        step_size: of one step in the norm of the threat; 2.5·eps/steps if not given.
+        restarts: starts per image; images already broken are left out of later ones.
+        loss: raised per example.
+
+    Returns:
+        (B, C, H, W), detached, inside the ball and [0, 1].
+    """
+    checks.whole("steps", steps, least=1)
+    checks.whole("restarts", restarts, least=1)
+    stride = 2.5 * threat.eps / steps if step_size is None else checks.positive("step_size", step_size)
+    source = model if surrogate is None else surrogate
+    with inference(model, surrogate):
+        best, margin = x.clone(), _margin(model, x, y)
+        for restart in range(restarts):
+            rows = (margin >= 0).nonzero().squeeze(1)
+            if len(rows) == 0:
+                break
+            x0, labels = x[rows], y[rows]
+            x_adv = geometry.draw(x0, threat, stream[rows.to(stream.index.device)].at("start", restart))
+            for _ in range(steps):
+                gradient = _gradient(source, x_adv, labels, loss, extra)
+                x_adv = geometry.project(x_adv + stride * geometry.steepest(gradient, threat.norm), x0, threat)
+            reached = _margin(model, x_adv, labels)
+            nearer = reached < margin[rows]
+            best[rows[nearer]], margin[rows[nearer]] = x_adv[nearer], reached[nearer]
+    return best
+
+
+def _gradient(model: nn.Module, x: Tensor, y: Tensor, loss: losses.Loss, extra: Extra | None) -> Tensor:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        value = loss(model(x), y)
+        if extra is not None:
+            value = value + extra(x)
+        return torch.autograd.grad(value.sum(), x)[0]
+
+
+@torch.no_grad()
+def _margin(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return losses.signed_margin(checks.logits(model(x), len(x)), y)

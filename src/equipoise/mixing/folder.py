@@ -1,0 +1,65 @@
+"""`mixture:DIR`: a mixture on disk is one small TOML file beside, or pointing at, its two bases."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from equipoise import checks, config, models, records
+from equipoise.mixing.classifier import MixedClassifier
+
+SCHEMA = 1
+NAME = "mixture.toml"
+SIDES = ("accurate", "robust")
+
+
+def save(folder: Path | str, mixture: MixedClassifier, *, accurate: str, robust: str) -> None:
+    """Write `mixture.toml`: alpha, and the model reference and digest of each base.
+
+    Paths are kept relative to the folder, so that a folder with its checkpoints can be moved or sent.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    told: dict[str, Any] = {"schema": SCHEMA, "alpha": mixture.alpha}
+    for side, text in zip(SIDES, (accurate, robust), strict=True):
+        reference = models.parse(text)
+        if reference.scheme == "file":
+            text = f"file:{os.path.relpath(reference.rest, folder)}"
+        told[side] = {"reference": text, "digest": models.weights_digest(getattr(mixture, side))}
+    records.write(folder / NAME, config.dumps(told))
+
+
+def load(reference: str, **settings: Any) -> nn.Module:
+    """A module from any model reference: `mixture:DIR`, or one of :data:`equipoise.models.SCHEMES`."""
+    folder = _folder(reference)
+    return models.load(reference, **settings) if folder is None else _mixture(folder, **settings)
+
+
+def _folder(reference: str) -> Path | None:
+    if reference.startswith("mixture:"):
+        return Path(reference.removeprefix("mixture:"))
+    return Path(reference) if (Path(reference) / NAME).exists() else None
+
+
+def _mixture(folder: Path, **settings: Any) -> MixedClassifier:
+    checks.require((folder / NAME).exists(), "mixture", f"be a folder that holds {NAME}", str(folder))
+    told = config.read(folder / NAME)
+    config.known(told, ("schema", "alpha", *SIDES), str(folder / NAME))
+    checks.require(told.get("schema") == SCHEMA, "schema", f"be {SCHEMA} in {folder / NAME}", told.get("schema"))
+    bases = [_base(folder, side, told.get(side, {}), **settings) for side in SIDES]
+    return MixedClassifier(bases[0], bases[1], checks.fraction("alpha", told.get("alpha", "missing")))
+
+
+def _base(folder: Path, side: str, told: dict[str, Any], **settings: Any) -> nn.Module:
+    config.known(told, ("reference", "digest"), f"[{side}] of {folder / NAME}")
+    checks.require("reference" in told, side, f"have a reference in {folder / NAME}", told)
+    reference = models.parse(told["reference"])
+    text = f"file:{folder / reference.rest}" if reference.scheme == "file" else reference.text
+    base = models.load(text, **settings)
+    if models.weights_digest(base) != told.get("digest"):
+        raise checks.InputError(f"the {side} base {text} must be the one {folder / NAME} was made with, "
+                                "but its weights have changed")
+    return base

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from conftest import Linear
+from equipoise import geometry, losses
+from equipoise.attacks import pgd
+from equipoise.checks import InputError
+from equipoise.mixing import MixedClassifier
+from equipoise.rng import Stream, stream
+from equipoise.threat import NORMS, Threat
+
+
+def _chance(count: int, seed: int = 0) -> Stream:
+    return stream(seed, "pgd", torch.arange(count))
+
+
+def _inner(count: int) -> Tensor:
+    """Images so far from 0 and 1 that the box never binds."""
+    return stream(3, "inner", torch.arange(count)).uniform(3, 5, 7, low=0.4, high=0.6).double()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_two_linear_classes_closed_form(norm: str) -> None:
+    """With logits (0, w·x + b) the lowest margin in the ball is margin − eps·‖w‖ in the dual norm."""
+    weight = torch.zeros(2, 105, dtype=torch.float64)
+    weight[1] = torch.randn(105, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x, y = _inner(64), torch.arange(64) % 2
+    centre = (x.flatten(1) @ weight[1]).mean()
+    model = Linear(weight, torch.stack([centre * 0, -centre]))
+    eps = 0.05 if norm == "linf" else 0.3
+    dual = weight[1].abs().sum() if norm == "linf" else weight[1].norm()
+    clean = losses.signed_margin(model(x), y)
+    reached = losses.signed_margin(
+        model(pgd(model, x, y, threat=Threat(norm, eps), stream=_chance(64), steps=40, step_size=eps / 4)), y)
+    # Images that are wrong already are left as they are: nothing is gained by attacking them.
+    expected = torch.where(clean < 0, clean, clean - eps * dual)
+    torch.testing.assert_close(reached, expected.detach(), rtol=1e-3, atol=1e-3)
+    assert bool((clean >= 0).any()) and bool((clean < 0).any())
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.sampled_from(NORMS), st.floats(0.01, 2), st.integers(1, 4), st.integers(0, 5))
+def test_never_outside_and_never_worse_than_clean(norm: str, eps: float, steps: int, seed: int) -> None:
+    chance = torch.Generator().manual_seed(seed)
+    model = Linear(torch.randn(6, 105, generator=chance), torch.randn(6, generator=chance))
+    x, y = torch.rand(4, 3, 5, 7, generator=chance), torch.randint(6, (4,), generator=chance)
+    threat = Threat(norm, eps)
+    x_adv = pgd(model, x, y, threat=threat, stream=_chance(4), steps=steps, restarts=2)
+    assert float(x_adv.min()) >= 0 and float(x_adv.max()) <= 1
+    assert float(geometry.size(x_adv - x, norm).max()) <= eps * (1 if norm == "linf" else 1 + 1e-6)
+    assert bool((losses.signed_margin(model(x_adv), y) <= losses.signed_margin(model(x), y)).all())
+
+
+def test_slice_of_a_batch_is_a_batch_of_one(linear: Linear) -> None:
+    x, y = _inner(5), torch.arange(5)
+    threat = Threat("linf", 0.02)
+    whole = pgd(linear, x, y, threat=threat, stream=_chance(5), restarts=2)
+    for i in range(5):
+        one = pgd(linear, x[i : i + 1], y[i : i + 1], threat=threat, stream=_chance(5)[i : i + 1], restarts=2)
+        torch.testing.assert_close(one[0], whole[i], rtol=0, atol=1e-12)
+
+
+def test_leaves_no_traces() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(105), nn.Linear(105, 6)).double().train()
+    x, y = _inner(4), torch.arange(4)
+    kept, statistics = x.clone(), model[1].running_mean.clone()  # type: ignore[operator]
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        first = pgd(model, x, y, threat=Threat("l2", 0.3), stream=_chance(4))
+    second = pgd(model, x, y, threat=Threat("l2", 0.3), stream=_chance(4))
+    other = pgd(model, x, y, threat=Threat("l2", 0.3), stream=_chance(4, seed=1))
+    assert torch.equal(first, second) and not torch.equal(first, other)
+    assert not first.requires_grad and first.dtype == x.dtype and torch.equal(x, kept)
+    assert model.training and all(p.requires_grad and p.grad is None for p in model.parameters())
+    assert torch.equal(model[1].running_mean, statistics)  # type: ignore[arg-type]
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_surrogate_gives_gradients_and_model_judges() -> None:
+    """A linear surrogate leads to the same corner of the ball whatever the model; the model only decides."""
+    chance = torch.Generator().manual_seed(4)
+    weights = [torch.stack([0 * w, w]) for w in torch.randn(2, 105, generator=chance, dtype=torch.float64)]
+    accurate, robust = (Linear(w, torch.zeros(2, dtype=torch.float64)) for w in weights)
+    mixture = MixedClassifier(accurate, robust, 0.5)
+    x = _inner(64)
+    y = mixture(x).argmax(1)
+    towards = (1 - 2 * y.double()).view(-1, 1, 1, 1)
+    for source in (accurate, robust):
+        corner = x + 0.01 * towards * source.weight[1].sign().view(3, 5, 7)
+        lower = losses.signed_margin(mixture(corner), y) < losses.signed_margin(mixture(x), y)
+        expected = torch.where(lower.view(-1, 1, 1, 1), corner, x)
+        found = pgd(mixture, x, y, threat=Threat("linf", 0.01), stream=_chance(64), surrogate=source)
+        torch.testing.assert_close(found, expected.detach())
+        assert bool(lower.any())
+
+
+def test_extra_term_is_raised(linear: Linear) -> None:
+    """With a constant loss only the extra term moves the image: all pixels to the upper end of the ball."""
+    x = _inner(3)
+    seen: list[Tensor] = []
+
+    def brightness(images: Tensor) -> Tensor:
+        seen.append(images.detach())
+        return images.flatten(1).sum(1)
+
+    pgd(linear, x, linear(x).argmax(1), threat=Threat("linf", 0.01), stream=_chance(3), steps=10, extra=brightness,
+        loss=lambda logits, labels: 0 * logits.sum(1))
+    torch.testing.assert_close(seen[-1], x + 0.01)
+
+
+def test_dead_model_gives_no_nan() -> None:
+    model = Linear(torch.zeros(6, 105), torch.zeros(6))
+    x = torch.full((2, 3, 5, 7), 0.5)
+    for norm in NORMS:
+        x_adv = pgd(model, x, torch.zeros(2, dtype=torch.long), threat=Threat(norm, 0.1), stream=_chance(2))
+        assert bool(x_adv.isfinite().all())
+
+
+def test_bad_settings(linear: Linear) -> None:
+    x, y = _inner(2), torch.zeros(2, dtype=torch.long)
+    for bad in ({"steps": 0}, {"restarts": 0}, {"step_size": -0.1}):
+        with pytest.raises(InputError):
+            pgd(linear, x, y, threat=Threat("l2", 0.1), stream=_chance(2), **bad)
+    with pytest.raises(InputError, match="not contain NaN"):
+        pgd(Linear(torch.full((6, 105), torch.nan), torch.zeros(6)), x.float(), y, threat=Threat("l2", 0.1),
+            stream=_chance(2))
