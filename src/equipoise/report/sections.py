@@ -1,0 +1,21 @@
+"""The order of the page. A new section is one function and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from equipoise.report.alpha import accuracy_against_alpha
+from equipoise.report.examples import examples
+from equipoise.report.headline import headline
+from equipoise.report.margins import margins
+from equipoise.report.provenance import provenance
+from equipoise.report.section import Section
+from equipoise.report.view import RunView
+
+SECTIONS: list[Callable[[RunView], Section | None]] = [
+    headline,
+    accuracy_against_alpha,
+    examples,
+    margins,
+    provenance,
+]
