@@ -1,0 +1,1 @@
+"""The top floor: one short file per verb."""

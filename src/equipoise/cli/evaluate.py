@@ -1,0 +1,85 @@
+"""`equipoise evaluate`: clean and attacked accuracy, with intervals."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from torch import nn
+
+from equipoise import attacks, checks, mixing, parallel
+from equipoise.cli import options, table
+from equipoise.device import pick
+from equipoise.evaluate import Attack, Conditions, Subject, begin, judge, untouched
+from equipoise.mixing import MixedClassifier
+from equipoise.threat import Threat
+
+SOURCES = {"std": "accurate", "rob": "robust", "mix": None}
+
+
+def evaluate(
+    model: options.Models,
+    out: options.Out,
+    data: options.Data = "cifar10",
+    norm: options.Norm = "linf",
+    eps: options.Eps = "8/255",
+    attack: Annotated[str, typer.Option(help=", ".join(attacks.ATTACKS))] = "pgd",
+    steps: Annotated[int | None, typer.Option(help="Gradient steps of the attack.", show_default=False)] = None,
+    restarts: Annotated[int | None, typer.Option(help="Starts per image.", show_default=False)] = None,
+    source: Annotated[str, typer.Option(help="Gradients of a mixture's attack: std (accurate base), "
+                                        "rob (robust base) or mix.")] = "mix",
+    split: options.Split = "test",
+    start: options.Start = 0,
+    count: options.Count = None,
+    every: options.Every = 1,
+    data_dir: options.DataDir = None,
+    arch: options.Arch = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    batch_size: options.BatchSize = 128,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    seed: options.Seed = 0,
+    config: options.Config = None,
+) -> None:
+    """Clean and attacked accuracy of models on the same images; resumes where it stopped."""
+    conditions = Conditions(Threat(norm, eps), pick(device), seed, batch_size, precision)
+    checks.one_of("source", source, SOURCES)
+    settings = {"name": attack, "steps": steps, "restarts": restarts, "source": source}
+    chosen = attacks.named(attack, steps=steps, restarts=restarts)
+    images = options.images(data, data_dir, split, start, count, every)
+    subjects, pairs = [], []
+    for reference in model:
+        loaded = mixing.load(reference, arch=arch, mean=options.channels("mean", mean),
+                             std=options.channels("std", std), num_classes=images.num_classes,
+                             image_shape=images.image_shape)
+        names, compared = parts(reference, loaded, alone=len(model) == 1)
+        pairs += compared
+        for name, module in names.items():
+            aimed = partial(chosen, surrogate=surrogate(module, source))
+            listed: dict[str, Attack] = {"clean": untouched, attack: aimed}
+            subjects += [Subject(name, module, key, function) for key, function in listed.items()]
+    with parallel.started(conditions.device) as world:
+        run = begin(out, subjects, images, conditions, settings)
+        results = judge(subjects, images, conditions, run, pairs)
+        if world.leads:
+            table.show(results, conditions.threat)
+            typer.echo(str(Path(out) / "summary.json"))
+
+
+
+def parts(reference: str, module: nn.Module, *, alone: bool) -> tuple[dict[str, nn.Module], list[tuple[str, str]]]:
+    """A mixture is evaluated beside its two bases, on the same images; the pairs are compared."""
+    if not isinstance(module, MixedClassifier):
+        return {reference: module}, []
+    prefix = "" if alone else f"{reference} "
+    names = {f"{prefix}accurate": module.accurate, f"{prefix}robust": module.robust, f"{prefix}mixed": module}
+    return names, [(f"{prefix}mixed", f"{prefix}robust"), (f"{prefix}mixed", f"{prefix}accurate")]
+
+
+def surrogate(module: nn.Module, source: str) -> nn.Module | None:
+    """Where the gradients come from; a model that is no mixture has only its own."""
+    side = SOURCES[source]
+    return getattr(module, side) if side is not None and isinstance(module, MixedClassifier) else None

@@ -1,0 +1,61 @@
+"""Options that read the same in every verb."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from equipoise import checks, config, data
+from equipoise.data import Dataset
+
+
+def _from_file(context: typer.Context, path: Path | None) -> Path | None:
+    """A configuration file gives defaults; what is typed on the command line wins."""
+    if path is not None:
+        table = {key.replace("-", "_"): value for key, value in config.read(path).items()}
+        config.known(table, [p.name for p in context.command.params if p.name], str(path))
+        context.default_map = {**(context.default_map or {}), **table}
+    return path
+
+
+def _seed(value: int) -> int:
+    return checks.whole("seed", value)
+
+
+Models = Annotated[list[str], typer.Argument(help="Model references: file:PATH, mixture:DIR, zoo:NAME, "
+                                             "python:MODULE:FACTORY, or a bare path.", show_default=False)]
+Data = Annotated[str, typer.Option(help="shapes, digits, mnist, fashion-mnist, cifar10, cifar100, "
+                                   "folder:PATH or npz:PATH.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where the data lies or is downloaded to; "
+                                              "else $EQUIPOISE_DATA.", show_default=False)]
+Split = Annotated[str, typer.Option(help="train or test.")]
+Start = Annotated[int, typer.Option(help="First image of the split.")]
+Count = Annotated[int | None, typer.Option(help="How many images; all if not given.", show_default=False)]
+Every = Annotated[int, typer.Option(help="Take every N-th image of those.")]
+Norm = Annotated[str, typer.Option(help="Norm of the perturbation: linf or l2.")]
+Eps = Annotated[str, typer.Option(help="Radius in [0, 1] pixels, such as 8/255.")]
+Out = Annotated[Path, typer.Option(help="Run folder; repeating the command resumes it.")]
+BatchSize = Annotated[int, typer.Option(help="Images at a time; halved when memory runs out.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Precision = Annotated[str, typer.Option(help="auto, fp32 or bf16.")]
+Seed = Annotated[int, typer.Option(help="Seed of all chance.", callback=_seed)]
+Config = Annotated[Path | None, typer.Option(help="TOML file with defaults for these options.", is_eager=True,
+                                             callback=_from_file, show_default=False)]
+Arch = Annotated[str | None, typer.Option(help="Architecture of .pt and .pth files.", show_default=False)]
+Mean = Annotated[str | None, typer.Option(help="Channel means of .pt files, such as 0.49,0.48,0.45.",
+                                          show_default=False)]
+Std = Annotated[str | None, typer.Option(help="Channel deviations of .pt files.", show_default=False)]
+
+
+def images(name: str, data_dir: Path | None, split: str, start: int, count: int | None, every: int) -> Dataset:
+    """The images that the common options name."""
+    chosen = data.load(name, split=split, data_dir=data_dir, start=start, count=count)
+    return chosen.take(torch.arange(0, len(chosen), checks.whole("every", every, least=1)))
+
+
+def channels(name: str, text: str | None) -> tuple[float, ...] | None:
+    """Comma-separated numbers, one per channel."""
+    return None if text is None else tuple(checks.fraction(name, part) for part in text.split(","))

@@ -1,0 +1,109 @@
+"""An evaluation from start to end: data × models → rows → results."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from equipoise import __version__, checks, models, summary
+from equipoise.data import Dataset
+from equipoise.evaluate.attacked import Attack, Conditions, Subject, attacked, untouched
+from equipoise.records import Row, Run
+
+
+def evaluate(
+    named: Mapping[str, nn.Module],
+    data: Dataset,
+    *,
+    attacks: Mapping[str, Attack],
+    conditions: Conditions,
+    out: Path | str | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> list[Row]:
+    """Clean and attacked accuracy of every model on the same images.
+
+    Args:
+        named: models by the name they get in the rows.
+        data: the images; never those a model or mixture was tuned on.
+        attacks: by name; settings are bound with :func:`functools.partial`.
+        conditions: threat, seed, batch size, device, precision.
+        out: run folder; a folder that holds a part of this very run is resumed. Without it nothing is kept.
+        settings: attack settings and other facts that make this run what it is, for `run.toml`.
+
+    Returns:
+        One result per model and metric, as in `summary.json`: `clean`, every attack, and `worst`.
+    """
+    checks.require(len(named) > 0, "models", "name at least one model", [])
+    subjects = [Subject(name, model, attack, function) for name, model in named.items()
+                for attack, function in {"clean": untouched, **attacks}.items()]
+    if out is not None:
+        return judge(subjects, data, conditions, begin(out, subjects, data, conditions, settings))
+    with tempfile.TemporaryDirectory() as folder:
+        return judge(subjects, data, conditions, begin(folder, subjects, data, conditions, settings))
+
+
+def begin(
+    out: Path | str,
+    subjects: Sequence[Subject],
+    data: Dataset,
+    conditions: Conditions,
+    settings: Mapping[str, Any] | None = None,
+) -> Run:
+    """Open the run folder of this very evaluation, new or to be resumed."""
+    return Run(out, identity(subjects, data, conditions, settings), facts(conditions))
+
+
+def judge(
+    subjects: Sequence[Subject],
+    data: Dataset,
+    conditions: Conditions,
+    run: Run,
+    pairs: Sequence[tuple[str, str]] = (),
+) -> list[Row]:
+    """Like :func:`evaluate`, with an attack list of its own for every model; `pairs` are compared image by image."""
+    start = time.monotonic()
+    for subject in subjects:
+        subject.model.to(conditions.device)
+        attacked(subject, data, run, conditions)
+    rows = run.finish()
+    results = summary.results(rows, conditions.threat)
+    differences = summary.differences(rows, pairs, conditions.threat)
+    more = {"differences": differences} if differences else {}
+    run.summarise("evaluate", time.monotonic() - start, results, **more)
+    return results
+
+
+def identity(
+    subjects: Sequence[Subject], data: Dataset, conditions: Conditions, settings: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What makes two runs the same run: models, images, threat, attacks, seed and precision."""
+    digests = {subject.name if subject.alpha is None else f"{subject.name}@{subject.alpha:g}":
+               models.weights_digest(subject.model) for subject in subjects}
+    return {
+        "verb": "evaluate",
+        "seed": conditions.seed,
+        "precision": conditions.precision,
+        "attacks": sorted({str(subject) for subject in subjects}),
+        "models": digests,
+        "data": {"name": data.name, "split": data.split, "count": len(data), "digest": data.digest()},
+        "threat": conditions.threat.facts(),
+        "attack": dict(settings or {}),
+    }
+
+
+def facts(conditions: Conditions) -> dict[str, Any]:
+    """What may differ between two sittings of the same run."""
+    return {
+        "batch_size": conditions.batch_size,
+        "device": str(conditions.device),
+        "equipoise": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }

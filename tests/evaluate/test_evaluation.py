@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equipoise import evaluate, records, summary
+from equipoise.attacks import pgd
+from equipoise.checks import InputError
+from equipoise.data import Dataset
+from equipoise.evaluate import Attack, Conditions, Subject, untouched
+from equipoise.rng import Stream
+from equipoise.threat import Threat
+
+CONDITIONS = Conditions(Threat("linf", 0.05), torch.device("cpu"), batch_size=4)
+ATTACKS: dict[str, Attack] = {"pgd": partial(pgd, steps=3)}
+
+
+def _data(count: int = 11) -> Dataset:
+    chance = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (count, 3, 5, 7), generator=chance, dtype=torch.uint8)
+    return Dataset("made", "test", images, torch.randint(6, (count,), generator=chance), torch.arange(count) + 50,
+                   tuple("abcdef"))
+
+
+def _model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(105, 6))
+
+
+def _run(out: Path, conditions: Conditions = CONDITIONS, attacks: dict[str, Attack] = ATTACKS) -> list[records.Row]:
+    return evaluate.evaluate({"m": _model()}, _data(), attacks=attacks, conditions=conditions, out=out)
+
+
+def test_results_count_what_the_rows_say(tmp_path: Path) -> None:
+    data, model = _data(), _model()
+    results = _run(tmp_path / "run")
+    clean = float((model(data.images.float() / 255).argmax(1) == data.labels).float().mean())
+    assert summary.value(results, "m", "clean") == pytest.approx(clean)
+    assert summary.value(results, "m", "worst") == summary.value(results, "m", "pgd") <= clean
+    rows = records.read(tmp_path / "run")
+    assert [row["index"] for row in rows if row["attack"] == "clean"] == list(range(50, 61))
+    assert all(row["correct"] == (row["predicted"] == row["label"]) for row in rows)
+    assert all((row["margin"] > 0) == row["correct"] for row in rows)
+    assert records.summary(tmp_path / "run")["results"] == json.loads(json.dumps(results))
+    assert _run(tmp_path / "run") == results, "a finished run is read, not repeated"
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("fatal", [1, 2, 3])
+def test_killed_and_repeated_gives_the_same_rows(tmp_path: Path, fatal: int) -> None:
+    whole = _run(tmp_path / "whole")
+    calls = []
+
+    def dying(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
+        calls.append(len(x))
+        if len(calls) == fatal:
+            raise KilledError
+        return pgd(model, x, y, threat=threat, stream=stream, steps=3)
+
+    with pytest.raises(KilledError):
+        _run(tmp_path / "run", attacks={"pgd": dying})
+    before = len(calls)
+    assert _run(tmp_path / "run", attacks={"pgd": dying}) == whole
+    assert len(calls) - before == 3 - (fatal - 1), "what was done is not done again"
+    assert (tmp_path / "run" / "rows.jsonl").read_bytes() == (tmp_path / "whole" / "rows.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("size", [1, 3, 50])
+def test_batch_size_does_not_matter(tmp_path: Path, size: int) -> None:
+    whole = _run(tmp_path / "whole")
+    other = _run(tmp_path / "run", Conditions(CONDITIONS.threat, CONDITIONS.device, batch_size=size))
+    assert other == whole
+
+
+def test_another_model_or_threat_is_another_run(tmp_path: Path) -> None:
+    _run(tmp_path / "run")
+    with pytest.raises(InputError, match=r"threat\.eps"):
+        _run(tmp_path / "run", Conditions(Threat("linf", 0.1), CONDITIONS.device))
+    with pytest.raises(InputError, match=r"models\.m"):
+        evaluate.evaluate({"m": _model(1)}, _data(), attacks=ATTACKS, conditions=CONDITIONS, out=tmp_path / "run")
+
+
+def test_out_of_memory_halves_the_batch(tmp_path: Path) -> None:
+    sizes = []
+
+    def greedy(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
+        sizes.append(len(x))
+        if len(x) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return pgd(model, x, y, threat=threat, stream=stream, steps=3)
+
+    assert _run(tmp_path / "run", attacks={"pgd": greedy}) == _run(tmp_path / "whole")
+    assert max(sizes) == 4 and sum(size for size in sizes if size <= 2) == 11
+
+
+def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    results = evaluate.evaluate({"m": _model()}, _data(), attacks=ATTACKS, conditions=CONDITIONS)
+    assert len(results) == 3 and list(tmp_path.iterdir()) == []
+
+
+def test_subjects_with_alpha_have_rows_of_their_own(tmp_path: Path) -> None:
+    subjects = [Subject("mixed", _model(seed), "clean", untouched, alpha) for seed, alpha in ((0, 0.1), (1, 0.2))]
+    run = evaluate.begin(tmp_path / "run", subjects, _data(), CONDITIONS)
+    results = evaluate.judge(subjects, _data(), CONDITIONS, run)
+    assert [row["alpha"] for row in results] == [0.1, 0.2]
+    assert {row["n"] for row in results} == {11}
+
+
+def test_bad_models() -> None:
+    with pytest.raises(InputError, match="`logits` must have shape"):
+        evaluate.evaluate({"m": nn.Conv2d(3, 6, 1)}, _data(), attacks={}, conditions=CONDITIONS)
+    few = nn.Sequential(nn.Flatten(), nn.Linear(105, 3))
+    with pytest.raises(InputError, match=r"`labels` must lie in 0\.\.2"):
+        evaluate.evaluate({"m": few}, _data(), attacks={}, conditions=CONDITIONS)
+    with pytest.raises(InputError, match="at least one model"):
+        evaluate.evaluate({}, _data(), attacks={}, conditions=CONDITIONS)
