@@ -42,13 +42,13 @@ def test_alpha_figure_draws_the_rows(folder: Path, palette: style.Palette) -> No
         for rows in alpha.curves(sweep.results).values()]
 
 
-def test_chosen_alpha_is_read_from_either_table(tmp_path: Path) -> None:
+def test_chosen_alpha_was_asked_for_or_told(tmp_path: Path) -> None:
     cases: list[tuple[str, dict[str, Any], dict[str, Any], float | None]] = [
         ("a", {"verb": "v", "attack": {"alpha": 0.5}}, {"alpha": 0.25}, 0.5),
         ("b", {"verb": "v"}, {"alpha": 0.25}, 0.25), ("c", {"verb": "v", "attack": {"steps": 3}}, {}, None),
     ]
-    for name, identity, settings, expected in cases:
-        records.Run(tmp_path / name, identity, settings).summarise("v", 0.0, [])
+    for name, identity, told, expected in cases:
+        records.Run(tmp_path / name, identity, {}).summarise("v", 0.0, [], **told)
         assert alpha.chosen_alpha(view(tmp_path / name)) == expected
 
 

@@ -42,9 +42,9 @@ def curves(results: list[Row]) -> Curves:
 
 
 def chosen_alpha(view: RunView) -> float | None:
-    """The alpha that `run.toml` names, if it names one."""
+    """The alpha that the run was asked for, or chose and told in its summary."""
     attack = view.identity.get("attack", {})
-    for table in (attack if isinstance(attack, dict) else {}, view.settings):
+    for table in (attack if isinstance(attack, dict) else {}, view.summary):
         if isinstance(alpha := table.get("alpha"), int | float):
             return float(alpha)
     return None

@@ -26,7 +26,7 @@ TRAINED = 4096  # images of the train split to learn from; the others choose alp
 ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96, 0.98, 1.0)
 TESTED = 1000
 KEEP = 0.95  # share of the robust classifier's attacked accuracy that the mixture has to keep
-EXAMPLES = 8
+EXAMPLES = 6
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def demo(out: Path, device: torch.device, seed: int = 0) -> Told:
     threat = Threat("linf", shapes.EPS)
     conditions = Conditions(threat, device, seed, batch_size=250)
     run = Run(out, {"verb": "demo", "seed": seed, "equipoise": __version__, "threat": threat.facts()},
-              evaluate.facts(conditions))
+              {**evaluate.facts(conditions), "command": f"equipoise demo --seed {seed}"})
     train, test = data.load("shapes", split="train"), data.load("shapes", split="test", count=TESTED)
     learnt, held_out = train.slice(0, TRAINED), train.slice(TRAINED, len(train) - TRAINED)
     accurate = _base(out, "accurate", learnt, conditions, epochs=6, lr=3e-3, smoothing=0.1)
