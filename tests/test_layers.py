@@ -46,3 +46,14 @@ def test_no_file_is_long() -> None:
     for path in ROOT.rglob("*.py"):
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 300, path
 
+
+
+def test_rooms_are_not_imported_through_the_door() -> None:
+    """`from equipoise import evaluate` is the function; the room is reached by `from equipoise.evaluate import …`."""
+    import equipoise
+
+    doors = {name for name in FLOORS if callable(getattr(equipoise, name, None))}
+    for path in [*ROOT.rglob("*.py"), *Path(__file__).parent.rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "equipoise":
+                assert not doors & {name.name for name in node.names}, path

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise import evaluate, records, summary
+from equipoise import records, summary
 from equipoise.attacks import pgd
 from equipoise.checks import InputError
 from equipoise.data import Dataset
-from equipoise.evaluate import Attack, Conditions, Subject, untouched
+from equipoise.evaluate import Attack, Conditions, Subject, begin, evaluate, judge, untouched
 from equipoise.rng import Stream
 from equipoise.threat import Threat
 
@@ -33,7 +33,7 @@ def _model(seed: int = 0) -> nn.Module:
 
 
 def _run(out: Path, conditions: Conditions = CONDITIONS, attacks: dict[str, Attack] = ATTACKS) -> list[records.Row]:
-    return evaluate.evaluate({"m": _model()}, _data(), attacks=attacks, conditions=conditions, out=out)
+    return evaluate({"m": _model()}, _data(), attacks=attacks, conditions=conditions, out=out)
 
 
 def test_results_count_what_the_rows_say(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_another_model_or_threat_is_another_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"threat\.eps"):
         _run(tmp_path / "run", Conditions(Threat("linf", 0.1), CONDITIONS.device))
     with pytest.raises(InputError, match=r"models\.m"):
-        evaluate.evaluate({"m": _model(1)}, _data(), attacks=ATTACKS, conditions=CONDITIONS, out=tmp_path / "run")
+        evaluate({"m": _model(1)}, _data(), attacks=ATTACKS, conditions=CONDITIONS, out=tmp_path / "run")
 
 
 def test_out_of_memory_halves_the_batch(tmp_path: Path) -> None:
@@ -103,23 +103,23 @@ def test_out_of_memory_halves_the_batch(tmp_path: Path) -> None:
 
 def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    results = evaluate.evaluate({"m": _model()}, _data(), attacks=ATTACKS, conditions=CONDITIONS)
+    results = evaluate({"m": _model()}, _data(), attacks=ATTACKS, conditions=CONDITIONS)
     assert len(results) == 3 and list(tmp_path.iterdir()) == []
 
 
 def test_subjects_with_alpha_have_rows_of_their_own(tmp_path: Path) -> None:
     subjects = [Subject("mixed", _model(seed), "clean", untouched, alpha) for seed, alpha in ((0, 0.1), (1, 0.2))]
-    run = evaluate.begin(tmp_path / "run", subjects, _data(), CONDITIONS)
-    results = evaluate.judge(subjects, _data(), CONDITIONS, run)
+    run = begin(tmp_path / "run", subjects, _data(), CONDITIONS)
+    results = judge(subjects, _data(), CONDITIONS, run)
     assert [row["alpha"] for row in results] == [0.1, 0.2]
     assert {row["n"] for row in results} == {11}
 
 
 def test_bad_models() -> None:
     with pytest.raises(InputError, match="`logits` must have shape"):
-        evaluate.evaluate({"m": nn.Conv2d(3, 6, 1)}, _data(), attacks={}, conditions=CONDITIONS)
+        evaluate({"m": nn.Conv2d(3, 6, 1)}, _data(), attacks={}, conditions=CONDITIONS)
     few = nn.Sequential(nn.Flatten(), nn.Linear(105, 3))
     with pytest.raises(InputError, match=r"`labels` must lie in 0\.\.2"):
-        evaluate.evaluate({"m": few}, _data(), attacks={}, conditions=CONDITIONS)
+        evaluate({"m": few}, _data(), attacks={}, conditions=CONDITIONS)
     with pytest.raises(InputError, match="at least one model"):
-        evaluate.evaluate({}, _data(), attacks={}, conditions=CONDITIONS)
+        evaluate({}, _data(), attacks={}, conditions=CONDITIONS)

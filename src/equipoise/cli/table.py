@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -15,10 +16,10 @@ from equipoise.threat import Threat
 def show(results: Sequence[Row], threat: Threat) -> None:
     """One line per model, one column per metric, each with its 95 % interval."""
     chosen = [row for row in results if "alpha" not in row]
-    metrics = list(dict.fromkeys(row["metric"] for row in chosen))
+    metrics = sorted(dict.fromkeys(row["metric"] for row in chosen), key=lambda name: (name == "worst", name != "clean"))
     sizes = sorted({row["n"] for row in chosen})
     counted = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    shown = Table(show_lines=True, title=f"Accuracy on {counted} images, 95 % intervals, {threat}")
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"Accuracy on {counted} images, 95 % intervals, {threat}")
     shown.add_column("model")
     for metric in metrics:
         shown.add_column(metric, justify="right")

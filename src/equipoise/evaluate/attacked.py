@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -47,7 +47,7 @@ class Conditions:
     """What is the same for every subject of an evaluation."""
 
     threat: Threat
-    device: torch.device
+    device: torch.device = field(default_factory=lambda: device.pick("auto"))
     seed: int = 0
     batch_size: int = 128
     precision: str = "auto"

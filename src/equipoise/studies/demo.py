@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from equipoise import __version__, data, evaluate, mixing, models, records, report, rng, summary
+from equipoise import __version__, data, mixing, models, records, report, rng, summary
 from equipoise.attacks import pgd
 from equipoise.data import Dataset, pixels, shapes
-from equipoise.evaluate import Attack, Conditions, Subject, untouched
+from equipoise.evaluate import Attack, Conditions, Subject, attacked, begin, facts, judge, untouched
 from equipoise.mixing import MixedClassifier
 from equipoise.models import checkpoint
 from equipoise.records import Row, Run
@@ -45,7 +45,7 @@ def demo(out: Path, device: torch.device, seed: int = 0) -> Told:
     threat = Threat("linf", shapes.EPS)
     conditions = Conditions(threat, device, seed, batch_size=250)
     run = Run(out, {"verb": "demo", "seed": seed, "equipoise": __version__, "threat": threat.facts()},
-              {**evaluate.facts(conditions), "command": f"equipoise demo --seed {seed}"})
+              {**facts(conditions), "command": f"equipoise demo --seed {seed}"})
     train, test = data.load("shapes", split="train"), data.load("shapes", split="test", count=TESTED)
     learnt, held_out = train.slice(0, TRAINED), train.slice(TRAINED, len(train) - TRAINED)
     accurate = _base(out, "accurate", learnt, conditions, epochs=6, lr=3e-3, smoothing=0.1)
@@ -87,8 +87,8 @@ def _choose(out: Path, accurate: nn.Module, robust: nn.Module, held_out: Dataset
     attacks: dict[str, Attack] = {"clean": untouched, "pgd": partial(pgd, steps=10)}
     subjects = [Subject("mixed", MixedClassifier(accurate, robust, alpha).eval(), name, attack, alpha)
                 for alpha in ALPHAS for name, attack in attacks.items()]
-    run = evaluate.begin(out, subjects, held_out, conditions)
-    results = evaluate.judge(subjects, held_out, conditions, run)
+    run = begin(out, subjects, held_out, conditions)
+    results = judge(subjects, held_out, conditions, run)
     found = {metric: {row["alpha"]: row["value"] for row in results if row["metric"] == metric}
              for metric in ("clean", "worst")}
     kept = [alpha for alpha in ALPHAS if found["worst"][alpha] >= KEEP * found["worst"][1.0]]
@@ -104,7 +104,7 @@ def _judge(run: Run, mixed: MixedClassifier, test: Dataset, conditions: Conditio
                  for name, model in bases.items() for attack, source in sources.items()
                  if name == "mixed" or source is None]
     for subject in subjects:
-        evaluate.attacked(subject, test, run, conditions)
+        attacked(subject, test, run, conditions)
 
 
 def _examples(path: Path, mixed: MixedClassifier, test: Dataset, rows: list[Row], conditions: Conditions) -> None:
