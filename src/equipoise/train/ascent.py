@@ -1,0 +1,61 @@
+"""The adversary inside training: a fixed number of steps, the same for every image.
+
+:func:`equipoise.attacks.pgd` leaves out images that are already broken and keeps the best iterate, as an
+evaluation should. Training wants the last iterate of every image, at a radius that may change with time or
+from image to image, and nothing that makes a GPU wait for the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from equipoise import geometry
+from equipoise.geometry import per_example
+
+
+def ascend(loss: Callable[[Tensor], Tensor], x: Tensor, start: Tensor, *, norm: str, eps: float | Tensor | None,
+           step_size: float | Tensor, steps: int) -> list[Tensor]:
+    r"""Gradient ascent from `start`: :math:`x_{t+1} = \Pi(x_t + s \cdot \mathrm{steepest}(\nabla \ell(x_t)))`.
+
+    The caller puts the model into the mode it is attacked in (:func:`equipoise.modes.inference`: evaluation
+    mode, parameters frozen, as the official implementations have it).
+
+    Args:
+        loss: images (B, …) → (B,), raised per image.
+        x: (B, …) centres of the balls.
+        start: (B, …) first iterate.
+        norm: linf or l2.
+        eps: radius, or (B,) radii; None is no ball, only [0, 1].
+        step_size: length of a step in the norm, or (B,) lengths.
+        steps: number of steps.
+
+    Returns:
+        steps + 1 iterates, detached; the first is `start`.
+    """
+    iterates = [start.detach()]
+    for _ in range(steps):
+        with torch.enable_grad():
+            here = iterates[-1].requires_grad_()
+            gradient = torch.autograd.grad(loss(here).sum(), here)[0]
+        here = here.detach()
+        iterates[-1] = here
+        iterates.append(within(here + _spread(step_size, x) * geometry.steepest(gradient, norm), x, norm, eps))
+    return iterates
+
+
+def within(x_adv: Tensor, x: Tensor, norm: str, eps: float | Tensor | None) -> Tensor:
+    """Back into the ball around x and into [0, 1]."""
+    if eps is None:
+        return x_adv.clamp(0, 1)
+    delta, radius = x_adv - x, _spread(eps, x)
+    if norm == "linf":
+        return (x + torch.clamp(delta, min=-radius, max=radius)).clamp(0, 1)  # type: ignore[arg-type]
+    length = per_example(geometry.size(delta, "l2"), delta)
+    return (x + delta * (radius / length.clamp_min(radius).clamp_min(1e-12))).clamp(0, 1)
+
+
+def _spread(value: float | Tensor, x: Tensor) -> float | Tensor:
+    return per_example(value, x) if isinstance(value, Tensor) else value

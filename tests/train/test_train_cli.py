@@ -1,0 +1,85 @@
+"""`equipoise train` from the command line, and the recipes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from equipoise import config, models, records
+from equipoise.checks import InputError
+from equipoise.cli import train
+from equipoise.train import OBJECTIVES, Plan
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
+SMALL = ["--arch", "cnn_small", "--data", "digits", "--count", "200", "--epochs", "1", "--device", "cpu"]
+
+
+def call(*arguments: str) -> str:
+    result = CliRunner().invoke(train.app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_trains_and_leaves_a_checkpoint(name: str, tmp_path: Path) -> None:
+    told = call(name, *SMALL, "--lr", "0.02", "--out", str(tmp_path / "run"))
+    assert told.strip() == str(tmp_path / "run" / "best.safetensors")
+    model = models.load(str(tmp_path / "run" / "best.safetensors"), num_classes=10, image_shape=(1, 8, 8))
+    assert not model.training
+    assert records.summary(tmp_path / "run")["verb"] == "train"
+
+
+def test_options_of_the_objective_reach_it(tmp_path: Path) -> None:
+    call("trades", *SMALL, "--eps", "4/255", "--beta", "2", "--out", str(tmp_path / "run"))
+    asked = config.read(tmp_path / "run" / "run.toml")["identity"]
+    assert asked["trades"]["eps"] == 4 / 255 and asked["trades"]["beta"] == 2
+    assert asked["plan"]["epochs"] == 1 and asked["arch"] == "cnn_small"
+
+
+def test_a_recipe_gives_defaults_and_the_command_line_wins(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('arch = "cnn_small"\ndata = "digits"\ncount = 200\nepochs = 7\nsigma = 0.3\nheld-out = 0\n')
+    call("gaussian", "--config", str(recipe), "--epochs", "1", "--out", str(tmp_path / "run"))
+    asked = config.read(tmp_path / "run" / "run.toml")["identity"]
+    assert asked["gaussian"]["sigma"] == 0.3 and asked["plan"]["epochs"] == 1 and asked["plan"]["held_out"] == 0
+
+
+def test_begin_with_a_checkpoint(tmp_path: Path) -> None:
+    call("standard", *SMALL, "--out", str(tmp_path / "first"))
+    start = str(tmp_path / "first" / "last.safetensors")
+    call("gaussian", *SMALL, "--init", start, "--out", str(tmp_path / "second"))
+    with pytest.raises(InputError, match="`arch` must be 'cnn_small'"):
+        call("gaussian", *[part.replace("cnn_small", "cnn") for part in SMALL], "--init", start, "--out",
+             str(tmp_path / "third"))
+
+
+def test_unknown_objective_names_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean 'smoothmix'"):
+        call("smoothmx", *SMALL, "--out", "nowhere")
+
+
+def test_unknown_recipe_key_names_the_nearest(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("sigm = 0.3\n")
+    with pytest.raises(InputError, match="did you mean 'sigma'"):
+        call("gaussian", *SMALL, "--config", str(recipe), "--out", str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_recipes_say_only_what_is_read(path: Path) -> None:
+    """The name is DATA_ARCH_OBJECTIVE…; every key is an option of that objective with a value it takes."""
+    recipe = config.read(path)
+    data, arch, name = path.stem.split("_")[:3]
+    assert recipe["data"].replace("-", "") == data and recipe["arch"] == arch and name in OBJECTIVES
+    own = {parameter.name: parameter for parameter in train._options(OBJECTIVES[name])}
+    plan = {parameter.name: parameter for parameter in train._options(Plan)}
+    rest = {"arch", "data", "mean", "std", "count"}
+    assert set(recipe) <= own.keys() | plan.keys() | rest
+    OBJECTIVES[name](**{key: value for key, value in recipe.items() if key in own})
+    Plan(**{key: value for key, value in recipe.items() if key in plan})
+
+
+def test_recipes_are_there() -> None:
+    assert {"cifar10_resnet18_standard", "cifar10_resnet18_adversarial"} <= {path.stem for path in CONFIGS}
