@@ -43,11 +43,15 @@ def dlr(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """−(z_y − z_t) / (z_(1) − (z_(3) + z_(4)) / 2) [Croce2020, Eq. (7)]; three classes have no fourth."""
+    """−(z_y − z_t) / (z_(1) − (z_(3) + z_(4)) / 2) [Croce2020, Eq. (7)].
+
+    With three classes the ratio would be constant wherever the target has the lowest logit; there, and
+    with two, it is the plain difference.
+    """
     gap = logits.gather(1, y.unsqueeze(1)).squeeze(1) - logits.gather(1, target.unsqueeze(1)).squeeze(1)
-    if logits.shape[1] < 3:
+    if logits.shape[1] < 4:
         return -gap
-    top = logits.topk(min(4, logits.shape[1]), dim=1).values
+    top = logits.topk(4, dim=1).values
     return -gap / (top[:, 0] - top[:, 2:].mean(dim=1) + 1e-12)
 
 

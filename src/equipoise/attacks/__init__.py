@@ -1,5 +1,30 @@
-"""Attacks: `attack(model, x, y, *, threat, stream, surrogate=None, extra=None) → x_adv`."""
+"""Attacks: `attack(model, x, y, *, threat, stream, surrogate=None, extra=None) → x_adv`.
 
+`model` decides success, `surrogate` gives gradients, `stream` is the chance of these images, `extra` adds a
+term to the objective. :func:`worst_case` folds a list of attacks over a whole data set.
+"""
+
+from equipoise.attacks.apgd import Apgd as Apgd
+from equipoise.attacks.apgd import apgd as apgd
+from equipoise.attacks.auto import auto_attack as auto_attack
+from equipoise.attacks.called import Called as Called
+from equipoise.attacks.fab import Fab as Fab
+from equipoise.attacks.fab import fab as fab
+from equipoise.attacks.minimum_margin import MarginPoints as MarginPoints
+from equipoise.attacks.minimum_margin import minimum_margin as minimum_margin
 from equipoise.attacks.named import ATTACKS as ATTACKS
 from equipoise.attacks.named import named as named
 from equipoise.attacks.pgd import pgd as pgd
+from equipoise.attacks.search import Found as Found
+from equipoise.attacks.square import Square as Square
+from equipoise.attacks.square import square as square
+from equipoise.attacks.straight_through import straight_through as straight_through
+from equipoise.attacks.symptoms import Symptom as Symptom
+from equipoise.attacks.symptoms import black_box as black_box
+from equipoise.attacks.symptoms import symptoms as symptoms
+from equipoise.attacks.targeted import Targeted as Targeted
+from equipoise.attacks.targeted import targeted as targeted
+from equipoise.attacks.worst_case import Fold as Fold
+from equipoise.attacks.worst_case import Outcome as Outcome
+from equipoise.attacks.worst_case import Stage as Stage
+from equipoise.attacks.worst_case import worst_case as worst_case

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from equipoise import checks, geometry, losses
+from equipoise.attacks.adversary import Extra
 from equipoise.modes import inference
 from equipoise.rng import Stream
 from equipoise.threat import Threat
-
-Extra = Callable[[Tensor], Tensor]
 
 
 def pgd(
@@ -49,6 +46,7 @@ def pgd(
     Returns:
         (B, C, H, W), detached, inside the ball and [0, 1].
     """
+    checks.images(x)
     checks.whole("steps", steps, least=1)
     checks.whole("restarts", restarts, least=1)
     stride = 2.5 * threat.eps / steps if step_size is None else checks.positive("step_size", step_size)
@@ -76,9 +74,11 @@ def _gradient(model: nn.Module, x: Tensor, y: Tensor, loss: losses.Loss, extra: 
         value = loss(model(x), y)
         if extra is not None:
             value = value + extra(x)
-        return torch.autograd.grad(value.sum(), x)[0]
+        # A hard decision has no gradient: then only the random starts are tried.
+        return torch.autograd.grad(value.sum(), x)[0] if value.requires_grad else torch.zeros_like(x)
 
 
 @torch.no_grad()
 def _margin(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return losses.signed_margin(checks.logits(model(x), len(x)), y)
+    logits = checks.logits(model(x), len(x))
+    return losses.signed_margin(logits, checks.labels(y, logits.shape[1], len(x)))

@@ -1,0 +1,155 @@
+"""What an adversary holds: the model that judges, where gradients come from, and how exactly to compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from equipoise import checks, losses
+from equipoise.attacks.graphed import Graphed
+from equipoise.attacks.swift import agree, swift
+
+Extra = Callable[[Tensor], Tensor]
+Objective = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+FOLLOW = ("model", "surrogate")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the model itself, in full precision, says of B images."""
+
+    predicted: Tensor  # (B,) class
+    margin: Tensor  # (B,) signed probability margin of the true class
+
+    def wrong(self, y: Tensor) -> Tensor:
+        """(B,) where another class wins."""
+        return self.predicted != y
+
+
+@dataclass
+class Adversary:
+    """A model under attack.
+
+    `model` judges success. Gradients come from `surrogate` where one is given; which iterate is best and
+    when steps shrink then follows the loss of the judged model, as in the official code of MixedNUTS, or
+    with `follow="surrogate"` that of the surrogate, as in its paper. `extra` (images → (B,)) is added to
+    every objective.
+
+    The many passes of a search run on :func:`~equipoise.attacks.swift.swift` copies, in bfloat16 where the
+    device gains by it; :meth:`judge` is the model itself in full precision, and only it counts.
+
+    Args:
+        model, surrogate: images (B, C, H, W) in [0, 1] → logits (B, K), in inference mode.
+        extra: a further term of the objective.
+        follow: model or surrogate.
+        precision: fp32, bf16 (for gradients), or auto: bf16 on CUDA.
+        example: some of the images, to try the copies on.
+        persist: go on after a success, for the smallest margin of all.
+        memory: what was found out about an image and is needed again, by purpose and index.
+    """
+
+    model: nn.Module
+    surrogate: nn.Module | None
+    extra: Extra | None
+    follow: str
+    precision: str
+    example: Tensor
+    persist: bool = False
+    memory: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    _passes: dict[object, Graphed] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checks.one_of("follow", self.follow, FOLLOW)
+        checks.one_of("precision", self.precision, ("auto", "fp32", "bf16"))
+        self.example = self.example[:32]
+        with torch.no_grad():
+            truth = checks.logits(self.model(self.example), len(self.example), "logits of the model")
+        self.classes = truth.shape[1]
+        self.judged = self._swift(self.model)
+        self.source = self.judged if self.surrogate is None else self._swift(self.surrogate)
+        self.reduced = self._reduced(truth)
+
+    def _swift(self, model: nn.Module) -> nn.Module:
+        return swift(model, self.example) if self.example.dtype == torch.float32 else model
+
+    def _reduced(self, truth: Tensor) -> bool:
+        """bf16 halves the time on tensor cores. CPUs that claim it may trap on it, so there it is asked for."""
+        kind = self.example.device.type
+        if self.precision == "fp32" or self.example.dtype != torch.float32:
+            return False
+        if self.precision == "auto" and kind != "cuda":
+            return False
+        with torch.no_grad(), torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=False):
+            return agree(self.judged(self.example).float(), truth, tolerance=0.05)
+
+    def _cast(self) -> AbstractContextManager[object]:
+        kind = self.example.device.type
+        # Casts are not cached: a recorded graph must not point at a cache that is emptied.
+        return torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=False) if self.reduced else nullcontext()
+
+    @torch.no_grad()
+    def judge(self, x: Tensor, y: Tensor) -> Verdict:
+        """The verdict that counts."""
+        with _exactly(x):
+            z = self.model(x)
+        return Verdict(z.argmax(dim=1), losses.probability_margin(z, y))
+
+    @torch.no_grad()
+    def logits(self, x: Tensor) -> Tensor:
+        """(B, K) of the model itself."""
+        with _exactly(x):
+            z: Tensor = self.model(x)
+        return z
+
+    def ascend(self, name: object, objective: Objective) -> Callable[..., tuple[Tensor, ...]]:
+        """x, y, aim → value (B,), gradient (B, C, H, W), probability margin (B,), in one pass.
+
+        `name` tells objectives apart, so that a pass that was recorded once serves every stage.
+        """
+        if name not in self._passes:
+            self._passes[name] = Graphed(lambda x, y, aim: self._ascend(objective, x, y, aim))
+        return self._passes[name]
+
+    def query(self) -> Callable[..., tuple[Tensor, ...]]:
+        """x, y → logit margin (B,), probability margin (B,): a pass without gradients."""
+        if "query" not in self._passes:
+            self._passes["query"] = Graphed(self._query)
+        return self._passes["query"]
+
+    def _ascend(self, objective: Objective, x: Tensor, y: Tensor, aim: Tensor | None) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            point = x.detach().requires_grad_()
+            with self._cast():
+                z = self.source(point)
+            value = objective(z.to(x.dtype), y, aim)
+            if self.extra is not None:
+                value = value + self.extra(point)
+            # A hard decision has no gradient at all: the search then stands still, and `symptoms` says so.
+            gradient = (torch.autograd.grad(value.sum(), point)[0] if value.requires_grad
+                        else torch.zeros_like(point))
+        value, seen = value.detach(), z.detach().to(x.dtype)
+        if self.surrogate is not None:
+            with torch.no_grad():
+                with self._cast():
+                    seen = self.judged(x).to(x.dtype)
+                if self.follow == "model":
+                    value = objective(seen, y, aim)
+                    if self.extra is not None:
+                        value = value + self.extra(x)
+        return value, torch.nan_to_num(gradient), losses.probability_margin(seen, y)
+
+    @torch.no_grad()
+    def _query(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        z = self.judged(x)
+        return losses.signed_margin(z, y), losses.probability_margin(z, y)
+
+
+def _exactly(x: Tensor) -> AbstractContextManager[object]:
+    """Without TF32, which torch allows in convolutions by default."""
+    if x.device.type != "cuda":
+        return nullcontext()
+    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)

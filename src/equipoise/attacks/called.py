@@ -1,0 +1,45 @@
+"""Any attack that keeps the contract, as one stage of a list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.attacks.adversary import Adversary
+from equipoise.attacks.search import Search, State
+from equipoise.rng import Stream
+from equipoise.threat import Threat
+
+
+@dataclass(frozen=True)
+class Called:
+    """A stage: a function `attack(model, x, y, *, threat, stream, surrogate, extra) → x_adv`."""
+
+    name: str
+    attack: Callable[..., Tensor]
+    cost: float = 20
+    within: float | None = None
+
+    def search(self, adversary: Adversary, threat: Threat) -> Search:
+        """The stage against this adversary's model."""
+        return _Once(adversary, threat, self)
+
+
+class _Once:
+    """One pass, which is the whole attack."""
+
+    passes = 1
+
+    def __init__(self, adversary: Adversary, threat: Threat, stage: Called) -> None:
+        self.adversary, self.threat, self.stage = adversary, threat, stage
+
+    def start(self, x: Tensor, y: Tensor, chance: Stream) -> State:
+        return {"x": x, "y": y, "nearest": x, "margin": x.new_full((len(x),), torch.inf)}
+
+    def leg(self, state: State, chance: Stream, ages: Sequence[int], passes: int) -> None:
+        state["nearest"] = self.stage.attack(
+            self.adversary.model, state["x"], state["y"], threat=self.threat, stream=chance.at(self.stage.name),
+            surrogate=self.adversary.surrogate, extra=self.adversary.extra)

@@ -1,0 +1,155 @@
+"""Many searches side by side: one slot per image, refilled as images finish.
+
+A search is a state machine over rows. Every row is an image at its own age (passes made so far) and never
+looks at its neighbours, so rows can be dropped when their image is broken, and their slots given to images
+that wait: batches stay full across the whole data set.
+
+**The same rows, always.** What a row computes must not depend on its company, or a resumed or sharded run
+would answer differently. Chance follows the image (:mod:`equipoise.rng`). Rounding follows the shape of the
+batch: CPU convolutions of fewer than four images, and most CUDA kernels, sum in another order. So a batch
+always has a multiple of `grain` rows, filled up with copies: 8 on the CPU, where larger batches were
+measured to agree to the last bit for every size and number of threads, and the whole batch on CUDA, where
+only an equal shape is sure to run the same kernels. Rows enter and leave only at the end of a leg, a fixed
+number of passes, so that also the moments of verification depend on the age of a row alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from equipoise.attacks.adversary import Adversary
+from equipoise.rng import Stream
+
+State = dict[str, Tensor]  # every entry (B, …); `x`, `y`, `nearest`, `margin` are always there
+
+
+class Search(Protocol):
+    """What one algorithm does to a batch of rows."""
+
+    passes: int  # how long a row lives
+
+    def start(self, x: Tensor, y: Tensor, chance: Stream) -> State:
+        """The state at age 0; `margin` is that of `nearest`, or inf where it is not known."""
+
+    def leg(self, state: State, chance: Stream, ages: Sequence[int], passes: int) -> None:
+        """Make `passes` passes in place; `ages` are those of the rows before them."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images to attack, with their chance."""
+
+    x: Tensor
+    y: Tensor
+    chance: Stream
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found for some jobs, judged by the model itself."""
+
+    jobs: Tensor  # (B,) on the CPU
+    nearest: Tensor  # (B, C, H, W)
+    predicted: Tensor  # (B,)
+    margin: Tensor  # (B,)
+    fooled: Tensor  # (B,)
+
+
+def leg_length(passes: int) -> int:
+    """Between 8 and 20 passes, so that as few as possible go beyond the end; Square makes hundreds."""
+    if passes > 400:
+        return 100
+    return min(range(8, 21), key=lambda leg: (-(-passes // leg) * leg - passes, -leg)) if passes > 8 else passes
+
+
+def hunt(
+    search: Search,
+    adversary: Adversary,
+    fetch: Callable[[Tensor], Batch],
+    jobs: Tensor,
+    *,
+    slots: int,
+    grain: int = 1,
+) -> Iterator[Found]:
+    """Search for every job, `slots` at a time; yields the jobs that finish, in no fixed order.
+
+    Args:
+        search: the algorithm.
+        adversary: judges.
+        fetch: job numbers → their images.
+        jobs: (N,) numbers, on the CPU.
+        slots: rows in work at a time.
+        grain: batches have a multiple of so many rows.
+    """
+    leg = leg_length(search.passes)
+    state: State = {}
+    live: list[int] = []  # job of every row but the filling
+    ages: list[int] = []
+    waiting = jobs.tolist()
+    while live or waiting:
+        if waiting and len(live) < slots:
+            new, waiting = waiting[: slots - len(live)], waiting[slots - len(live) :]
+            batch = fetch(torch.tensor(_filled(new, grain)))
+            fresh = {**search.start(batch.x, batch.y, batch.chance), "index": batch.chance.index}
+            key = batch.chance.key
+            state = fresh if not live else {name: torch.cat([state[name][: len(live)], value[: len(new)]])
+                                            for name, value in fresh.items()}
+            live, ages = live + new, ages + [0] * len(new)
+        rows = _filled(list(range(len(live))), grain)
+        if rows != list(range(len(state["y"]))):
+            state = _take(state, rows)
+        search.leg(state, Stream(key, state["index"]), [ages[row] for row in rows], leg)
+        ages = [age + leg for age in ages]
+        found, keep = _verified(search, adversary, state, live, ages, grain)
+        if found is not None:
+            yield found
+        if len(keep) < len(live):
+            live, ages = [live[row] for row in keep], [ages[row] for row in keep]
+            if live:
+                state = _take(state, keep)
+
+
+def _verified(
+    search: Search, adversary: Adversary, state: State, live: list[int], ages: list[int], grain: int
+) -> tuple[Found | None, list[int]]:
+    """Judge every claim, and whatever is at its end; broken rows and old rows are done."""
+    claims = ((state["margin"][: len(live)] <= 0) & (not adversary.persist)).tolist()
+    asked = [row for row in range(len(live)) if claims[row] or ages[row] >= search.passes]
+    if not asked:
+        return None, list(range(len(live)))
+    filled = torch.tensor(_filled(asked, grain), device=state["y"].device)
+    x, y = state["nearest"][filled], state["y"][filled]
+    verdict = adversary.judge(x, y)
+    count = len(asked)
+    truth, fooled = verdict.margin[:count], verdict.wrong(y)[:count]
+    # A claim that the model does not confirm is no claim: the next iterate below the truth takes its place.
+    state["margin"][filled[:count]] = truth.to(state["margin"].dtype)
+    done = [i for i, (row, broken) in enumerate(zip(asked, fooled.tolist(), strict=True))
+            if broken or ages[row] >= search.passes]
+    if not done:
+        return None, list(range(len(live)))
+    over = {asked[i] for i in done}
+    picked = torch.tensor(done, device=x.device)
+    found = Found(torch.tensor([live[asked[i]] for i in done]), x[picked], verdict.predicted[picked],
+                  truth[picked], fooled[picked])
+    return found, [row for row in range(len(live)) if row not in over]
+
+
+def _filled(rows: list[int], grain: int) -> list[int]:
+    """Rows, and copies of the first up to a multiple of the grain."""
+    return rows + [rows[0]] * (-len(rows) % grain)
+
+
+def _take(state: State, rows: list[int]) -> State:
+    index = torch.tensor(rows, device=state["y"].device)
+    return {name: value[index] for name, value in state.items()}
+
+
+def step_towards(better: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """`new` in the rows where it is better."""
+    return torch.where(better.view(-1, *[1] * (new.dim() - 1)), new, old)

@@ -1,0 +1,252 @@
+"""Attack after attack over the images still standing: what breaks an image once has broken it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from equipoise import checks, memory, progress, rng
+from equipoise.attacks.adversary import Adversary, Extra
+from equipoise.attacks.search import Batch, Found, Search, hunt
+from equipoise.data import Dataset, pixels
+from equipoise.modes import inference
+from equipoise.rng import Stream
+from equipoise.threat import Threat
+
+STANDING, CLEAN = -1, 0
+CPU_GRAIN = 8
+
+
+class Stage(Protocol):
+    """One attack of a list: a name, and how it searches (None: this model cannot be attacked so)."""
+
+    @property
+    def name(self) -> str:
+        """As it stands in rows and reports; unlike all others of the list."""
+
+    def search(self, adversary: Adversary, threat: Threat) -> Search | None:
+        """The search against this adversary's model."""
+
+
+@dataclass
+class Outcome:
+    """What is known of N images so far, on the CPU; a few numbers per image."""
+
+    stages: tuple[str, ...]
+    predicted: Tensor  # (N,) class at the nearest point
+    margin: Tensor  # (N,) smallest signed probability margin seen
+    broken: Tensor  # (N,) number of the stage that broke the image, 0 if it was wrong untouched, −1 if it stands
+    passed: Tensor  # (N,) stages it has met, the look at the untouched image being the first
+    images: Tensor | None  # (N, C, H, W) nearest points, where they were asked for
+
+    @property
+    def standing(self) -> Tensor:
+        """(N,) which images no attack has broken."""
+        return self.broken == STANDING
+
+    def broken_by(self, row: int) -> str | None:
+        """The name of what broke the image: an attack, or "clean"."""
+        number = int(self.broken[row])
+        return None if number == STANDING else ("clean", *self.stages)[number]
+
+    def learn(self, number: int, found: Found) -> None:
+        """Stage `number` is over for these images."""
+        rows, margin = found.jobs, found.margin.float().cpu()
+        fooled = found.fooled.cpu()
+        nearer = (margin < self.margin[rows]) | fooled
+        self.margin[rows[nearer]] = margin[nearer]
+        self.predicted[rows[nearer]] = found.predicted.cpu()[nearer]
+        self.broken[rows[fooled]] = number
+        self.passed[rows] = number + 1
+        if self.images is not None:
+            self.images[rows[nearer]] = found.nearest.cpu()[nearer].to(self.images.dtype)
+
+
+def fresh(stages: Sequence[Stage], count: int, images: Tensor | None = None) -> Outcome:
+    """Nothing known yet."""
+    names = tuple(stage.name for stage in stages)
+    checks.require(len(set(names)) == len(names), "stages", "have different names", names)
+    return Outcome(names, torch.zeros(count, dtype=torch.int64), torch.full((count,), torch.inf),
+                   torch.full((count,), STANDING), torch.zeros(count, dtype=torch.int64), images)
+
+
+def worst_case(
+    stages: Sequence[Stage],
+    model: nn.Module,
+    data: Dataset,
+    *,
+    threat: Threat,
+    seed: int,
+    surrogate: nn.Module | None = None,
+    extra: Extra | None = None,
+    follow: str = "model",
+    precision: str = "auto",
+    batch_size: int = 128,
+    device: torch.device | str = "cpu",
+    known: Outcome | None = None,
+    note: Callable[[int, Found], None] | None = None,
+    keep_images: bool = False,
+) -> Outcome:
+    """Fold a list of attacks over the images that none of them has broken yet.
+
+    Images stay bytes; only a batch of them is in work at a time, refilled across the whole data set as
+    images break. Verdict and margin of an image do not depend on the batch size, on the other images, on
+    the number of processes, or on where a run was interrupted (:mod:`equipoise.attacks.search`).
+
+    Args:
+        stages: the attacks, cheap and strong first; :func:`~equipoise.attacks.auto.stages_of` has lists.
+        model: decides success: images (B, C, H, W) in [0, 1] → logits (B, K), on `device`.
+        data: the images.
+        threat: the ball.
+        seed: of all chance.
+        surrogate, extra, follow, precision: see :class:`~equipoise.attacks.adversary.Adversary`.
+        batch_size: images in work at a time; halved when memory runs out.
+        device: where to compute.
+        known: what an earlier sitting has learnt; it is taken up there.
+        note: called with every finding, for those who keep a journal.
+        keep_images: also keep the nearest point of every image.
+    """
+    checks.whole("batch_size", batch_size, least=1)
+    outcome = known or fresh(stages, len(data), pixels(data.images) if keep_images else None)
+    where = torch.device(device)
+    room = _Room(data, seed, where, min(batch_size, len(data)))
+
+    def learn(number: int, found: Found) -> None:
+        outcome.learn(number, found)
+        if note is not None:
+            note(number, found)
+
+    with inference(model, surrogate), progress.task("attacking", total=len(data)) as task:
+        adversary = Adversary(model, surrogate, extra, follow, precision, pixels(data.images[:32].to(where)))
+        _look(adversary, room, outcome, learn)
+        meter = _Meter(task, stages, outcome)
+        for number, stage in enumerate(stages, start=1):
+            search = stage.search(adversary, threat)
+            if search is None:
+                outcome.passed[outcome.standing & (outcome.passed == number)] = number + 1
+                continue
+            _excuse(stage, outcome, number)
+            while len(jobs := _due(outcome, number)):
+                room.work(partial(hunt, search, adversary, room.fetch, jobs), partial(learn, number), meter)
+    return outcome
+
+
+def strike(
+    stages: Sequence[Stage], model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream,
+    surrogate: nn.Module | None, extra: Extra | None, follow: str, precision: str,
+) -> Tensor:
+    """The same for one batch in memory, as a function of images: the contract of every attack.
+
+    Returns:
+        (B, C, H, W), detached: per image what fools the model, or else what comes nearest to it.
+    """
+    checks.images(x)
+    with inference(model, surrogate):
+        adversary = Adversary(model, surrogate, extra, follow, precision, x)
+        checks.labels(y, adversary.classes, len(x))
+        clean = adversary.judge(x, y)
+        outcome = fresh(stages, len(x))
+        outcome.learn(CLEAN, Found(torch.arange(len(x)), x, clean.predicted, clean.margin, clean.wrong(y)))
+        best = x.clone()
+
+        def fetch(jobs: Tensor) -> Batch:
+            rows = jobs.to(x.device)
+            return Batch(x[rows], y[rows], stream[jobs.to(stream.index.device)].to(x.device))
+
+        for number, stage in enumerate(stages, start=1):
+            search, jobs = stage.search(adversary, threat), outcome.standing.nonzero().squeeze(1)
+            if search is None or len(jobs) == 0:
+                continue
+            for found in hunt(search, adversary, fetch, jobs, slots=len(jobs)):
+                nearer = (found.margin.float().cpu() < outcome.margin[found.jobs]) | found.fooled.cpu()
+                best[found.jobs[nearer].to(x.device)] = found.nearest[nearer.to(x.device)]
+                outcome.learn(number, found)
+    return best.detach()
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A list of attacks with everything but the model and the images: itself an attack."""
+
+    stages: tuple[Stage, ...]
+    surrogate: nn.Module | None = None
+    extra: Extra | None = None
+    follow: str = "model"
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
+        """(B, C, H, W) images → attacked images."""
+        return strike(self.stages, model, x, y, threat=threat, stream=stream, surrogate=self.surrogate,
+                      extra=self.extra, follow=self.follow, precision="auto")
+
+
+def _excuse(stage: Stage, outcome: Outcome, number: int) -> None:
+    """A stage that is worth its cost only near the boundary leaves the other images out."""
+    within = getattr(stage, "within", None)
+    if within is not None:
+        outcome.passed[outcome.standing & (outcome.passed == number) & (outcome.margin >= within)] = number + 1
+
+
+def _due(outcome: Outcome, number: int) -> Tensor:
+    return (outcome.standing & (outcome.passed == number)).nonzero().squeeze(1)
+
+
+def _look(adversary: Adversary, room: _Room, outcome: Outcome, learn: Callable[[int, Found], None]) -> None:
+    """The untouched images first."""
+    jobs = (outcome.passed == 0).nonzero().squeeze(1)
+    for rows in jobs.split(room.slots):
+        filled = torch.cat([rows, rows[:1].expand(-len(rows) % room.grain)])
+        batch = room.fetch(filled)
+        checks.labels(batch.y, adversary.classes)
+        verdict = adversary.judge(batch.x, batch.y)
+        n = len(rows)
+        learn(CLEAN, Found(rows, batch.x[:n], verdict.predicted[:n], verdict.margin[:n], verdict.wrong(batch.y)[:n]))
+
+
+class _Room:
+    """Where images are turned from bytes into batches, as many at a time as fit."""
+
+    def __init__(self, data: Dataset, seed: int, device: torch.device, slots: int) -> None:
+        self.data, self.seed, self.device, self.slots = data, seed, device, slots
+
+    @property
+    def grain(self) -> int:
+        return self.slots if self.device.type == "cuda" else min(CPU_GRAIN, self.slots)
+
+    def fetch(self, jobs: Tensor) -> Batch:
+        part = self.data.take(jobs)
+        x = pixels(part.images.to(self.device)).contiguous(memory_format=torch.channels_last)
+        return Batch(x, part.labels.to(self.device), rng.stream(self.seed, "attack", part.index.to(self.device)))
+
+    def work(self, start: Callable[..., object], learn: Callable[[Found], None], meter: _Meter) -> None:
+        """Take in findings until the jobs are done; out of memory halves the batch, and the rest comes again."""
+        try:
+            for found in start(slots=self.slots, grain=self.grain):  # type: ignore[attr-defined]
+                learn(found)
+                meter.show()
+        except RuntimeError as error:
+            if not memory.is_out_of_memory(error) or self.slots == 1:
+                raise
+            self.slots = (self.slots + 1) // 2
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+class _Meter:
+    """Progress in images; an image counts by the share of the work it has behind it."""
+
+    def __init__(self, task: progress.Task, stages: Sequence[Stage], outcome: Outcome) -> None:
+        self.task, self.outcome, self.shown = task, outcome, 0
+        costs = [float(getattr(stage, "cost", 1)) for stage in stages]
+        self.behind = torch.tensor([0.0, *[sum(costs[:n]) / max(sum(costs), 1e-9) for n in range(len(costs) + 1)]])
+
+    def show(self) -> None:
+        standing = self.outcome.standing
+        share = torch.where(standing, self.behind[self.outcome.passed.clamp(max=len(self.behind) - 1)], 1.0)
+        done = int(share.sum())
+        self.task.advance(done - self.shown, standing=f"{int(standing.sum())}/{len(standing)}")
+        self.shown = done
