@@ -1,7 +1,12 @@
 """Two classifiers become one."""
 
+from equipoise.mixing.classifier import Answers as Answers
 from equipoise.mixing.classifier import MixedClassifier as MixedClassifier
+from equipoise.mixing.fitted import Fitted as Fitted
 from equipoise.mixing.folder import load as load
 from equipoise.mixing.folder import save as save
+from equipoise.mixing.frontier import Frontier as Frontier
+from equipoise.mixing.frontier import Point as Point
+from equipoise.mixing.logit_maps import LogitMap as LogitMap
 from equipoise.mixing.rules import gate_of as gate_of
 from equipoise.mixing.rules import mix as mix

@@ -9,7 +9,10 @@ from typing import Any
 from torch import nn
 
 from equipoise import checks, config, models, records
+from equipoise.mixing import frontier as frontiers
 from equipoise.mixing.classifier import MixedClassifier
+from equipoise.mixing.fitted import from_facts
+from equipoise.mixing.logit_maps import LogitMap
 
 SCHEMA = 1
 NAME = "mixture.toml"
@@ -17,13 +20,21 @@ SIDES = ("accurate", "robust")
 
 
 def save(folder: Path | str, mixture: MixedClassifier, *, accurate: str, robust: str) -> None:
-    """Write `mixture.toml`: alpha, and the model reference and digest of each base.
+    """Write `mixture.toml`: the numbers of the formula, and the model reference and digest of each base.
 
     Paths are kept relative to the folder, so that a folder with its checkpoints can be moved or sent.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     told: dict[str, Any] = {"schema": SCHEMA, "alpha": mixture.alpha}
+    if mixture.hard:
+        told |= {"hard": True, "surrogate_alpha": mixture.surrogate_alpha}
+    if mixture.logit_map is not None:
+        told["map"] = mixture.logit_map.facts()
+    if mixture.fitted is not None:
+        told["fitted"] = mixture.fitted.facts()
+    if mixture.frontier:
+        told["frontier"] = frontiers.columns(mixture.frontier)
     for side, text in zip(SIDES, (accurate, robust), strict=True):
         reference = models.parse(text)
         if reference.scheme == "file":
@@ -47,10 +58,25 @@ def _folder(reference: str) -> Path | None:
 def _mixture(folder: Path, **settings: Any) -> MixedClassifier:
     checks.require((folder / NAME).exists(), "mixture", f"be a folder that holds {NAME}", str(folder))
     told = config.read(folder / NAME)
-    config.known(told, ("schema", "alpha", *SIDES), str(folder / NAME))
+    where = str(folder / NAME)
+    config.known(told, ("schema", "alpha", "hard", "surrogate_alpha", "map", "fitted", "frontier", *SIDES), where)
     checks.require(told.get("schema") == SCHEMA, "schema", f"be {SCHEMA} in {folder / NAME}", told.get("schema"))
     bases = [_base(folder, side, told.get(side, {}), **settings) for side in SIDES]
-    return MixedClassifier(bases[0], bases[1], checks.fraction("alpha", told.get("alpha", "missing")))
+    return MixedClassifier(
+        bases[0], bases[1], checks.fraction("alpha", told.get("alpha", "missing")),
+        logit_map=_map(told["map"], where) if "map" in told else None, hard=bool(told.get("hard", False)),
+        surrogate_alpha=checks.fraction("surrogate_alpha", told.get("surrogate_alpha", 0.9)),
+        frontier=frontiers.from_columns(told["frontier"], where) if "frontier" in told else (),
+        fitted=from_facts(told["fitted"], where) if "fitted" in told else None,
+    ).eval()
+
+
+def _map(told: dict[str, Any], where: str) -> LogitMap:
+    keys = ("clamp", "scale", "power", "shift")
+    config.known(told, keys, f"[map] of {where}")
+    checks.require(len(told) == len(keys), f"[map] of {where}", f"hold {', '.join(keys)}", sorted(told))
+    numbers = [checks.fraction(key, told[key]) for key in keys[1:]]
+    return LogitMap(numbers[0], numbers[1], numbers[2], str(told["clamp"]))
 
 
 def _base(folder: Path, side: str, told: dict[str, Any], **settings: Any) -> nn.Module:

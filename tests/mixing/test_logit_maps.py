@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.checks import InputError
+from equipoise.mixing import LogitMap, logit_maps
+from equipoise.rng import stream
+
+
+def _logits(seed: int, scale: float, classes: int = 6, rows: int = 4) -> torch.Tensor:
+    return scale * stream(seed, "logits", torch.arange(rows)).normal(classes).double()
+
+
+def _literal(z: torch.Tensor, s: float, p: float, c: float, clamp: str) -> torch.Tensor:
+    """Equation (4) as it stands in the paper."""
+    normed = (z - z.mean(1, keepdim=True)) / (z.var(1, keepdim=True) + 1e-8).sqrt()
+    u = logit_maps.CLAMPS[clamp](normed + c)
+    return s * u.abs() ** p * u.sign()
+
+
+@pytest.mark.parametrize("clamp", logit_maps.CLAMPS)
+def test_the_formula(clamp: str) -> None:
+    z = _logits(0, 3.0)
+    torch.testing.assert_close(LogitMap(0.7, 2.5, -0.4, clamp)(z), _literal(z, 0.7, 2.5, -0.4, clamp))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 99), st.sampled_from([1e-30, 1e-6, 1.0, 50.0, 1e20, 1e37]),
+       st.sampled_from(list(logit_maps.CLAMPS)), st.floats(0.5, 6), st.floats(-2, 1), st.sampled_from([2, 3, 6, 300]))
+def test_finite_with_finite_gradients_in_fp32_and_bf16(
+    seed: int, scale: float, clamp: str, p: float, c: float, classes: int
+) -> None:
+    chosen = LogitMap(2.0, p, c, clamp)
+    for dtype in (torch.float32, torch.bfloat16):
+        z = _logits(seed, scale, classes).to(dtype).requires_grad_()
+        out = chosen(z)
+        log_p = out.log_softmax(1)
+        gradient = torch.autograd.grad(log_p[:, 0].sum(), z)[0]
+        assert out.dtype == torch.float32 and gradient.dtype == dtype
+        assert bool(log_p.isfinite().all()) and bool(gradient.isfinite().all())
+
+
+@pytest.mark.parametrize("clamp", logit_maps.CLAMPS)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+def test_fp32_against_double(clamp: str, scale: float) -> None:
+    chosen = LogitMap(1.5, 2.2, -0.5, clamp)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        z = _logits(3, scale, rows=40).float().to(dtype).requires_grad_()
+        out = chosen(z).log_softmax(1)
+        gradient = torch.autograd.grad(out[:, 1].sum(), z)[0] * scale
+        found.append((out.double(), gradient.double()))
+    for single, double in zip(*found, strict=True):
+        torch.testing.assert_close(single, double, rtol=2e-4, atol=2e-5)
+
+
+def test_gradient_against_differences() -> None:
+    z = _logits(5, 2.0).requires_grad_()
+    for clamp in ("gelu", "softplus", "elu", "linear"):
+        assert torch.autograd.gradcheck(LogitMap(0.8, 1.7, -0.3, clamp), (z,))
+
+
+@pytest.mark.parametrize("p", [0.5, 1.0, 1.5, 3.0])
+def test_power_has_a_slope_at_zero(p: float) -> None:
+    u = torch.tensor([[0.0, 1e-20, -2.0]], requires_grad=True)
+    slope = torch.autograd.grad(logit_maps.power(u, p).sum(), u)[0]
+    assert bool(slope.isfinite().all())
+    assert float(slope[0, 2]) == pytest.approx(p * 2 ** (p - 1))
+    if p == 1.0:
+        assert slope.tolist() == [[1.0, 1.0, 1.0]]
+
+
+def test_equal_logits_stay_equal() -> None:
+    z = torch.full((2, 6), 3.0, requires_grad=True)
+    out = logit_maps.layer_norm(z)
+    assert torch.equal(out, torch.zeros(2, 6))
+    assert bool(torch.autograd.grad(out[:, 0].sum(), z)[0].isfinite().all())
+
+
+def test_two_classes_keep_their_margin() -> None:
+    z = torch.tensor([[1.0, 0.0], [5.0, 0.0]])
+    first, second = LogitMap(1.0, 1.0, 0.0, "linear")(z).softmax(1)[:, 0].tolist()
+    assert second > first + 0.1, "the layer norm would have made them equal"
+
+
+def test_only_the_largest_give_mean_and_deviation() -> None:
+    z = _logits(1, 1.0, classes=300)
+    z[:, 280:] -= 1000  # a bulk of hopeless classes changes nothing
+    most = z.topk(250, dim=1).values
+    expected = (z - most.mean(1, keepdim=True)) / (most.var(1, keepdim=True) + 1e-8).sqrt()
+    torch.testing.assert_close(logit_maps.layer_norm(z), expected)
+    assert float(logit_maps.layer_norm(z, top=None).amax()) < 1 < float(logit_maps.layer_norm(z).amax())
+
+
+@settings(deadline=None)
+@given(st.integers(0, 999), st.floats(0.5, 5), st.floats(-1.0, 0.5))
+def test_monotone_clamps_keep_every_answer(seed: int, p: float, c: float) -> None:
+    z = _logits(seed, 2.0, rows=30)
+    for clamp in logit_maps.MONOTONE:
+        mapped = LogitMap(1.0, p, c, clamp)(z)
+        assert bool((mapped.gather(1, z.argmax(1, keepdim=True)).squeeze(1) == mapped.amax(1)).all()), clamp
+
+
+def test_the_dip_of_gelu_can_reorder() -> None:
+    z = torch.tensor([[1.0, 0.8, 0.8, 0.8, 0.8, -4.0]], dtype=torch.float64)
+    shift = -1.4  # all but the last lie in the dip
+    assert int(LogitMap(1.0, 1.0, shift, "gelu")(z).argmax()) == 5
+    assert int(LogitMap(1.0, 1.0, shift, "gelu-monotone")(z).argmax()) == 0
+
+
+def test_temperature_and_one_hot() -> None:
+    z = torch.tensor([[1.0, 3.0]])
+    assert logit_maps.temperature(z, 0.5).tolist() == [[2.0, 6.0]]
+    never = -math.inf
+    assert logit_maps.one_hot(torch.tensor([1, 0]), 3).tolist() == [[never, 0, never], [0, never, never]]
+    with pytest.raises(InputError, match="`temperature` must be positive"):
+        logit_maps.temperature(z, 0.0)
+
+
+@pytest.mark.parametrize(("numbers", "message"), [((0.0, 1.0, 0.0), "`scale`"), ((1.0, -1.0, 0.0), "`power`"),
+                                                  ((1.0, 1.0, math.nan), "`shift`")])
+def test_numbers_that_make_no_map(numbers: tuple[float, float, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        LogitMap(*numbers)
+    with pytest.raises(InputError, match="did you mean 'relu'"):
+        LogitMap(1.0, 1.0, 0.0, "relo")
