@@ -47,9 +47,10 @@ def ascend(loss: Callable[[Tensor], Tensor], x: Tensor, start: Tensor, *, norm: 
 
 
 def within(x_adv: Tensor, x: Tensor, norm: str, eps: float | Tensor | None) -> Tensor:
-    """Back into the ball around x and into [0, 1]."""
+    """Back into [0, 1], then into the ball around x: x is in the box, so that shrinking towards it stays there."""
+    x_adv = x_adv.clamp(0, 1)
     if eps is None:
-        return x_adv.clamp(0, 1)
+        return x_adv
     delta, radius = x_adv - x, _spread(eps, x)
     if norm == "linf":
         return (x + torch.clamp(delta, min=-radius, max=radius)).clamp(0, 1)  # type: ignore[arg-type]
