@@ -1,7 +1,7 @@
 """Training: recipes from start to end, and the time of an epoch against the official SmoothMix code.
 
     python benchmarks/training.py                       a minute on a CPU: images a second of every objective
-    python benchmarks/training.py modes    --device cuda --data-dir D         plain, captured and compiled steps
+    python benchmarks/training.py modes    --device cuda --data-dir D --compile off,graph,model,both configs/NAME.toml …
     python benchmarks/training.py recipe   --device cuda --data-dir D --out O configs/NAME.toml …
     python benchmarks/training.py mnist    --device cuda --data-dir D --out O [--parallel 4]
     python benchmarks/training.py official --device cuda --data-dir D --code FOLDER_OF_SMOOTHMIX/code
@@ -131,13 +131,12 @@ def mnist(args: argparse.Namespace) -> None:
 
 
 def modes(args: argparse.Namespace) -> None:
-    """The second of two epochs, for a small and a large network, by every way of making a step."""
-    for name, count in (("mnist_lenet_smoothmix_sigma050", 16384), ("mnist_lenet_macer_sigma050", 16384),
-                        ("cifar10_resnet18_standard", 16384), ("cifar10_resnet18_adversarial", 8192)):
-        objective, plan, table = read(ROOT / "configs" / f"{name}.toml")
-        objective = objective.at(60, 90)
-        images = data.load(table["data"], split="train", data_dir=args.data_dir, count=count)
-        for how in ("off", "graph", "model") if "lenet" in name else ("model", "both"):
+    """The last of three epochs of a recipe, by several ways of making a step."""
+    for path in args.paths:
+        objective, plan, table = read(path)
+        objective, name = objective.at(60, 90), path.stem
+        images = data.load(table["data"], split="train", data_dir=args.data_dir, count=args.count or 16384)
+        for how in ("off", "graph") if args.compile == "auto" else args.compile.split(","):
             plan = dataclasses.replace(plan, epochs=3, compile=how, held_out=0, validate_every=3)
             out = Path(args.out) / f"modes_{name}_{how}"
             train(build(table, images, 0), objective, images, plan, device=args.device, out=out,
@@ -250,7 +249,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", default="runs/training")
     parser.add_argument("--epochs", type=int, help="instead of the recipe's")
-    parser.add_argument("--count", type=int, help="training images of `official`; all if not given")
+    parser.add_argument("--count", type=int, help="training images of `modes` and `official`")
     parser.add_argument("--compile", default="auto")
     parser.add_argument("--parallel", type=int, default=4)
     parser.add_argument("--keep", action="store_true", help="keep the run folders")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from equipoise.records import Row
@@ -36,21 +37,27 @@ def training(view: RunView) -> Section | None:
 def draw(palette: Palette, rows: list[Row]) -> Figure:
     """Loss above, accuracies below, on one axis of epochs."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(style.WIDTH, 4.4))
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.5))
     epochs = [row["index"] + 1 for row in rows]
-    above.plot(epochs, [row["loss"] for row in rows], color=palette.ink)
+    above.plot(epochs, [row["loss"] for row in rows], color=palette.ink, marker=_dot(rows))
     above.set(ylabel="loss")
     colours = {"accuracy": palette.muted, "clean": palette.accurate, "attacked": palette.robust, "noisy": palette.mixed}
     for name, colour in colours.items():
         points = [(row["index"] + 1, 100 * row[name]) for row in rows if name in row]
         if points:
-            below.plot(*zip(*points, strict=True), "--" if name == "accuracy" else "-", color=colour, label=CALLED[name],
-                       marker="o" if len(points) < 30 else "")
+            below.plot(*zip(*points, strict=True), "--" if name == "accuracy" else "-", color=colour,
+                       marker=_dot(points), label=CALLED[name])
     below.set(xlabel="epoch", ylabel="answered rightly, %")
-    below.legend(loc="lower right", labelcolor=palette.ink)
+    below.xaxis.set_major_locator(MaxNLocator(integer=True))
+    below.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=3, labelcolor=palette.ink)
     return figure
+
+
+def _dot(points: Sequence[object]) -> str:
+    return "o" if len(points) < 30 else ""
 
 
 def _table(rows: list[Row]) -> Table:

@@ -39,7 +39,7 @@ class Forward(nn.Module):
             Tensor, Tensor, Memory]:
         """(B,) losses, (B,) correct, what to remember."""
         x = pixels(images)
-        if self.device.type == "cuda":
+        if _channels_last(self.plan, self.device):
             x = x.contiguous(memory_format=torch.channels_last)
         # A compiled model is compiled for full batches; a smaller last one is not worth another compilation.
         model = self._fast[0] if full else self.model
@@ -54,7 +54,7 @@ class Learner:
     def __init__(self, model: nn.Module, plan: Plan, device: torch.device, memory: Memory, compiled: bool) -> None:
         self.plan, self.world = plan, parallel.world()
         self.model = model.to(device)
-        if device.type == "cuda":
+        if _channels_last(plan, device):
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         fast: nn.Module = torch.compile(model, dynamic=False) if compiled else model  # type: ignore[assignment]
         self.forward = Forward(model, fast, plan, device)
@@ -163,6 +163,11 @@ class Learner:
                 for value in self.tensors():
                     if value.data_ptr() not in known:
                         value.zero_()
+
+
+def _channels_last(plan: Plan, device: torch.device) -> bool:
+    """The tensor cores of a GPU read half precision with the channels last."""
+    return device.type == "cuda" and plan.precision == "bf16"
 
 
 def _optimizer(parameters: list[nn.Parameter], plan: Plan, rate: Tensor | None) -> torch.optim.Optimizer:

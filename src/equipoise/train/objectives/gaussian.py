@@ -36,7 +36,7 @@ def mean_cross_entropy(z: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(Smoothed):
-    r"""Cross-entropy under noise: :math:`\frac1m \sum_i \ell(f(x + \delta_i), y)` [Jeong2021, (4)].
+    r"""Cross-entropy under noise: :math:`\frac1m \sum_i \ell(f(x + \delta_i), y)` [SmoothMix, (4)].
 
     One noise per image, m = 1, in [Cohen2019].
     """

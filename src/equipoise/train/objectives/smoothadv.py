@@ -20,7 +20,7 @@ from equipoise.train.settings import setting
 
 @dataclass(frozen=True, kw_only=True)
 class SmoothAdv(Smoothed):
-    r"""Cross-entropy under noise at the image that fools the average most [Jeong2021, (5), (6)].
+    r"""Cross-entropy under noise at the image that fools the average most [SmoothMix, (5), (6)].
 
     .. math:: x' = \arg\max_{\|x'-x\|_2 \le \varepsilon} -\log \tfrac1m \sum_i p_y(x' + \delta_i)
 

@@ -1,4 +1,4 @@
-"""SmoothMix [Jeong2021]: unlearn over-confidence on the way to the adversary."""
+"""SmoothMix [SmoothMix]: unlearn over-confidence on the way to the adversary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMS = ("code", "paper")
 
 @dataclass(frozen=True, kw_only=True)
 class SmoothMix(Smoothed):
-    r"""Cross-entropy under noise, plus the mixture of each image with its unrestricted adversary [Jeong2021].
+    r"""Cross-entropy under noise, plus the mixture of each image with its unrestricted adversary [SmoothMix].
 
     .. math::
         L = \tfrac1m\sum_i \ell(f(x+\delta_i), y) + \eta \tfrac1m\sum_i D\big(y^{mix}, f(x^{mix}+\delta_i)\big), \\
