@@ -65,3 +65,14 @@ def test_paired_difference_is_antisymmetric() -> None:
 def test_bad_counts(k: int, n: int) -> None:
     with pytest.raises(InputError):
         stats.clopper_pearson(k, n)
+
+
+def test_mean_against_scipy() -> None:
+    values = [0.0, 0.3, 0.1, 0.9, 0.0]
+    found = stats.mean(values)
+    expected = oracle.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert (found.value, found.n) == (pytest.approx(0.26), 5)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert stats.mean([0.5]).high == float("inf")
+    with pytest.raises(InputError):
+        stats.mean([])

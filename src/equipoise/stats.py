@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.special import betaincinv, ndtri
+from scipy.special import betaincinv, ndtri, stdtrit
 
 from equipoise import checks
 
@@ -59,6 +60,18 @@ def paired_difference(gained: int, lost: int, n: int, confidence: float = 0.95) 
     value = (gained - lost) / n
     low, high = max(-1.0, up - down - half), min(1.0, up - down + half)
     return Estimate(value, min(low, value), max(high, value), n)
+
+
+def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """Mean of n numbers with Student's interval; one number alone has none."""
+    checks.whole("n", len(values), least=1)
+    checks.strictly_within("confidence", confidence, 0, 1)
+    n, middle = len(values), math.fsum(values) / len(values)
+    if n == 1:
+        return Estimate(middle, -math.inf, math.inf, 1)
+    variance = math.fsum((value - middle) ** 2 for value in values) / (n - 1)
+    half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * math.sqrt(variance / n)
+    return Estimate(middle, middle - half, middle + half, n)
 
 
 def _check_counts(successes: int, n: int, confidence: float) -> None:
