@@ -1,0 +1,235 @@
+"""Certificates over a data set: rows, appended as they come, and what they add up to."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from scipy.special import ndtri
+from torch import Tensor, nn
+
+from equipoise import __version__, checks, device, models, progress, rng, stats
+from equipoise.certify import ABSTAIN, Certificate, Engine, Plan, certify, mixture, smooth
+from equipoise.data import Dataset, pixels
+from equipoise.modes import inference
+from equipoise.records import Row, Run, key_of, rows_of
+
+ATTACK = "certify"  # in the place where other rows name their attack
+STEP = 0.25  # between the radii of the summary
+_POOL = {"cpu": 100_000, "cuda": 10_000_000}  # samples between two writes
+
+
+@dataclass(frozen=True)
+class Smoothed:
+    """A base classifier to be smoothed, and the accurate one it is mixed with, if any."""
+
+    name: str
+    model: nn.Module
+    accurate: nn.Module | None = None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is the same for every subject of a certification."""
+
+    plan: Plan
+    device: torch.device
+    seed: int = 0
+    batch_size: int | None = None
+    precision: str = "auto"
+    compiled: bool = False
+
+    def facts(self) -> dict[str, Any]:
+        """What may differ between two sittings of the same run."""
+        return {"batch_size": Engine(self.batch_size).batch_on(self.device), "compiled": self.compiled,
+                "device": str(self.device), "equipoise": __version__, "torch": torch.__version__,
+                "python": platform.python_version()}
+
+
+class Look(Protocol):
+    """Something else to be done with certified images."""
+
+    @property
+    def name(self) -> str:
+        """As in its rows."""
+
+    def __call__(self, subject: Smoothed, data: Dataset, rows: Sequence[Row], run: Run, terms: Terms) -> None:
+        """Append rows."""
+
+    def results(self, rows: Sequence[Row], terms: Terms) -> list[Row]:
+        """What they add up to."""
+
+
+def certified(
+    subjects: Sequence[Smoothed], data: Dataset, terms: Terms, out: Path | str, also: Sequence[Look] = ()
+) -> list[Row]:
+    """Certify every image of `data` for every subject; a folder that holds a part of this run is resumed.
+
+    Args:
+        subjects: bases by the name they get in the rows.
+        data: the images.
+        terms: plan, seed, batch size, device, precision.
+        out: run folder.
+        also: looks that add rows of their own, such as a cross-check.
+
+    Returns:
+        Results as in `summary.json`: `acr`, `certified@R`, `abstained`, `clean`, `samples`.
+    """
+    start = time.monotonic()
+    for subject in subjects:
+        for module in (subject.model, subject.accurate):
+            if module is not None:
+                module.to(terms.device)
+    run = Run(out, identity(subjects, data, terms), terms.facts())
+    for subject in subjects:
+        _certify_all(subject, data, run, terms)
+    rows = run.finish()
+    for look in also:
+        for subject in subjects:
+            look(subject, data, rows, run, terms)
+        rows = run.finish()
+    results = results_of(rows, terms.plan) + [result for look in also for result in look.results(rows, terms)]
+    run.summarise("certify", time.monotonic() - start, results)
+    return results
+
+
+def identity(subjects: Sequence[Smoothed], data: Dataset, terms: Terms) -> dict[str, Any]:
+    """What makes two runs the same run: models, images, plan, seed and precision; looks may be added later."""
+    digests = {subject.name: models.weights_digest(subject.model) for subject in subjects}
+    accurate = {subject.name: models.weights_digest(subject.accurate) for subject in subjects
+                if subject.accurate is not None}
+    return {
+        "verb": "certify", "seed": terms.seed, "precision": terms.precision, "models": digests,
+        "accurate": accurate, "plan": terms.plan.facts(), "norm": "l2",
+        "data": {"name": data.name, "split": data.split, "count": len(data), "digest": data.digest()},
+    }
+
+
+def _certify_all(subject: Smoothed, data: Dataset, run: Run, terms: Terms) -> None:
+    """Pools of images: large enough to fill the device, small enough to lose little when stopped."""
+    size = min(max(_POOL[terms.device.type] // terms.plan.samples, 1), 256)
+    pools = torch.arange(len(data)).split(size)[run.world.rank :: run.world.size]
+    alpha = _alpha_of(subject, terms.plan)
+    each = terms.plan.samples + terms.plan.n0
+    begun, drawn = time.monotonic(), 0
+    with progress.task(f"{subject.name}, certify", total=sum(map(len, pools)) * each) as task:
+        for rows in pools:
+            batch, left = data.take(rows), len(rows) * each
+
+            def watch(samples: int) -> None:
+                nonlocal drawn, left
+                drawn, shown = drawn + samples, min(samples, left)
+                left -= shown
+                task.advance(shown, speed=f"{_short(drawn / (time.monotonic() - begun))} samples/s")
+
+            if any((i, subject.name, ATTACK, alpha) not in run.done for i in batch.index.tolist()):
+                found = rows_for(subject, batch, terms, Engine(terms.batch_size, terms.compiled, watch))
+                run.append([row for row in found if key_of(row) not in run.done])
+            if left:  # samples that were not needed
+                task.advance(left)
+
+
+def rows_for(subject: Smoothed, batch: Dataset, terms: Terms, engine: Engine) -> list[Row]:
+    """The rows of some images."""
+    plan = terms.plan
+    x, y = pixels(batch.images.to(terms.device)), batch.labels
+    chance = rng.stream(terms.seed, ATTACK, batch.index.to(terms.device))
+    with device.precision(terms.precision, terms.device):
+        found = certify(subject.model, x, plan=plan, stream=chance, engine=engine)
+        theirs = _classes(subject.accurate, x) if subject.accurate is not None else None
+    checks.labels(y, found.votes.shape[1])
+    columns: dict[str, Any] = {}
+    if theirs is not None:
+        gap = mixture.gap_of(found, theirs)
+        columns = {"accurate": theirs.tolist(), "gap": [round(value, 6) for value in gap.tolist()]}
+    rows = rows_of(batch.index.tolist(), model=subject.name, attack=ATTACK, label=y.tolist(),
+                   predicted=found.predicted.tolist(), correct=(found.predicted == y).tolist(),
+                   radius=[down(value) for value in found.radius.tolist()],
+                   lower=[down(value) for value in found.lower.tolist()], samples=found.samples.tolist(),
+                   top=found.chosen.tolist(), answer=answers(found, theirs, plan).tolist(), **columns)
+    alpha = _alpha_of(subject, plan)
+    return rows if alpha is None else [{**row, "alpha": alpha} for row in rows]
+
+
+def answers(found: Certificate, accurate: Tensor | None, plan: Plan) -> Tensor:
+    """(B,) PREDICT from the votes of a certificate, or ABSTAIN; a certified class needs no further test."""
+    if plan.soft:
+        # Means of probabilities carry one bound only, which the certificate has used.
+        return found.predicted
+    votes, n, failure = found.votes.numpy(), found.counted.double().numpy(), found.failure.numpy()
+    if accurate is None:
+        said = smooth.decide(votes, failure)
+    else:
+        said = mixture.answer(votes, n, found.chosen.numpy(), accurate.numpy(), plan.alpha, failure)
+    return torch.where(found.predicted != ABSTAIN, found.predicted, torch.from_numpy(said))
+
+
+@torch.no_grad()
+def _classes(model: nn.Module, x: Tensor) -> Tensor:
+    with inference(model):
+        return torch.cat([model(part).argmax(dim=1) for part in x.split(128)]).cpu()
+
+
+def down(value: float) -> float:
+    """Six decimals, never rounded up."""
+    return math.floor(value * 1e6) / 1e6
+
+
+def results_of(rows: Sequence[Row], plan: Plan) -> list[Row]:
+    """ACR, certified accuracy at steps of 0.25, abstentions, clean accuracy and cost of every model."""
+    groups: dict[tuple[str, float | None], list[Row]] = {}
+    for row in rows:
+        if row["attack"] == ATTACK:
+            groups.setdefault((row["model"], row.get("alpha")), []).append(row)
+    return [result for (model, alpha), own in groups.items() for result in _results(model, alpha, own, plan)]
+
+
+def _results(model: str, alpha: float | None, rows: Sequence[Row], plan: Plan) -> list[Row]:
+    most = plan.sigma * float(ndtri(plan.failure ** (1 / plan.samples)))
+    reach = np.array([row["radius"] if row["correct"] else 0.0 for row in rows])
+    acr = stats.mean(reach.tolist())
+    metrics: dict[str, stats.Estimate] = {
+        "acr": stats.Estimate(acr.value, max(acr.low, 0.0), min(acr.high, most), acr.n)}
+    for step in range(max(int(most / STEP), 1) + 1):
+        count = int((reach >= step * STEP).sum()) if step else sum(row["correct"] for row in rows)
+        metrics[f"certified@{step * STEP:.2f}"] = stats.clopper_pearson(count, len(rows))
+    metrics["abstained"] = _share(row["predicted"] == ABSTAIN for row in rows)
+    metrics["clean"] = _share(row["answer"] == row["label"] for row in rows)
+    samples = stats.mean([float(row["samples"]) for row in rows])
+    metrics["samples"] = stats.Estimate(samples.value, max(samples.low, 0.0), min(samples.high, 2.0 * plan.samples),
+                                        samples.n)
+    told = {"model": model} if alpha is None else {"model": model, "alpha": alpha}
+    return [{**told, "metric": metric, "value": e.value, "low": e.low, "high": e.high, "n": e.n,
+             "sigma": plan.sigma} for metric, e in metrics.items()]
+
+
+def _share(flags: Any) -> stats.Estimate:
+    seen = list(flags)
+    return stats.clopper_pearson(sum(seen), len(seen))
+
+
+def _alpha_of(subject: Smoothed, plan: Plan) -> float | None:
+    return None if subject.accurate is None else plan.alpha
+
+
+def _short(number: float) -> str:
+    return f"{number / 1e3:.1f}k" if number >= 1e3 else f"{number:.0f}"
+
+
+def bases(rows: Sequence[Row], sigma: float) -> Mapping[str, mixture.Base]:
+    """What the rows of mixtures tell about each base, for the choice of another alpha."""
+    names = dict.fromkeys(row["model"] for row in rows if row["attack"] == ATTACK and "accurate" in row)
+    found = {}
+    for name in names:
+        own = [row for row in rows if row["model"] == name and row["attack"] == ATTACK]
+        column = {key: np.array([row[key] for row in own]) for key in ("top", "lower", "accurate", "label", "gap")}
+        found[name] = mixture.Base(sigma, column["top"], column["lower"], column["accurate"], column["gap"],
+                                   column["label"])
+    return found
