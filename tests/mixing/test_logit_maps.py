@@ -129,3 +129,40 @@ def test_numbers_that_make_no_map(numbers: tuple[float, float, float], message: 
         LogitMap(*numbers)
     with pytest.raises(InputError, match="did you mean 'relu'"):
         LogitMap(1.0, 1.0, 0.0, "relo")
+    with pytest.raises(InputError, match="`rivals` must lie in"):
+        LogitMap(1.0, 1.0, 0.0, rivals=2.0)
+    with pytest.raises(InputError, match="`unit` must be positive"):
+        LogitMap(1.0, 1.0, 0.0, unit=0.0)
+
+
+def test_rivals_are_evened_out() -> None:
+    log_p = _logits(2, 3.0).log_softmax(1)
+    p = log_p.exp()
+    for share in (0.0, 0.3, 1.0):
+        r = logit_maps.flatten(log_p, share).exp()
+        torch.testing.assert_close(r.sum(1), torch.ones(4, dtype=torch.float64))
+        assert torch.equal(r.argmax(1), p.argmax(1))
+        torch.testing.assert_close(r.amax(1), p.amax(1))
+        even = (1 - p.amax(1, keepdim=True)) / 5
+        others = p < p.amax(1, keepdim=True)
+        torch.testing.assert_close(r[others], (share * p + (1 - share) * even)[others])
+    flat = LogitMap(2.0, 1.0, 0.0, "linear", rivals=0.0)(_logits(2, 3.0)).softmax(1)
+    assert bool((flat.sort(1).values[:, :-1].diff(dim=1).abs() < 1e-12).all())
+
+
+def test_a_unit_keeps_how_far_apart_logits_lie() -> None:
+    z = _logits(4, 1.0)
+    chosen = LogitMap(1.0, 1.0, 0.0, "linear", unit=2.0)
+    torch.testing.assert_close(chosen(z), (z - z.mean(1, keepdim=True)) / 2)
+    assert not torch.allclose(chosen(3 * z).softmax(1), chosen(z).softmax(1))
+    assert chosen.facts()["unit"] == 2.0 and "unit" not in LogitMap(1.0, 1.0, 0.0).facts()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e20])
+@pytest.mark.parametrize("rivals", [0.0, 0.5])
+def test_evened_out_stays_finite(scale: float, rivals: float) -> None:
+    for unit in (None, 1.7):
+        z = _logits(1, scale).float().requires_grad_()
+        out = LogitMap(3.0, 2.0, -0.5, rivals=rivals, unit=unit)(z)
+        gradient = torch.autograd.grad(out[:, 0].sum(), z)[0]
+        assert bool(out.isfinite().all()) and bool(gradient.isfinite().all())

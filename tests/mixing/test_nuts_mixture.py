@@ -53,11 +53,14 @@ def test_the_formula_with_map_and_one_hot() -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 1.0, 3.0, 20.0]), st.floats(0, 1), st.booleans(),
-       st.sampled_from([None, (0.3, 1.0, 0.0), (2.0, 3.0, -1.0), (0.05, 1.4, -1.1)]), st.integers(2, 7))
-def test_gated_answers_are_the_same(seed: int, scale: float, alpha: float, hard: bool,
-                                    numbers: tuple[float, float, float] | None, classes: int) -> None:
+       st.sampled_from([None, (0.3, 1.0, 0.0), (2.0, 3.0, -1.0), (0.05, 1.4, -1.1)]),
+       st.sampled_from([0.0, 0.4, 1.0]), st.sampled_from([None, 1.5]), st.integers(2, 7))
+def test_gated_answers_are_the_same(
+    seed: int, scale: float, alpha: float, hard: bool, numbers: tuple[float, float, float] | None, rivals: float,
+    unit: float | None, classes: int,
+) -> None:
     g, h = _tables(seed, scale, classes=classes)
-    chosen = None if numbers is None else LogitMap(*numbers)
+    chosen = None if numbers is None else LogitMap(*numbers, rivals=rivals, unit=unit)
     mixture = MixedClassifier(g, h, alpha, logit_map=chosen, hard=hard)
     x = _numbered(40)
     assert torch.equal(mixture.predict(x), mixture(x).argmax(1))
@@ -131,7 +134,9 @@ def test_surrogates_show_a_way_where_the_mixture_does_not() -> None:
     mixture = MixedClassifier(_linear(1), _linear(2), 0.9, logit_map=LogitMap(5.0, 4.0, -1.1, "relu"), hard=True)
     x = torch.rand(4, 3, 5, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
     y = mixture(x).argmax(1)
-    for source in (mixture.surrogate(), mixture.hinges()):
+    switch = MixedClassifier(mixture.accurate, mixture.robust, 0.6, logit_map=LogitMap(1.0, 1.0, 0.0, rivals=0.0),
+                             hard=True)
+    for source in (mixture.surrogate(), mixture.hinges(), switch.surrogate(), switch.hinges()):
         loss = nn.functional.cross_entropy(source(x), y, reduction="sum")
         gradient = torch.autograd.grad(loss, x)[0]
         assert bool((gradient.abs().amax((1, 2, 3)) > 0).all())
@@ -149,7 +154,7 @@ def test_hinges_are_zero_where_the_accurate_side_passes() -> None:
     assert torch.equal(scores == 0, passes)
 
 
-POINTS = (Point(0.01, 0.85, 0.9, "relu", 1.0, 2.0, -0.5), Point(0.03, 0.9, 0.8, "gelu", 2.0, 3.0, -1.0))
+POINTS = (Point(0.01, 0.85, 0.9, "relu", 1.0, 2.0, -0.5), Point(0.03, 0.9, 0.8, "gelu", 2.0, 3.0, -1.0, 0.25, 1.5))
 
 
 def test_targets_slide_along_the_frontier() -> None:
@@ -175,7 +180,8 @@ def _saved(folder: Path) -> MixedClassifier:
     bases = [models.build("cnn", num_classes=6, image_shape=(3, 8, 8), seed=seed) for seed in (1, 2)]
     for name, base in zip(("accurate", "robust"), bases, strict=True):
         checkpoint.save(folder / f"{name}.safetensors", base, {})
-    mixture = MixedClassifier(bases[0], bases[1], 0.875, logit_map=LogitMap(0.1, 2.5, -1.1, "gelu"), hard=True,
+    mixture = MixedClassifier(bases[0], bases[1], 0.875, hard=True,
+                              logit_map=LogitMap(0.1, 2.5, -1.1, "gelu", rivals=0.5, unit=1.25),
                               surrogate_alpha=0.7, frontier=POINTS,
                               fitted=Fitted("cifar10", "test", ("3-5", "9"), "promised")).eval()
     mixing.save(folder, mixture, accurate=f"{folder}/accurate.safetensors", robust=f"{folder}/robust.safetensors")

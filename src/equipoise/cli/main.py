@@ -12,7 +12,7 @@ import typer
 
 from equipoise import __version__, memory, progress
 from equipoise.checks import InputError
-from equipoise.cli import demo, evaluate, report
+from equipoise.cli import demo, evaluate, fit, report
 
 # Typer carries its own copy of click in some releases, so the base class is reached through Typer.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(evaluate.evaluate)
+app.command("fit")(fit.fit_)
 app.command()(report.report)
 
 

@@ -72,11 +72,12 @@ def _mixture(folder: Path, **settings: Any) -> MixedClassifier:
 
 
 def _map(told: dict[str, Any], where: str) -> LogitMap:
-    keys = ("clamp", "scale", "power", "shift")
-    config.known(told, keys, f"[map] of {where}")
-    checks.require(len(told) == len(keys), f"[map] of {where}", f"hold {', '.join(keys)}", sorted(told))
-    numbers = [checks.fraction(key, told[key]) for key in keys[1:]]
-    return LogitMap(numbers[0], numbers[1], numbers[2], str(told["clamp"]))
+    keys = ("clamp", "scale", "power", "shift", "rivals")
+    config.known(told, (*keys, "unit"), f"[map] of {where}")
+    checks.require(all(key in told for key in keys), f"[map] of {where}", f"hold {', '.join(keys)}", sorted(told))
+    scale, power, shift, rivals = (checks.fraction(key, told[key]) for key in keys[1:])
+    unit = checks.fraction("unit", told["unit"]) if "unit" in told else None
+    return LogitMap(scale, power, shift, str(told["clamp"]), rivals=rivals, unit=unit)
 
 
 def _base(folder: Path, side: str, told: dict[str, Any], **settings: Any) -> nn.Module:

@@ -9,7 +9,7 @@ from typing import Any
 from equipoise import checks
 from equipoise.mixing.logit_maps import LogitMap
 
-KEYS = ("lose_at_most", "clean", "alpha", "clamp", "scale", "power", "shift")
+KEYS = ("lose_at_most", "clean", "alpha", "clamp", "scale", "power", "shift", "rivals", "unit")
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,12 @@ class Point:
     scale: float
     power: float
     shift: float
+    rivals: float = 1.0
+    unit: float = 0.0  # 0 is the layer norm
 
     def logit_map(self) -> LogitMap:
         """The map of the robust side."""
-        return LogitMap(self.scale, self.power, self.shift, self.clamp)
+        return LogitMap(self.scale, self.power, self.shift, self.clamp, rivals=self.rivals, unit=self.unit or None)
 
 
 Frontier = tuple[Point, ...]

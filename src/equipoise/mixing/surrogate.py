@@ -51,7 +51,8 @@ class Hinges(nn.Module):
               [p_{top} - p_j > q]\,\big(\mathrm{LN}(h)_{top} - \mathrm{LN}(h)_j\big)
 
     with p = σ(M(h)). Zero exactly where g says j and h finds j plausible enough to let it pass; as long as
-    one of the two fails, its hinge gives a gradient that no softmax has flattened.
+    one of the two fails, its hinge gives a gradient that no softmax has flattened. A map that evens out the
+    rivals asks only how sure h is, so the second hinge then is the log-odds of h's first class.
     """
 
     def __init__(self, accurate: nn.Module, robust: nn.Module, logit_map: LogitMap | None, q: float) -> None:
@@ -67,5 +68,11 @@ class Hinges(nn.Module):
         p = torch.softmax(h if self.logit_map is None else self.logit_map(h), dim=1).detach()
         closed = p.amax(dim=1, keepdim=True) - p > self.q
         normed = layer_norm(h)
-        scores: Tensor = -behind - closed * (normed.amax(dim=1, keepdim=True) - normed)
+        ahead = normed.amax(dim=1, keepdim=True) - normed
+        if self.logit_map is not None and self.logit_map.flat:
+            rivals = self.logit_map.numbers[3].to(h.dtype)
+            first, rest = h.amax(dim=1, keepdim=True), h.scatter(1, h.argmax(dim=1, keepdim=True), -math.inf)
+            sure = F.softplus(first - rest.logsumexp(dim=1, keepdim=True))
+            ahead = rivals * ahead + (1 - rivals) * sure
+        scores: Tensor = -behind - closed * ahead
         return scores

@@ -1,0 +1,158 @@
+"""`equipoise fit`: the most accurate mixture that loses at most so much robust accuracy."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from equipoise import __version__, checks, mixing, models, records, summary
+from equipoise.cli import options
+from equipoise.data import Dataset
+from equipoise.device import pick
+from equipoise.evaluate.cost import costs
+from equipoise.fit import Fit, Settings, Strength, Target, beta, fit, journal, lose_at_most
+from equipoise.mixing import LogitMap, MixedClassifier
+from equipoise.records import Run
+from equipoise.report import numbers
+from equipoise.threat import Threat
+
+Side = Annotated[str, typer.Option(help="Model reference.", show_default=False)]
+
+
+def fit_(
+    accurate: Side,
+    robust: Side,
+    out: options.Out,
+    data: options.Data = "cifar10",
+    norm: options.Norm = "linf",
+    eps: options.Eps = "8/255",
+    lose: Annotated[float | None, typer.Option("--lose-at-most", help="Points of robust accuracy that may be lost; 1 "
+                                               "if no target is given.", show_default=False)] = None,
+    beta_: Annotated[float | None, typer.Option("--beta", help="Share of the robust model's attacked accuracy to "
+                                                "keep.", show_default=False)] = None,
+    alpha: Annotated[float | None, typer.Option(help="Plain mixing with this weight; nothing is fitted.",
+                                                show_default=False)] = None,
+    frontier: Annotated[bool, typer.Option("--frontier", help="Show the mixtures for all targets.")] = False,
+    objective: Annotated[str, typer.Option(help="mixture (needs the accurate model's answers) or surrogate (the "
+                                           "paper's).")] = "mixture",
+    clamp: Annotated[str, typer.Option(help="gelu-monotone, gelu, relu, elu, softplus or linear.")] = "gelu-monotone",
+    rule: Annotated[str, typer.Option(help="nuts (the paper's maps), switch (maps that ask only how sure the robust "
+                                      "model is) or auto (all).")] = "auto",
+    against: Annotated[str, typer.Option(help="any (whatever the accurate model answers) or pair (an attack on both "
+                                         "models at once).")] = "any",
+    rounds: Annotated[int, typer.Option(help="Attacks on the mapped model, each followed by a new search.")] = 1,
+    steps: Annotated[int, typer.Option(help="Steps of the margin attack.")] = 50,
+    targets: Annotated[int, typer.Option(help="Classes the margin attack aims at.")] = 9,
+    pool: Annotated[int, typer.Option(help="Attacked points kept per image.")] = 3,
+    gradient_free: Annotated[bool, typer.Option("--gradient-free", help="Attack by random search.")] = False,
+    like: Annotated[str | None, typer.Option(help="A mixture whose map is taken over; only the threshold is fitted.",
+                                             show_default=False)] = None,
+    split: options.Split = "test",
+    start: options.Start = 0,
+    count: options.Count = None,
+    every: options.Every = 1,
+    data_dir: options.DataDir = None,
+    arch: options.Arch = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    batch_size: options.BatchSize = 128,
+    device: options.Device = "auto",
+    seed: options.Seed = 0,
+    config: options.Config = None,
+) -> None:
+    """Fit a mixture to a target on images that are never evaluated on, and write it as `mixture:DIR`."""
+    given = [lose is not None, beta_ is not None, alpha is not None]
+    checks.require(sum(given) <= 1, "target", "be at most one of --lose-at-most, --beta and --alpha", sum(given))
+    target = beta(beta_) if beta_ is not None else lose_at_most(1.0 if lose is None else lose)
+    wishes: dict[str, Any] = {"arch": arch, "mean": options.channels("mean", mean),
+                              "std": options.channels("std", std)}
+    if alpha is not None:
+        _plain(accurate, robust, alpha, out, wishes)
+        return
+    settings = Settings(objective, clamp, rule, against, rounds, seed, Strength(steps, targets, pool, gradient_free),
+                        _like(like))
+    threat, where = Threat(norm, eps), pick(device)
+    images = options.images(data, data_dir, split, start, count, every)
+    bases = [models.load(text, num_classes=images.num_classes, image_shape=images.image_shape, **wishes)
+             for text in (accurate, robust)]
+    begun = time.monotonic()
+    run = Run(out, _identity(bases, images, threat, target, settings), _facts(where, batch_size))
+    if (out / mixing.folder.NAME).exists() and (out / "summary.json").exists():
+        _tell(out, mixing.load(f"mixture:{out}", **wishes), frontier)
+        return
+    made = fit(bases[0], bases[1], images, threat=threat, target=target, device=where, batch_size=batch_size,
+               settings=settings, cache=journal.load_cache(out), keep=lambda cache: journal.save_cache(out, cache))
+    _write(run, made, images, threat, where, batch_size, begun)
+    mixing.save(out, made.mixture, accurate=accurate, robust=robust)
+    _tell(out, made.mixture, frontier)
+
+
+def _plain(accurate: str, robust: str, alpha: float, out: Path, wishes: dict[str, Any]) -> None:
+    bases = [models.load(text, **wishes) for text in (accurate, robust)]
+    mixture = MixedClassifier(bases[0], bases[1], checks.within("alpha", alpha, 0, 1)).eval()
+    free = not out.exists() or not any(out.iterdir()) or (out / mixing.folder.NAME).exists()
+    checks.require(free, "out", "be a new folder or hold a mixture", str(out))
+    mixing.save(out, mixture, accurate=accurate, robust=robust)
+    typer.echo(f"plain mixing with alpha {alpha:g}; nothing was fitted\nmixture:{out}")
+
+
+def _like(reference: str | None) -> LogitMap | None:
+    if reference is None:
+        return None
+    other = mixing.load(reference)
+    told = other.logit_map if isinstance(other, MixedClassifier) else None
+    if told is None:
+        raise checks.InputError(f"`like` must name a mixture with a map, got {reference!r}")
+    return told
+
+
+def _identity(bases: list[nn.Module], images: Dataset, threat: Threat, target: Target,
+              settings: Settings) -> dict[str, Any]:
+    like = None if settings.like is None else settings.like.facts()
+    search = {key: value for key, value in asdict(settings).items() if key not in ("like", "strength")}
+    return {"verb": "fit", "target": str(target), "threat": threat.facts(), "search": search | {"like": like},
+            "attack": asdict(settings.strength),
+            "models": dict(zip(("accurate", "robust"), map(models.weights_digest, bases), strict=True)),
+            "data": {"name": images.name, "split": images.split, "count": len(images), "digest": images.digest()}}
+
+
+def _facts(device: torch.device, batch_size: int) -> dict[str, Any]:
+    return {"device": str(device), "batch_size": batch_size, "equipoise": __version__, "torch": torch.__version__}
+
+
+def _write(run: Run, made: Fit, images: Dataset, threat: Threat, device: torch.device, batch_size: int,
+           begun: float) -> None:
+    run.append([row for row in journal.rows(made) if records.key_of(row) not in run.done])
+    rows = run.finish()
+    journal.save_arrays(run.folder / "arrays.npz", journal.arrays(made))
+    run.summarise("fit", time.monotonic() - begun, summary.results(rows, threat), helped=made.helped,
+                  promise=made.promise, fitted=made.numbers, rejected=made.rejected, notes=made.notes,
+                  cost=[cost.facts() for cost in costs(made.mixture, images, device, batch_size)])
+
+
+def _tell(out: Path, mixture: nn.Module, frontier: bool) -> None:
+    assert isinstance(mixture, MixedClassifier)
+    told = records.summary(out)
+    seen = told["fitted"]
+    for note in told["notes"]:
+        typer.echo(f"note: {note}")
+    typer.echo(f"the mixture {told['promise']}" if told["helped"] else told["promise"])
+    if told["helped"]:
+        typer.echo(f"on images that did not choose it: clean {numbers.percent(seen['clean'])} (robust model "
+                   f"{numbers.percent(seen['robust_clean'])}); {mixture.logit_map}, alpha {mixture.alpha:.6g}")
+    if frontier and mixture.frontier:
+        shown = Table(title="mixtures to choose from with with_target(lose_at_most=…)")
+        for name in ("lose at most", "clean", "alpha"):
+            shown.add_column(name, justify="right")
+        for point in mixture.frontier:
+            shown.add_row(numbers.percent(point.lose_at_most), numbers.percent(point.clean), f"{point.alpha:.6g}")
+        Console().print(shown)
+    typer.echo(f"mixture:{out}")

@@ -1,0 +1,65 @@
+"""What a prediction costs: parameters and floating-point operations, of both bases and of the mixture."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from equipoise import memory
+from equipoise.data import Dataset, pixels
+from equipoise.mixing import MixedClassifier
+from equipoise.modes import inference
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one prediction; a multiplication with its addition counts as two operations."""
+
+    model: str
+    parameters: int
+    flops: float
+    asked: float | None = None  # share of the images on which the accurate side had to run
+
+    def facts(self) -> dict[str, Any]:
+        """As it stands in `summary.json`."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+def flops(model: nn.Module, image_shape: tuple[int, int, int], device: torch.device | str = "cpu") -> int:
+    """Operations of convolutions and matrix products for one image; what lies outside of torch is not seen."""
+    counter = FlopCounterMode(display=False)
+    with inference(model), torch.no_grad(), counter:
+        model(torch.zeros(1, *image_shape, device=device))
+    return int(counter.get_total_flops())
+
+
+def parameters(*modules: nn.Module) -> int:
+    """Numbers that were learnt, each counted once even if shared."""
+    return sum(p.numel() for p in {p for module in modules for p in module.parameters()})
+
+
+def asked(mixture: MixedClassifier, data: Dataset, device: torch.device | str = "cpu", batch_size: int = 128) -> float:
+    """The share of clean images on which gated prediction has to run the accurate side."""
+
+    def count(rows: slice) -> int:
+        x = pixels(data.images[rows].to(device))
+        return int(mixture.undecided(mixture.mapped(mixture.robust(x))).sum())
+
+    with inference(mixture), torch.no_grad():
+        return sum(n for _, n in memory.in_batches(count, len(data), batch_size)) / len(data)
+
+
+def costs(mixture: MixedClassifier, data: Dataset, device: torch.device | str = "cpu",
+          batch_size: int = 128) -> list[Cost]:
+    """Both bases, the mixture that runs both, and the mixture that runs the robust side first
+    (:meth:`~equipoise.mixing.MixedClassifier.predict`), as in [Bai2024NUTS, Table 5]."""
+    bases = {"accurate": mixture.accurate, "robust": mixture.robust}
+    found = {name: Cost(name, parameters(base), flops(base, data.image_shape, device)) for name, base in bases.items()}
+    g, h = found["accurate"].flops, found["robust"].flops
+    both = parameters(mixture)
+    share = asked(mixture, data, device, batch_size)
+    return [*found.values(), Cost("mixed", both, g + h), Cost("mixed, gated", both, h + share * g, share)]

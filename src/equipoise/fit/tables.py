@@ -1,0 +1,132 @@
+"""Margins of many maps at once, from cached logits.
+
+Everything that depends on fewer numbers is computed fewer times: the layer norm once, the clamp and the power
+once per (p, c), and only sums of exponentials for every scale s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.fit.cache import ANY, Cache
+from equipoise.mixing.logit_maps import CLAMPS, centred, layer_norm, power
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """G maps on the images of a cache."""
+
+    candidates: Tensor  # (G, 5): s, p, c, rivals, unit (0 is the layer norm)
+    margins: Tensor  # (G, R) of every image that h keeps: the threshold from which on it is lost
+    gaps: Tensor  # (G, N) on clean images: the threshold from which on g answers instead of h
+    reordered: Tensor  # (G,) images, clean or attacked, on which the map changes h's answer
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def join(self, other: Table) -> Table:
+        """Both."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("candidates", "margins", "gaps", "reordered"))
+        return Table(*(torch.cat(pair) for pair in pairs))
+
+
+@dataclass(frozen=True)
+class Family:
+    """Maps that differ in s, p and c only."""
+
+    rivals: float = 1.0
+    unit: float = 0.0  # 0 is the layer norm
+
+
+class Tabulate:
+    """Candidates → :class:`Table`, for one cache and one clamp.
+
+    A clean image's gap is r_top − r_j for the class j that g says, or without g for the runner-up; the margin
+    of an attacked point is r_y − r_j for what g says there, or for the worst that g could say.
+    """
+
+    def __init__(self, cache: Cache, clamp: str) -> None:
+        self.clamp = CLAMPS[clamp]
+        kept = cache.standing.nonzero().squeeze(1)
+        self.points, self.kept = cache.attacked.shape[0], len(kept)
+        at = cache.attacked[:, kept].reshape(-1, cache.clean.shape[1]).float()
+        y = cache.labels[kept].repeat(self.points)
+        top = cache.clean.argmax(dim=1)
+        self.logits = [_own_first(z, own) for z, own in ((cache.clean.float(), top), (at, y))]
+        self.rival = None if cache.accurate is None else _column(cache.accurate, top)
+        said = None if cache.said is None else cache.said[:, kept].reshape(-1)
+        self.free = None if said is None else said == ANY
+        self.said = None if said is None else _column(torch.where(said == ANY, y, said), y)
+        self.scaled: dict[float, list[Tensor]] = {}
+
+    def grid(self, family: Family, scales: Tensor, powers: Tensor, shifts: Tensor) -> Table:
+        """Every combination, s fastest, then p, then c."""
+        pairs = torch.cartesian_prod(shifts, powers)[:, [1, 0]]
+        return self.at(family, pairs, scales.expand(len(pairs), -1))
+
+    def one(self, candidate: Tensor) -> Table:
+        """A single candidate (5,)."""
+        family = Family(float(candidate[3]), float(candidate[4]))
+        return self.at(family, candidate[1:3].unsqueeze(0), candidate[:1].unsqueeze(0))
+
+    def at(self, family: Family, pairs: Tensor, scales: Tensor) -> Table:
+        """(M, 2) pairs (p, c), each with its (M, S) scales: G = M·S candidates."""
+        if family.unit not in self.scaled:
+            self.scaled[family.unit] = [centred(z, family.unit) if family.unit else layer_norm(z) for z in self.logits]
+        clean, attacked = self.scaled[family.unit]
+        margins, gaps, reordered = [], [], []
+        for (p, c), s in zip(pairs.tolist(), scales.float(), strict=True):
+            v, w = (power(self.clamp(u + c), p) for u in (clean, attacked))
+            gaps.append(self._gap(v, s, family.rivals))
+            margins.append(self._margin(w, s, family.rivals))
+            changed = sum((u[:, 0] < u[:, 1:].amax(dim=1)).sum() for u in (v, w))
+            reordered.append(torch.as_tensor(changed).expand(len(s)))
+        rest = torch.tensor([family.rivals, family.unit], dtype=torch.float64).expand(scales.numel(), 2)
+        spread = pairs.repeat_interleave(scales.shape[1], dim=0)
+        candidates = torch.cat([scales.reshape(-1, 1), spread, rest], dim=1).double()
+        return Table(candidates, torch.cat(margins), torch.cat(gaps), torch.cat(reordered))
+
+    def _gap(self, v: Tensor, s: Tensor, rivals: float) -> Tensor:
+        rival = v[:, 1:].amax(dim=1) if self.rival is None else v.gather(1, self.rival).squeeze(1)
+        return _margin(v, rival, s, rivals)
+
+    def _margin(self, w: Tensor, s: Tensor, rivals: float) -> Tensor:
+        """(S, kept) of every image the smallest over its points."""
+        worst = w[:, 1:].amax(dim=1)
+        if self.said is None or self.free is None:
+            margin = _margin(w, worst, s, rivals)
+        else:
+            named = w.gather(1, self.said).squeeze(1)
+            margin = _margin(w, torch.where(self.free, worst, named), s, rivals)
+            # Where g is right no threshold loses the image.
+            margin = torch.where((self.said.squeeze(1) == 0) & ~self.free, torch.inf, margin)
+        return margin.view(len(s), self.points, self.kept).amin(dim=1)
+
+
+def _own_first(z: Tensor, own: Tensor) -> Tensor:
+    """(R, K) with the column of `own` swapped to the front."""
+    z = z.clone()
+    first, mine = z[:, 0].clone(), z.gather(1, own.unsqueeze(1)).squeeze(1)
+    z.scatter_(1, own.unsqueeze(1), first.unsqueeze(1))
+    z[:, 0] = mine
+    return z
+
+
+def _column(classes: Tensor, own: Tensor) -> Tensor:
+    """(R, 1) where a class stands after :func:`_own_first`."""
+    moved = torch.where(classes == 0, own, classes)
+    return torch.where(classes == own, 0, moved).unsqueeze(1)
+
+
+def _margin(v: Tensor, rival: Tensor, s: Tensor, rivals: float) -> Tensor:
+    """(S, R) r_own − r_rival under softmax(s·v) with rivals evened out, own being the first column."""
+    top = v.amax(dim=1)
+    weights = ((v - top.unsqueeze(1)) * s.view(-1, 1, 1)).exp_().sum(dim=2)
+    own, other = (((u - top) * s.view(-1, 1)).exp_() for u in (v[:, 0], rival))
+    if rivals == 1:
+        return (own - other) / weights
+    even = (weights - own) / (v.shape[1] - 1)
+    return (own - rivals * other - (1 - rivals) * even) / weights
