@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +51,7 @@ class Adversary:
         precision: fp32, bf16 (for gradients), or auto: bf16 on CUDA.
         example: some of the images, to try the copies on.
         persist: go on after a success, for the smallest margin of all.
+        block: every pass sees exactly so many images, if the batch is a multiple of it; None: the whole batch.
         memory: what was found out about an image and is needed again, by purpose and index.
     """
 
@@ -59,13 +62,15 @@ class Adversary:
     precision: str
     example: Tensor
     persist: bool = False
+    block: int | None = None
     memory: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     _passes: dict[object, Graphed] = field(default_factory=dict)
+    _pool: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         checks.one_of("follow", self.follow, FOLLOW)
         checks.one_of("precision", self.precision, ("auto", "fp32", "bf16"))
-        self.example = self.example[:32]
+        self.example = self.example[:8]
         with torch.no_grad():
             truth = checks.logits(self.model(self.example), len(self.example), "logits of the model")
         self.classes = truth.shape[1]
@@ -88,22 +93,22 @@ class Adversary:
 
     def _cast(self) -> AbstractContextManager[object]:
         kind = self.example.device.type
+        if not self.reduced:
+            return _exactly(self.example) if self.precision == "fp32" else nullcontext()
         # Casts are not cached: a recorded graph must not point at a cache that is emptied.
-        return torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=False) if self.reduced else nullcontext()
+        return torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=False)
 
     @torch.no_grad()
     def judge(self, x: Tensor, y: Tensor) -> Verdict:
         """The verdict that counts."""
-        with _exactly(x):
-            z = self.model(x)
+        z = self.logits(x)
         return Verdict(z.argmax(dim=1), losses.probability_margin(z, y))
 
     @torch.no_grad()
     def logits(self, x: Tensor) -> Tensor:
         """(B, K) of the model itself."""
         with _exactly(x):
-            z: Tensor = self.model(x)
-        return z
+            return self._blocks(lambda part: (self.model(part),), x)[0]
 
     def ascend(self, name: object, objective: Objective) -> Callable[..., tuple[Tensor, ...]]:
         """x, y, aim → value (B,), gradient (B, C, H, W), probability margin (B,), in one pass.
@@ -111,14 +116,25 @@ class Adversary:
         `name` tells objectives apart, so that a pass that was recorded once serves every stage.
         """
         if name not in self._passes:
-            self._passes[name] = Graphed(lambda x, y, aim: self._ascend(objective, x, y, aim))
+            self._passes[name] = Graphed(
+                lambda x, y, aim: self._blocks(partial(self._ascend, objective), x, y, aim), self._pool)
         return self._passes[name]
 
     def query(self) -> Callable[..., tuple[Tensor, ...]]:
         """x, y → logit margin (B,), probability margin (B,): a pass without gradients."""
         if "query" not in self._passes:
-            self._passes["query"] = Graphed(self._query)
+            self._passes["query"] = Graphed(lambda x, y: self._blocks(self._query, x, y), self._pool)
         return self._passes["query"]
+
+    def _blocks(self, look: Callable[..., tuple[Tensor, ...]], *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        """`look` on consecutive blocks of the batch."""
+        x = inputs[0]
+        assert x is not None
+        if self.block is None or len(x) <= self.block:
+            return look(*inputs)
+        seen = [look(*(None if value is None else value[start : start + self.block] for value in inputs))
+                for start in range(0, len(x), self.block)]
+        return tuple(torch.cat(parts) for parts in zip(*seen, strict=True))
 
     def _ascend(self, objective: Objective, x: Tensor, y: Tensor, aim: Tensor | None) -> tuple[Tensor, ...]:
         with torch.enable_grad():
@@ -144,7 +160,9 @@ class Adversary:
 
     @torch.no_grad()
     def _query(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        z = self.judged(x)
+        # Random search lives on differences that bfloat16 cannot see; on CUDA convolutions may use TF32.
+        with _exactly(x) if self.precision == "fp32" else nullcontext():
+            z = self.judged(x)
         return losses.signed_margin(z, y), losses.probability_margin(z, y)
 
 

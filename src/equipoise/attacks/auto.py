@@ -25,22 +25,22 @@ def standard() -> list[Stage]:
 def fast() -> list[Stage]:
     """The same verdict for a fraction of the passes.
 
-    Short runs on the probability margin break almost everything that can be broken. Then every target gets
-    a short run, the nearest (by linearised distance) first. Only images whose smallest margin so far is near
-    the boundary are worth long runs and FAB; a short Square run remains for every image, because where it
+    A short run on the probability margin breaks almost everything that can be broken. Then every target gets
+    a short run, the nearest by linearised distance first. Only images whose smallest margin so far is near
+    the boundary are worth long runs and FAB. A short Square run remains for every image, because where it
     finds anything at all the gradients are masked, and the standard version should be asked.
     """
-    near, nearer = 0.2, 0.05
+    near, nearer = 0.1, 0.03
     return [
         Apgd("margin", 20),
         *[Targeted(rank, 20, "distance") for rank in range(1, 4)],
-        Apgd("ce", 30),
-        *[Targeted(rank, 20, "distance") for rank in range(4, 10)],
+        Apgd("ce", 20),
+        *[Targeted(rank, 10, "distance") for rank in range(4, 10)],
         Apgd("margin", 100, within=near),
-        *[Targeted(rank, 60, "distance", within=near) for rank in range(1, 4)],
+        *[Targeted(rank, 50, "distance", within=near) for rank in range(1, 5)],
         *[Targeted(rank, 100, "distance", within=nearer) for rank in range(1, 4)],
-        *[Fab(rank, 30, within=nearer) for rank in range(1, 4)],
-        Square(200),
+        *[Fab(rank, 30, within=nearer) for rank in range(1, 3)],
+        Square(100),
     ]
 
 

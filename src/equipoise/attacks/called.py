@@ -40,6 +40,11 @@ class _Once:
         return {"x": x, "y": y, "nearest": x, "margin": x.new_full((len(x),), torch.inf)}
 
     def leg(self, state: State, chance: Stream, ages: Sequence[int], passes: int) -> None:
-        state["nearest"] = self.stage.attack(
-            self.adversary.model, state["x"], state["y"], threat=self.threat, stream=chance.at(self.stage.name),
-            surrogate=self.adversary.surrogate, extra=self.adversary.extra)
+        own = chance.at(self.stage.name)
+        size = self.adversary.block or len(ages)
+        state["nearest"] = torch.cat([
+            self.stage.attack(
+                self.adversary.model, state["x"][start : start + size], state["y"][start : start + size],
+                threat=self.threat, stream=own[start : start + size], surrogate=self.adversary.surrogate,
+                extra=self.adversary.extra)
+            for start in range(0, len(ages), size)])

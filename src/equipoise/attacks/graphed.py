@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +18,9 @@ class Graphed:
     called, as on the CPU.
     """
 
-    def __init__(self, function: Pass) -> None:
-        self.function = function
+    def __init__(self, function: Pass, pool: list[Any]) -> None:
+        """`pool` holds the memory that all graphs of one attack share; they never run at the same time."""
+        self.function, self.pool = function, pool
         self.recorded: dict[object, tuple[torch.cuda.CUDAGraph, list[Tensor], tuple[Tensor, ...]] | None] = {}
         self.seen: set[object] = set()
 
@@ -55,7 +57,9 @@ class Graphed:
                     self.function(*places)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            if not self.pool:
+                self.pool.append(torch.cuda.graph_pool_handle())
+            with torch.cuda.graph(graph, pool=self.pool[0]):
                 outputs = self.function(*places)
         except torch.OutOfMemoryError:
             raise

@@ -6,10 +6,10 @@ that wait: batches stay full across the whole data set.
 
 **The same rows, always.** What a row computes must not depend on its company, or a resumed or sharded run
 would answer differently. Chance follows the image (:mod:`equipoise.rng`). Rounding follows the shape of the
-batch: CPU convolutions of fewer than four images, and most CUDA kernels, sum in another order. So a batch
-always has a multiple of `grain` rows, filled up with copies: 8 on the CPU, where larger batches were
-measured to agree to the last bit for every size and number of threads, and the whole batch on CUDA, where
-only an equal shape is sure to run the same kernels. Rows enter and leave only at the end of a leg, a fixed
+batch: matrix products and convolutions of other shapes sum in another order, on the CPU (measured: from one
+image up, at sizes that depend on layer and threads) as on CUDA. So every pass of a network sees exactly
+`grain` rows, the last ones filled up with copies: blocks of 8 on the CPU, which cost nothing there because
+they stay in the cache, and the whole batch on CUDA. Rows enter and leave only at the end of a leg, a fixed
 number of passes, so that also the moments of verification depend on the age of a row alone.
 """
 
@@ -61,10 +61,11 @@ class Found:
 
 
 def leg_length(passes: int) -> int:
-    """Between 8 and 20 passes, so that as few as possible go beyond the end; Square makes hundreds."""
-    if passes > 400:
-        return 100
-    return min(range(8, 21), key=lambda leg: (-(-passes // leg) * leg - passes, -leg)) if passes > 8 else passes
+    """Some 8 to 20 passes, or about a hundred of thousands, so that as few as possible go beyond the end."""
+    if passes <= 20:
+        return passes
+    legs = range(80, 121) if passes > 400 else range(8, 21)
+    return min(legs, key=lambda leg: (-passes % leg, -leg))
 
 
 def hunt(

@@ -91,6 +91,7 @@ def worst_case(
     known: Outcome | None = None,
     note: Callable[[int, Found], None] | None = None,
     keep_images: bool = False,
+    title: str = "attacking",
 ) -> Outcome:
     """Fold a list of attacks over the images that none of them has broken yet.
 
@@ -110,6 +111,7 @@ def worst_case(
         known: what an earlier sitting has learnt; it is taken up there.
         note: called with every finding, for those who keep a journal.
         keep_images: also keep the nearest point of every image.
+        title: of the progress bar.
     """
     checks.whole("batch_size", batch_size, least=1)
     outcome = known or fresh(stages, len(data), pixels(data.images) if keep_images else None)
@@ -121,8 +123,9 @@ def worst_case(
         if note is not None:
             note(number, found)
 
-    with inference(model, surrogate), progress.task("attacking", total=len(data)) as task:
-        adversary = Adversary(model, surrogate, extra, follow, precision, pixels(data.images[:32].to(where)))
+    with inference(model, surrogate), progress.task(title, total=len(data)) as task:
+        adversary = Adversary(model, surrogate, extra, follow, precision, pixels(data.images[:8].to(where)),
+                              block=None if where.type == "cuda" else CPU_GRAIN)
         _look(adversary, room, outcome, learn)
         meter = _Meter(task, stages, outcome)
         for number, stage in enumerate(stages, start=1):
@@ -197,12 +200,14 @@ def _due(outcome: Outcome, number: int) -> Tensor:
 
 def _look(adversary: Adversary, room: _Room, outcome: Outcome, learn: Callable[[int, Found], None]) -> None:
     """The untouched images first."""
-    jobs = (outcome.passed == 0).nonzero().squeeze(1)
-    for rows in jobs.split(room.slots):
-        filled = torch.cat([rows, rows[:1].expand(-len(rows) % room.grain)])
-        batch = room.fetch(filled)
+    while len(rows := (outcome.passed == 0).nonzero().squeeze(1)[: room.slots]):
+        batch = room.fetch(torch.cat([rows, rows[:1].expand(-len(rows) % room.grain)]))
         checks.labels(batch.y, adversary.classes)
-        verdict = adversary.judge(batch.x, batch.y)
+        try:
+            verdict = adversary.judge(batch.x, batch.y)
+        except RuntimeError as error:
+            room.shrink(error)
+            continue
         n = len(rows)
         learn(CLEAN, Found(rows, batch.x[:n], verdict.predicted[:n], verdict.margin[:n], verdict.wrong(batch.y)[:n]))
 
@@ -215,7 +220,7 @@ class _Room:
 
     @property
     def grain(self) -> int:
-        return self.slots if self.device.type == "cuda" else min(CPU_GRAIN, self.slots)
+        return self.slots if self.device.type == "cuda" else CPU_GRAIN
 
     def fetch(self, jobs: Tensor) -> Batch:
         part = self.data.take(jobs)
@@ -229,11 +234,15 @@ class _Room:
                 learn(found)
                 meter.show()
         except RuntimeError as error:
-            if not memory.is_out_of_memory(error) or self.slots == 1:
-                raise
-            self.slots = (self.slots + 1) // 2
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            self.shrink(error)
+
+    def shrink(self, error: RuntimeError) -> None:
+        """Halve the batch, unless the error is another one or there is nothing to halve."""
+        if not memory.is_out_of_memory(error) or self.slots == 1:
+            raise error
+        self.slots = (self.slots + 1) // 2
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 class _Meter:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from torch import nn
+from torch import Tensor, nn
 
 from equipoise import attacks, checks, mixing, parallel
 from equipoise.cli import options, table
@@ -58,7 +60,7 @@ def evaluate(
         names, compared = parts(reference, loaded, alone=len(model) == 1)
         pairs += compared
         for name, module in names.items():
-            aimed = partial(chosen, surrogate=surrogate(module, source))
+            aimed = _aimed(chosen, surrogate(module, source))
             listed: dict[str, Attack] = {"clean": untouched, attack: aimed}
             subjects += [Subject(name, module, key, function) for key, function in listed.items()]
     with parallel.started(conditions.device) as world:
@@ -68,6 +70,11 @@ def evaluate(
             table.show(results, conditions.threat)
             typer.echo(str(Path(out) / "summary.json"))
 
+
+def _aimed(chosen: Callable[..., Tensor] | attacks.Fold, source: nn.Module | None) -> Attack:
+    if isinstance(chosen, attacks.Fold):
+        return replace(chosen, surrogate=source)
+    return partial(chosen, surrogate=source)
 
 
 def parts(reference: str, module: nn.Module, *, alone: bool) -> tuple[dict[str, nn.Module], list[tuple[str, str]]]:

@@ -2,68 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
 
 from equipoise import checks, device, losses, memory, progress, rng
+from equipoise.attacks import Fold
 from equipoise.data import Dataset, pixels
+from equipoise.evaluate.staged import staged
+from equipoise.evaluate.subject import Conditions, Subject
 from equipoise.modes import inference
 from equipoise.records import Row, Run, key_of, rows_of
-from equipoise.rng import Stream
-from equipoise.threat import Threat
-
-
-class Attack(Protocol):
-    """What every attack looks like from outside; other settings are bound beforehand."""
-
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
-        """(B, C, H, W) images → attacked images."""
-
-
-def untouched(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
-    """The attack that does nothing: clean accuracy is accuracy under it."""
-    return x
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model, or a mixture at one alpha, under one attack."""
-
-    name: str
-    model: nn.Module
-    attack: str
-    run: Attack
-    alpha: float | None = None
-
-    def __str__(self) -> str:
-        return f"{self.name}{'' if self.alpha is None else f' (alpha {self.alpha:g})'}, {self.attack}"
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """What is the same for every subject of an evaluation."""
-
-    threat: Threat
-    device: torch.device = field(default_factory=lambda: device.pick("auto"))
-    seed: int = 0
-    batch_size: int = 128
-    precision: str = "auto"
-
-    def __post_init__(self) -> None:
-        checks.whole("batch_size", self.batch_size, least=1)
-        checks.one_of("precision", self.precision, device.PRECISIONS)
 
 
 def attacked(subject: Subject, data: Dataset, run: Run, conditions: Conditions) -> None:
     """Attack every image of `data` that the run has no row for yet.
 
-    The grid of batches is fixed by the batch size alone, and whole batches are skipped, done again, or
-    given to a process: a resumed or sharded run meets every image in the same company, so not even
-    rounding differs.
+    A list of stages keeps its own batches full (:mod:`equipoise.evaluate.staged`). For a plain function the
+    grid of batches is fixed by the batch size alone, and whole batches are skipped, done again, or given to
+    a process: a resumed or sharded run meets every image in the same company, so not even rounding differs.
     """
+    if isinstance(subject.run, Fold):
+        staged(subject, subject.run, data, run, conditions)
+        return
     size = conditions.batch_size
     batches = torch.arange(len(data)).split(size)[run.world.rank :: run.world.size]
     right = seen = 0

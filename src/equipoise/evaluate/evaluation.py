@@ -14,7 +14,10 @@ from torch import nn
 
 from equipoise import __version__, checks, models, summary
 from equipoise.data import Dataset
-from equipoise.evaluate.attacked import Attack, Conditions, Subject, attacked, untouched
+from equipoise.evaluate.attacked import attacked
+from equipoise.evaluate.staged import forget
+from equipoise.evaluate.subject import Attack, Conditions, Subject, untouched
+from equipoise.evaluate.suspicion import suspicion
 from equipoise.records import Row, Run
 
 
@@ -73,9 +76,12 @@ def judge(
         subject.model.to(conditions.device)
         attacked(subject, data, run, conditions)
     rows = run.finish()
+    forget(run)
     results = summary.results(rows, conditions.threat)
     differences = summary.differences(rows, pairs, conditions.threat)
-    more = {"differences": differences} if differences else {}
+    more: dict[str, Any] = {"differences": differences} if differences else {}
+    if seen := suspicion(subjects, data, conditions, run, rows):
+        more["symptoms"] = seen
     run.summarise("evaluate", time.monotonic() - start, results, **more)
     return results
 

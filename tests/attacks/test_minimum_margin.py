@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conftest import Linear, generator
+from equipoise import attacks, geometry, losses
+from equipoise.rng import stream
+from equipoise.threat import NORMS, Threat
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_two_linear_classes_closed_form(norm: str) -> None:
+    """The smallest probability margin is tanh of half the smallest logit gap, also beyond the boundary."""
+    weight = torch.zeros(2, 105, dtype=torch.float64)
+    weight[1] = 0.2 * torch.randn(105, generator=generator(0), dtype=torch.float64)
+    x = stream(3, "inner", torch.arange(12)).uniform(3, 5, 7, low=0.4, high=0.6).double()
+    centre = (x.flatten(1) @ weight[1]).mean()
+    model = Linear(weight, torch.stack([centre * 0, 0.3 - centre]))
+    y = torch.ones(12, dtype=torch.int64)
+    eps = 0.02 if norm == "linf" else 0.15
+    dual = weight[1].abs().sum() if norm == "linf" else weight[1].norm()
+    found = attacks.minimum_margin(model, x, y, threat=Threat(norm, eps), stream=stream(0, "a", torch.arange(12)),
+                                   steps=40, pool=2)
+    gap = losses.signed_margin(model(x), y) - eps * dual
+    assert bool((gap < 0).any()) and bool((gap > 0).any())
+    torch.testing.assert_close(found.margins[0], torch.tanh(gap / 2).detach(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("gradient_free", [False, True])
+@pytest.mark.parametrize("norm", NORMS)
+def test_pool(norm: str, gradient_free: bool, linear: Linear) -> None:
+    x = stream(3, "x", torch.arange(4)).uniform(3, 5, 7).double()
+    with torch.no_grad():
+        y = linear(x).argmax(dim=1)
+    threat = Threat(norm, 0.02 if norm == "linf" else 0.2)
+    found = attacks.minimum_margin(linear, x, y, threat=threat, stream=stream(0, "a", torch.arange(4)), pool=3,
+                                   steps=10, targets=3, gradient_free=gradient_free)
+    assert found.images.shape == (3, 4, 3, 5, 7) and found.margins.shape == (3, 4)
+    assert bool((found.margins[:-1] <= found.margins[1:]).all()), "from the smallest upwards"
+    for images, margins in zip(found.images, found.margins, strict=True):
+        torch.testing.assert_close(losses.probability_margin(linear(images), y).detach(), margins)
+        assert float(geometry.size(images - x, norm).max()) <= threat.eps * (1 + 1e-6)
+    assert bool((found.margins[0] < losses.probability_margin(linear(x), y)).all())
+    assert not torch.equal(found.images[0], found.images[1]), "diverse"
+
+
+def test_more_targets_only_lower_the_margin(linear: Linear) -> None:
+    x = stream(3, "x", torch.arange(6)).uniform(3, 5, 7).double()
+    with torch.no_grad():
+        y = linear(x).argmax(dim=1)
+    chance, threat = stream(0, "a", torch.arange(6)), Threat("linf", 0.01)
+    few, many = (attacks.minimum_margin(linear, x, y, threat=threat, stream=chance, steps=12, targets=targets)
+                 for targets in (1, 5))
+    assert bool((many.margins <= few.margins).all())
+    spared = attacks.minimum_margin(linear, x, y, threat=threat, stream=chance, steps=12, targets=5, spare_broken=True)
+    assert torch.equal(spared.margins < 0, many.margins < 0)
+    assert bool((spared.margins >= many.margins).all())

@@ -1,0 +1,214 @@
+"""A list of attacks over a data set: the same answer in any company."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equipoise import attacks, losses
+from equipoise.attacks import Apgd, Called, Fab, Found, Outcome, Square, Stage, Targeted, worst_case
+from equipoise.attacks.swift import swift
+from equipoise.checks import InputError
+from equipoise.data import Dataset, pixels
+from equipoise.rng import Stream
+from equipoise.threat import Threat
+
+THREAT = Threat("linf", 0.01)
+STAGES: list[Stage] = [Apgd("margin", 9), Targeted(1, 12), Targeted(2, 12, within=0.5), Fab(1, 10), Square(60)]
+
+
+class Net(nn.Module):
+    """Two convolutions with batch norms, one of them across a skip."""
+
+    def __init__(self, reuse: bool = False) -> None:
+        super().__init__()
+        self.first, self.norm1 = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.second, self.norm2 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8, affine=False)
+        self.head, self.reuse = nn.Linear(280, 6), reuse  # so long a sum depends on the shape of the batch
+        for norm in (self.norm1, self.norm2):
+            norm.register_buffer("running_mean", torch.rand(8) - 0.5)
+            norm.register_buffer("running_var", torch.rand(8) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        raw = self.first(x)
+        out = torch.relu(self.norm1(raw))
+        out = out + torch.relu(self.norm2(self.second(out))) + (raw if self.reuse else 0)
+        logits: Tensor = self.head(out.flatten(1))
+        return logits
+
+
+def _data(model: nn.Module, count: int = 37) -> Dataset:
+    chance = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (count, 3, 5, 7), generator=chance, dtype=torch.uint8)
+    with torch.no_grad():
+        labels = model(pixels(images)).argmax(dim=1)
+    labels[::5] = (labels[::5] + 1) % 6  # some are wrong untouched
+    return Dataset("made", "test", images, labels, torch.arange(count) + 50, tuple("abcdef"))
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return Net().eval()
+
+
+def _numbers(outcome: Outcome) -> tuple[list[int], list[int], list[float]]:
+    return outcome.broken.tolist(), outcome.predicted.tolist(), outcome.margin.tolist()
+
+
+@pytest.fixture
+def whole(model: nn.Module) -> Outcome:
+    return worst_case(STAGES, model, _data(model), threat=THREAT, seed=0)
+
+
+def test_outcome_is_what_the_model_says(model: nn.Module, whole: Outcome) -> None:
+    data = _data(model)
+    kept = worst_case(STAGES, model, data, threat=THREAT, seed=0, keep_images=True)
+    assert _numbers(kept) == _numbers(whole)
+    assert kept.images is not None
+    with torch.no_grad():
+        z = model(kept.images)
+    assert torch.equal(z.argmax(dim=1) != data.labels, ~kept.standing)
+    assert torch.equal(z.argmax(dim=1), kept.predicted)
+    torch.testing.assert_close(losses.probability_margin(z, data.labels), kept.margin, rtol=0, atol=1e-5)
+    assert float((kept.images - pixels(data.images)).abs().max()) <= THREAT.eps
+    names = {kept.broken_by(row) for row in range(len(data))}
+    assert {None, "clean", "apgd-margin@9"} <= names, "some stand, some fall"
+    assert (kept.broken == 0).sum() == 8
+
+
+@pytest.mark.parametrize("size", [1, 5, 8, 16, 24, 1000])
+def test_batch_size_does_not_matter(model: nn.Module, whole: Outcome, size: int) -> None:
+    assert _numbers(worst_case(STAGES, model, _data(model), threat=THREAT, seed=0, batch_size=size)) == _numbers(whole)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_shards_do_not_matter(model: nn.Module, whole: Outcome, world: int) -> None:
+    data = _data(model)
+    for rank in range(world):
+        part = worst_case(STAGES, model, data.take(torch.arange(rank, len(data), world)), threat=THREAT, seed=0)
+        assert _numbers(part) == tuple(column[rank::world] for column in _numbers(whole))
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("fatal", [1, 3, 6])
+def test_taken_up_after_a_stop(model: nn.Module, whole: Outcome, fatal: int) -> None:
+    data = _data(model)
+    known = attacks.worst_case([], model, data.slice(0, 1), threat=THREAT, seed=0)  # any list folds, even none
+    assert known.stages == ()
+    from equipoise.attacks.worst_case import fresh
+
+    known = fresh(STAGES, len(data))
+    seen: list[tuple[int, int]] = []
+
+    def note(number: int, found: Found) -> None:
+        seen.extend((number, job) for job in found.jobs.tolist())
+        calls.append(number)
+        if len(calls) == fatal:
+            raise KilledError
+
+    calls: list[int] = []
+    with pytest.raises(KilledError):
+        worst_case(STAGES, model, data, threat=THREAT, seed=0, known=known, note=note)
+    again = worst_case(STAGES, model, data, threat=THREAT, seed=0, known=known, note=note)
+    assert _numbers(again) == _numbers(whole)
+    assert len(seen) == len(set(seen)), "no image meets a stage twice"
+
+
+class Greedy(Net):
+    """Has no room for more than `room` images."""
+
+    room = 1000
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().forward(x)
+
+
+def test_out_of_memory_halves_the_batch() -> None:
+    model = Greedy().eval()
+    data = _data(model)
+    whole = worst_case(STAGES, model, data, threat=THREAT, seed=0)
+    model.room = 10
+    assert _numbers(worst_case(STAGES, model, data, threat=THREAT, seed=0, batch_size=32)) == _numbers(whole)
+    model.room = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        worst_case(STAGES, model, data, threat=THREAT, seed=0)
+
+
+def test_any_attack_can_be_a_stage(model: nn.Module) -> None:
+    met: list[int] = []
+
+    def idle(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream, surrogate: nn.Module | None,
+             extra: object) -> Tensor:
+        met.extend(stream.index.tolist())
+        return x
+
+    data = _data(model)
+    outcome = worst_case([Called("pgd", partial(attacks.pgd, steps=5)), Called("idle", idle)], model, data,
+                         threat=THREAT, seed=0)
+    standing = data.index[outcome.standing].tolist()
+    assert set(met) == set(standing) and not (outcome.broken == 2).any()
+    assert (outcome.broken == 1).any()
+    with pytest.raises(InputError, match="different names"):
+        worst_case([Apgd(), Apgd()], model, data, threat=THREAT, seed=0)
+
+
+def test_within_leaves_safe_images_out(model: nn.Module) -> None:
+    data = _data(model)
+    met: list[int] = []
+
+    def note(number: int, found: Found) -> None:
+        if number == 2:
+            met.extend(found.jobs.tolist())
+
+    first = worst_case([Apgd("margin", 5)], model, data, threat=THREAT, seed=0)
+    limit = float(first.margin[first.standing].median())
+    worst_case([Apgd("margin", 5), Square(5, within=limit)], model, data, threat=THREAT, seed=0, note=note)
+    assert set(met) == set((first.standing & (first.margin < limit)).nonzero().squeeze(1).tolist())
+
+
+def test_swift_copy_is_equal_and_leaves_the_model_alone(model: nn.Module) -> None:
+    x = pixels(_data(model).images)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    copy = swift(model, x)
+    assert copy is not model
+    assert not any(isinstance(sub, nn.BatchNorm2d) for sub in copy.modules()), "both are folded"
+    torch.testing.assert_close(copy(x), model(x), rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_swift_notices_what_must_not_be_folded() -> None:
+    model = Net(reuse=True).eval()
+    x = pixels(_data(model).images)
+    copy = swift(model, x)
+    torch.testing.assert_close(copy(x), model(x), rtol=1e-4, atol=1e-4)
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(105, 6))
+    assert swift(flat, x) is flat
+
+
+def test_a_claim_counts_only_if_the_model_confirms_it(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that lies claims success everywhere; the verdict stays the model's."""
+    class Liar(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.honest = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = -self.honest(x)
+            return out
+
+    monkeypatch.setattr("equipoise.attacks.adversary.swift", lambda model, x: Liar())
+    data = _data(model)
+    outcome = worst_case([Apgd("margin", 9), Square(20)], model, data, threat=Threat("linf", 1e-4), seed=0,
+                         keep_images=True)
+    assert outcome.images is not None
+    with torch.no_grad():
+        assert torch.equal(model(outcome.images).argmax(dim=1) == data.labels, outcome.standing)
+    assert outcome.standing.sum() > 20
