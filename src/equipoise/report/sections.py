@@ -8,14 +8,20 @@ from equipoise.report.alpha import accuracy_against_alpha
 from equipoise.report.examples import examples
 from equipoise.report.headline import headline
 from equipoise.report.margins import margins
+from equipoise.report.nuts import cost, landscape, mapped_margins, promise, trade_off
 from equipoise.report.provenance import provenance
 from equipoise.report.section import Section
 from equipoise.report.view import RunView
 
 SECTIONS: list[Callable[[RunView], Section | None]] = [
     headline,
+    promise,
+    trade_off,
     accuracy_against_alpha,
     examples,
     margins,
+    mapped_margins,
+    landscape,
+    cost,
     provenance,
 ]
