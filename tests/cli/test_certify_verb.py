@@ -40,7 +40,7 @@ def test_certify_a_checkpoint(place: Path, capsys: pytest.CaptureFixture[str]) -
     told = records.summary("run")
     assert certify("--sigma", "0.1") == 0 and records.summary("run") == told
     assert certify("--sigma", "0.1", "--attack", "--attack-name", "pgd") == 0, "a cross-check may come later"
-    assert "break-pgd" in metrics() or not any(row["radius"] for row in records.read("run"))
+    assert "broken-pgd" in metrics() or not any(row["radius"] for row in records.read("run"))
 
 
 @pytest.mark.parametrize("plan", [["--tolerance", "0.02"], ["--decide-radius", "0.1"], ["--soft"], ["--sound"],

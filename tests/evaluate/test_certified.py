@@ -121,7 +121,7 @@ def test_a_mixture(tmp_path: Path) -> None:
 def test_cross_check_finds_nothing_against_honest_certificates(tmp_path: Path) -> None:
     look = CrossCheck(partial(pgd, steps=3), "pgd")
     results = certified([subject()], data(6), TERMS, tmp_path / "run", [look])
-    told = next(row for row in results if row["metric"] == "break-pgd")
+    told = next(row for row in results if row["metric"] == "broken-pgd")
     rows = [row for row in records.read(tmp_path / "run") if row["attack"] == "break-pgd"]
     assert told["broken"] == 0 and told["sound"] and told["n"] == len(rows) > 2
     assert all(row["distance"] <= row["radius"] for row in rows)
@@ -140,7 +140,7 @@ def test_cross_check_exposes_false_certificates(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(room, "rows_for", boast)
     terms = replace(TERMS, plan=replace(PLAN, alpha=0.9 if accurate else 1.0))
     results = certified([subject(accurate)], data(6), terms, tmp_path / "run", [CrossCheck(pgd, "pgd")])
-    told = next(row for row in results if row["metric"] == "break-pgd")
+    told = next(row for row in results if row["metric"] == "broken-pgd")
     assert told["broken"] > told["allowed"] and not told["sound"]
 
 

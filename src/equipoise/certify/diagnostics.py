@@ -1,4 +1,4 @@
-"""How confident a smoothed classifier is where it should not be [Jeong2021, Table 1 and Figure 3].
+"""How confident a smoothed classifier is where it should not be [SmoothMix, Table 1 and Figure 3].
 
 Both look at adversarial images of the smoothed classifier; the attack is handed in, because attacks are
 strangers to this room.

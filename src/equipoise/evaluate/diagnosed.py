@@ -24,7 +24,7 @@ _BATCH = 16
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Vote shares at adversarial images of growing radius, and equal-confidence mixing ratios [Jeong2021].
+    """Vote shares at adversarial images of growing radius, and equal-confidence mixing ratios [SmoothMix].
 
     The shares are estimates from a few hundred votes. The ratio is taken towards an adversarial image within
     a very wide ball (ℓ2 ≤ 8, 50 steps); images voted wrongly from the start, or never, have none.
@@ -76,7 +76,7 @@ class Diagnosis:
                 for index, label, column in zip(batch.index.tolist(), batch.labels.tolist(), told, strict=True)]
 
     def results(self, rows: Sequence[Row], terms: Terms) -> list[Row]:
-        """Mean confidences per radius [Jeong2021, Table 1] and the mean mixing ratio [Figure 3]."""
+        """Mean confidences per radius [SmoothMix, Table 1] and the mean mixing ratio [Figure 3]."""
         found: list[Row] = []
         for model in dict.fromkeys(row["model"] for row in rows):
             own = [row for row in rows if row["model"] == model]
@@ -86,7 +86,7 @@ class Diagnosis:
                           if seen]
             ratios = [row["ratio"] for row in own if row["attack"] == RATIO and row["ratio"] is not None]
             if ratios:
-                found.append(_mean(model, RATIO, ratios))
+                found.append(_mean(model, "ratio", ratios))
         return found
 
 
