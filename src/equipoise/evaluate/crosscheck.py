@@ -86,8 +86,8 @@ class CrossCheck:
             count = sum(not row["correct"] for row in own)
             e = stats.clopper_pearson(count, len(own))
             allowed = int(binom.isf(_ALLOWED, len(own), min(2 * terms.plan.failure, 1.0)))
-            found.append({"model": model, "metric": f"broken-{self.attack_name}", "value": e.value, "low": e.low, "high": e.high,
-                          "n": e.n, "broken": count, "allowed": allowed, "sound": count <= allowed})
+            found.append({"model": model, "metric": f"broken-{self.attack_name}", "value": e.value, "low": e.low,
+                          "high": e.high, "n": e.n, "broken": count, "allowed": allowed, "sound": count <= allowed})
         return found
 
 
