@@ -1,0 +1,37 @@
+"""`equipoise reproduce NAME`: a study of the papers, from the first image to the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equipoise import checks
+from equipoise.cli import options
+from equipoise.device import pick
+from equipoise.studies.local_smoothing import PARTS, SIZES, local_smoothing
+
+STUDIES = {"local-smoothing": local_smoothing}
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="Study: " + ", ".join(STUDIES) + ".")],
+    out: Annotated[Path | None, typer.Option(help="Run folder; repeating the command resumes it. runs/NAME if not "
+                                             "given.", show_default=False)] = None,
+    size: Annotated[str, typer.Option(help="smoke (minutes on two cores) or full.")] = "smoke",
+    part: Annotated[list[str] | None, typer.Option(help="Only this part, may be repeated: " + ", ".join(PARTS) + ".",
+                                                   show_default=False)] = None,
+    accurate: Annotated[str | None, typer.Option(help="The accurate model, for full.", show_default=False)] = None,
+    robust: Annotated[str | None, typer.Option(help="The robust model, for full.", show_default=False)] = None,
+    data_dir: options.DataDir = None,
+    device: options.Device = "auto",
+    seed: options.Seed = 0,
+) -> None:
+    """Repeat a study and write its page."""
+    study = STUDIES[checks.one_of("name", name, STUDIES)]
+    checks.one_of("size", size, SIZES)
+    command = f"equipoise reproduce {name} --size {size} --seed {seed}"
+    page = study(out or Path("runs") / name, size, pick(device), seed=seed, parts=part or PARTS, accurate=accurate,
+                 robust=robust, data_dir=data_dir, command=command)
+    typer.echo(str(page))

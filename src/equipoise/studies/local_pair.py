@@ -1,0 +1,61 @@
+"""The two classifiers of a study, and which image may be used for what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from equipoise import data, models
+from equipoise.data import Dataset
+from equipoise.evaluate import Conditions
+from equipoise.models import checkpoint
+from equipoise.studies.learning import learn
+from equipoise.threat import Threat
+
+EPS = 0.1  # of the digits, in [0, 1] pixels
+HELD_OUT = 300  # digits of the train split that neither base sees
+DIGITS = {"mean": (0.3,), "std": (0.37,)}
+TRAINED = 10_000  # images of CIFAR-10 that the policy sees
+TESTED = 1000
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two bases with the images that the study may use; no image has two uses."""
+
+    accurate: nn.Module
+    robust: nn.Module
+    learnt: Dataset  # the policy learns from them
+    remembered: Dataset  # the neighbours
+    held_out: Dataset  # finds the crossing and the scale of the trust terms; unseen by both bases
+    test: Dataset
+
+
+def digits(out: Path, conditions: Conditions) -> Pair:
+    """Two small networks on 8×8 digits, learnt now or read from an earlier sitting."""
+    train = data.load("digits", split="train")
+    learnt, held_out = train.slice(0, len(train) - HELD_OUT), train.slice(len(train) - HELD_OUT, HELD_OUT)
+    accurate = _base(out / "accurate.safetensors", learnt, conditions, epochs=30, lr=3e-3, smoothing=0.1)
+    robust = _base(out / "robust.safetensors", learnt, conditions, epochs=12, lr=5e-3, threat=conditions.threat)
+    return Pair(accurate, robust, learnt, learnt, held_out, data.load("digits", split="test"))
+
+
+def _base(path: Path, images: Dataset, conditions: Conditions, *, epochs: int, lr: float,
+          threat: Threat | None = None, smoothing: float = 0.0) -> nn.Module:
+    if not path.exists():
+        model = models.build("cnn_small", num_classes=images.num_classes, image_shape=images.image_shape,
+                             mean=DIGITS["mean"], std=DIGITS["std"], seed=conditions.seed).to(conditions.device).train()
+        learn(path.stem, model, images, epochs=epochs, lr=lr, seed=conditions.seed, threat=threat, smoothing=smoothing)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        checkpoint.save(path, model, {"trained": f"{path.stem}, {epochs} epochs on digits"})
+    return models.load(str(path))
+
+
+def cifar10(accurate: str, robust: str, data_dir: Path | None) -> Pair:
+    """Any two classifiers of CIFAR-10: the policy learns from train images, the last 1000 test images are held out."""
+    train = data.load("cifar10", split="train", data_dir=data_dir)
+    test = data.load("cifar10", split="test", data_dir=data_dir)
+    return Pair(models.load(accurate), models.load(robust), train.slice(0, TRAINED), train,
+                test.slice(len(test) - TESTED, TESTED), test.slice(0, TESTED))

@@ -1,0 +1,289 @@
+"""Local smoothing on any pair: every rule of the family side by side, the crossing, and the policy.
+
+The story of [Bai2022] and of Figure 1 of [Bai2024]. Each part is a run folder of its own inside `out`, so that parts
+can be told one at a time, repeated and resumed; the page shows those that are there.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from equipoise import checks, report, summary
+from equipoise.attacks import pgd
+from equipoise.attacks.auto import auto_attack
+from equipoise.data import Dataset, pixels
+from equipoise.evaluate import Attack, Conditions, Subject, attacked, begin, facts, untouched
+from equipoise.fit.crossing import Crossing, crossing
+from equipoise.mixing.jacobian import Softened
+from equipoise.mixing.neighbours import Neighbours
+from equipoise.mixing.policy import TARGETS, AdaptiveSmoothing
+from equipoise.mixing.smoothing import SmoothedClassifier
+from equipoise.records import Row, Run
+from equipoise.rng import Stream
+from equipoise.studies import local_figures, local_pair
+from equipoise.studies.local_figures import alpha_of
+from equipoise.studies.local_pair import Pair
+from equipoise.threat import Threat
+from equipoise.train import Plan, train
+from equipoise.train.objectives.policy import PolicyLoss
+
+PARTS = ("neighbours", "trust", "policy", "radii", "auto", "gradients")
+COMPARED = ("constant", "gradient", "top-gradient", "ratio")
+SPACES = ("logits", "probabilities")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is done; the defaults are those of the papers where they say."""
+
+    neighbours: tuple[int, ...] = (1, 5, 20, 100)
+    weighted: tuple[int, ...] = (5, 100)
+    neighbour_gammas: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 100.0)
+    weights: tuple[float, ...] = (0.3, 0.5, 0.7, 0.85, 0.95, 0.99)
+    steps: int = 10
+    policy: Plan = field(default_factory=lambda: Plan(epochs=2, batch_size=125, optimizer="adamw", lr=1e-3,
+                                                      weight_decay=1e-4, held_out=0, compile="off"))
+    width: int = 64
+    trust: str = "top-ratio"  # of the policy's rule: the fast variant
+    long: tuple[int, ...] = (20, 100)
+    eps_factors: tuple[float, ...] = (0.5, 0.75, 1.25, 1.5)
+    auto: int = 200
+    version: str = "standard"
+    batch_size: int = 100
+
+
+SMOKE = Size(neighbours=(1, 5, 20), weighted=(5,), neighbour_gammas=(1e-3, 1e-2, 0.1, 1.0, 100.0),
+             weights=(0.4, 0.75, 0.95),
+             policy=Plan(epochs=4, batch_size=64, optimizer="adamw", lr=2e-3, weight_decay=1e-4, held_out=0), width=16,
+             long=(20,), eps_factors=(0.5, 1.5), auto=40, version="fast", batch_size=128)
+SIZES = {"smoke": SMOKE, "full": Size()}
+
+
+def local_smoothing(out: Path, size: str, device: torch.device, *, seed: int = 0, parts: Sequence[str] = PARTS,
+                    accurate: str | None = None, robust: str | None = None, data_dir: Path | None = None,
+                    command: str = "") -> Path:
+    """Tell the story into `out` and return the page; a folder of the same study is resumed.
+
+    Args:
+        out: run folder.
+        size: smoke trains two small networks on digits; full takes any two classifiers of CIFAR-10.
+        device: where to compute.
+        seed: of all chance.
+        parts: of :data:`PARTS`.
+        accurate, robust: model references, for full.
+        data_dir: where CIFAR-10 lies, for full.
+        command: to be shown on the page.
+    """
+    chosen = SIZES[checks.one_of("size", size, SIZES)]
+    full = size == "full"
+    for name, value in (("accurate", accurate), ("robust", robust)):
+        must = "be given for the full size" if full else "be left out for the smoke size, which trains its own"
+        checks.require((value is not None) == full, name, must, value)
+    for part in parts:
+        checks.one_of("part", part, PARTS)
+    threat = Threat("linf", 8 / 255 if full else local_pair.EPS)
+    conditions = Conditions(threat, device, seed, chosen.batch_size)
+    asked = {"accurate": accurate, "robust": robust} if full else {}
+    run = Run(out, {"verb": "reproduce", "study": "local-smoothing", "size": size, "seed": seed, **asked,
+                    "threat": threat.facts()}, {**facts(conditions), "command": command})
+    if full:
+        pair = local_pair.cifar10(str(accurate), str(robust), data_dir)
+    else:
+        pair = local_pair.digits(out / "bases", conditions)
+    return Study(run, pair, chosen, conditions).tell(parts)
+
+
+class Study:
+    """The parts of the story; each can be told again at no cost."""
+
+    def __init__(self, run: Run, pair: Pair, size: Size, conditions: Conditions) -> None:
+        self.run, self.out, self.pair, self.size, self.conditions = run, run.folder, pair, size, conditions
+        for base in (pair.accurate, pair.robust):
+            base.to(conditions.device).eval().requires_grad_(False)
+        self.began = time.monotonic()
+
+    def tell(self, parts: Sequence[str]) -> Path:
+        """Do the parts, then write the page of all that is there."""
+        for part in PARTS:
+            if part in parts:
+                getattr(self, f"_{part}")()
+        adaptive = self._kept_policy()
+        subjects = self._subjects(adaptive)
+        more = {}
+        if adaptive is not None:
+            more = {"crossing": local_figures.told(self._crossing())}
+        rows = self._measure(self.run, subjects, self.pair.test)
+        threat = self.conditions.threat
+        differences = summary.differences(rows, [("adaptive", "robust"), ("adaptive", "accurate")], threat)
+        self.run.summarise("reproduce", time.monotonic() - self.began, summary.results(rows, threat),
+                           study="local-smoothing", differences=differences, **more)
+        return report.write(self.out)
+
+    def _subjects(self, adaptive: AdaptiveSmoothing | None) -> list[Subject]:
+        """The row of Table 1: both bases, and the adaptive classifier once there is one."""
+        long = [(f"pgd-{steps}", partial(pgd, steps=steps)) for steps in self.size.long]
+        found = []
+        for name, model in (("accurate", self.pair.accurate), ("robust", self.pair.robust), ("adaptive", adaptive)):
+            if model is not None:
+                attacks: dict[str, Attack] = {"clean": untouched, **dict(long)}
+                if name == "adaptive":
+                    attacks["pgd-soft"] = partial(pgd, steps=self.size.long[0], surrogate=Softened(model))
+                found += [Subject(name, model, attack, run) for attack, run in attacks.items()]
+        return found
+
+    def _measure(self, run: Run, subjects: Sequence[Subject], data: Dataset) -> list[Row]:
+        for subject in subjects:
+            subject.model.to(self.conditions.device)
+            attacked(subject, data, run, self.conditions)
+        return run.finish()
+
+    def _part(self, name: str, subjects: Sequence[Subject], data: Dataset) -> list[Row]:
+        """A run folder of its own with these subjects."""
+        began = time.monotonic()
+        run = begin(self.out / name, subjects, data, self.conditions)
+        rows = self._measure(run, subjects, data)
+        run.summarise("evaluate", time.monotonic() - began, summary.results(rows, self.conditions.threat))
+        return rows
+
+    def _neighbours(self) -> None:
+        """Eq. (2) with K-NN, plain and weighted, against γ [Bai2022, Figures 5 and 9]."""
+        pair, kept, subjects = self.pair, self.pair.remembered, []
+        oracles = [(k, "plain") for k in self.size.neighbours] + [(k, "distance") for k in self.size.weighted]
+        for k, weights in oracles:
+            oracle = Neighbours(kept.images, kept.labels, kept.num_classes, k=k, weights=weights)
+            for gamma in (*self.size.neighbour_gammas, math.inf):
+                model = self._rule(oracle, gamma, "gradient", "logits")
+                attacks: dict[str, Attack] = {"clean": untouched, "pgd-std": self._pgd(pair.accurate)}
+                if gamma < math.inf or weights == "distance":
+                    # Plain votes are steps without a slope; alone, nothing but g shows a way.
+                    attacks["pgd"] = self._pgd(model)
+                subjects += self._named(f"{k} neighbours, {weights}", model, attacks, gamma)
+        self._part("neighbours", [*self._alone(), *subjects], pair.test)
+
+    def _alone(self) -> list[Subject]:
+        """Both bases by themselves, where every curve begins and ends."""
+        bases = {"accurate": self.pair.accurate, "robust": self.pair.robust}
+        return [Subject(name, model, attack, run) for name, model in bases.items()
+                for attack, run in {"clean": untouched, "pgd": self._pgd(model)}.items()]
+
+    def _trust(self) -> None:
+        """The four trust terms over logits and probabilities [Bai2024, Figure 1]."""
+        pair, subjects = self.pair, []
+        for space in SPACES:
+            for trust in COMPARED:
+                scale = self._scale(trust, space)
+                for weight in self.size.weights:
+                    # So that at the median trust the robust side has this weight, whatever the units of R are.
+                    gamma = weight / (1 - weight) / scale
+                    model = self._rule(pair.robust, gamma, trust, space)
+                    attacks: dict[str, Attack] = {
+                        "clean": untouched, "pgd": self._pgd(model), "pgd-std": self._pgd(pair.accurate),
+                        "pgd-rob": self._pgd(pair.robust)}
+                    if trust != "constant":
+                        soft = self._rule(pair.robust, gamma, trust, space, soft=True)
+                        attacks["pgd-soft"] = self._pgd(Softened(soft))
+                    subjects += self._named(f"{trust}, {space}", model, attacks, gamma)
+        self._part("trust", [*self._alone(), *subjects], pair.test)
+
+    def _rule(self, oracle: nn.Module, gamma: float, trust: str, space: str, *,
+              soft: bool = False) -> SmoothedClassifier:
+        # Over logits a ReLU network's ‖∇g‖ has no slope: leaving it out saves the second derivatives.
+        return SmoothedClassifier(self.pair.accurate, oracle, gamma, trust=trust, space=space,
+                                  norm=self.conditions.threat.norm, attached=soft or space == "probabilities")
+
+    def _pgd(self, source: nn.Module) -> Attack:
+        return partial(pgd, steps=self.size.steps, surrogate=source)
+
+    @staticmethod
+    def _named(name: str, model: nn.Module, attacks: dict[str, Attack], gamma: float) -> list[Subject]:
+        return [Subject(name, model, attack, run, alpha_of(gamma)) for attack, run in attacks.items()]
+
+    def _scale(self, trust: str, space: str) -> float:
+        """The median of R on held-out images."""
+        rule = self._rule(self.pair.robust, 1.0, trust, space)
+        with torch.no_grad():
+            return float(rule.parts(self._few(self.pair.held_out))[2].median())
+
+    def _few(self, data: Dataset, most: int = 256) -> Tensor:
+        return pixels(data.images[:most].to(self.conditions.device))
+
+    def _aim(self) -> SmoothedClassifier:
+        pair = self.pair
+        return SmoothedClassifier(pair.accurate, pair.robust, 1.0, trust=self.size.trust, attached=False,
+                                  norm=self.conditions.threat.norm).to(self.conditions.device)
+
+    def _crossing(self) -> Crossing:
+        """γ_0 on held-out images [Bai2022, Figure 4]."""
+        bases = {"accurate": self.pair.accurate, "robust": self.pair.robust}
+        rows = local_figures.aimed_rows(self.out / "crossing", self._aim(), bases, self.pair.held_out, self.conditions,
+                                        self.size.steps)
+        accurate, robust = (local_figures.verdicts(rows, name) for name in bases)
+        return crossing(TARGETS, accurate, robust, seed=self.conditions.seed)
+
+    def _policy(self) -> None:
+        """Find the crossing, learn the policy, and attack it at every fixed γ_t [Bai2022, Figure 7]."""
+        model, threat = self._fresh_policy(), self.conditions.threat
+        objective = PolicyLoss(norm=threat.norm, eps=threat.eps, gamma_0=self._crossing().gamma, steps=self.size.steps)
+        learnt = self.pair.learnt
+        train(model, objective, learnt, self.size.policy, device=self.conditions.device, out=self.out / "policy",
+              facts={"arch": "adaptive-smoothing", "num_classes": str(learnt.num_classes),
+                     "image_shape": ",".join(map(str, learnt.image_shape)), "rule": self.size.trust})
+        models = {"accurate": self.pair.accurate, "robust": self.pair.robust, "adaptive": model}
+        local_figures.aimed_rows(self.out / "targets", self._aim(), models, self.pair.test, self.conditions,
+                                 self.size.steps)
+
+    def _fresh_policy(self) -> AdaptiveSmoothing:
+        pair = self.pair
+        return AdaptiveSmoothing(pair.accurate, pair.robust, example=self._few(pair.held_out, 2), width=self.size.width,
+                                 seed=self.conditions.seed, trust=self.size.trust, norm=self.conditions.threat.norm)
+
+    def _kept_policy(self) -> AdaptiveSmoothing | None:
+        """The policy of this study, if it has been learnt."""
+        folder = self.out / "policy"
+        if not (folder / "summary.json").exists():
+            return None
+        return local_figures.with_weights(self._fresh_policy(), folder / "last.safetensors").to(self.conditions.device)
+
+    def _learnt(self) -> AdaptiveSmoothing:
+        model = self._kept_policy()
+        if model is None:
+            raise checks.InputError("`part` must come after the part policy, which this study has not done yet")
+        return model
+
+    def _radii(self) -> None:
+        """Other radii than the one it was trained for [Bai2022, Figure 8]."""
+        models = {"robust": self.pair.robust, "adaptive": self._learnt()}
+        threat, steps = self.conditions.threat, self.size.long[0]
+        subjects = [Subject(name, model, f"eps {threat.eps * factor:.4g}",
+                            partial(_at_radius, steps=steps, radius=Threat(threat.norm, threat.eps * factor)))
+                    for name, model in models.items() for factor in sorted({1.0, *self.size.eps_factors})]
+        self._part("radii", subjects, self.pair.test)
+
+    def _auto(self) -> None:
+        """AutoAttack through the policy on a few images, which the paper did not run."""
+        models = {"accurate": self.pair.accurate, "robust": self.pair.robust, "adaptive": self._learnt()}
+        few = self.pair.test.slice(0, min(self.size.auto, len(self.pair.test)))
+        subjects = []
+        for name, model in models.items():
+            attacks: dict[str, Attack] = {"clean": untouched, "auto": partial(auto_attack, version=self.size.version)}
+            subjects += [Subject(name, model, attack, run) for attack, run in attacks.items()]
+        self._part("auto", subjects, few)
+
+    def _gradients(self) -> None:
+        """‖∇g_i‖ and ‖∇h_i‖, clean and attacked, with the radii of Theorem 2 [Bai2022, Figures 2, 3, 10]."""
+        local_figures.gradients(self.out / "arrays.npz", self.pair.accurate, self.pair.robust, self.pair.test,
+                                self.conditions, self.size.steps)
+
+
+def _at_radius(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream, steps: int,
+               radius: Threat) -> Tensor:
+    """PGD in another ball than that of the run."""
+    return pgd(model, x, y, threat=radius, stream=stream, steps=steps)
