@@ -1,0 +1,168 @@
+"""Side by side with other people's code, on a robust network and real images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equipoise import attacks, data, geometry, losses, models
+from equipoise.attacks.adversary import Adversary
+from equipoise.attacks.apgd import Ascent
+from equipoise.attacks.search import Batch, hunt
+from equipoise.modes import inference
+from equipoise.rng import Stream, stream
+from equipoise.threat import NORMS, Threat
+
+pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("ignore")]
+NAMES = {"linf": "Linf", "l2": "L2"}
+EPS = {"linf": 8 / 255, "l2": 0.5}
+COUNT = 24
+
+
+@pytest.fixture
+def network(real_weights: Path) -> nn.Module:
+    return models.load(f"file:{real_weights / 'cifar10_resnet8_pgd_at_linf8.safetensors'}").eval().requires_grad_(False)
+
+
+@pytest.fixture
+def images(real_data: Path, network: nn.Module) -> tuple[Tensor, Tensor, Stream]:
+    """Images that the network gets right."""
+    found = data.load("cifar10", split="test", data_dir=real_data, start=0, count=48)
+    x, y = data.pixels(found.images), found.labels
+    right = (network(x).argmax(dim=1) == y).nonzero().squeeze(1)[:COUNT]
+    return x[right], y[right], stream(0, "peers", found.index[right])
+
+
+def _broken(network: nn.Module, x_adv: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        broken: Tensor = network(x_adv).argmax(dim=1) != y
+    return broken
+
+
+@pytest.mark.parametrize("loss", ["ce", "dlr"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_apgd_takes_the_same_way(network: nn.Module, images: tuple[Tensor, Tensor, Stream], norm: str,
+                                 loss: str) -> None:
+    """From the same start, in double precision, every image ends with the same best loss."""
+    apgd = pytest.importorskip("pyautoattack.autopgd_base")
+    x, y = images[0][:8].double(), images[1][:8]
+    network.double()
+    threat = Threat(norm, EPS[norm])
+    start = geometry.surface(x, threat, stream(1, "start", torch.arange(8)))
+    peer = apgd.APGDAttack(network, n_iter=40, norm=NAMES[norm], eps=threat.eps, loss=loss, device="cpu")
+    peer.init_hyperparam(x)
+    _, _, expected, _ = peer.attack_single_run(x, y, x_init=start)
+
+    best: list[Tensor] = []
+
+    class SameStart(Ascent):
+        def origin(self, x: Tensor, y: Tensor, chance: Stream) -> Tensor:
+            return start
+
+        def _pass(self, s: dict[str, Tensor], checking: bool) -> None:
+            super()._pass(s, checking)
+            best[:] = [s["best_value"]]
+            # The peer compares the first step with an empty slot of its table instead of with the start.
+            s["last_value"] = torch.where(s["age"] == 1, torch.zeros_like(s["last_value"]), s["last_value"])
+
+    raised = losses.LOSSES[loss]
+    with inference(network):
+        adversary = Adversary(network, None, None, "model", "fp32", x, persist=True)
+        search = SameStart(adversary, threat, 40, "same", lambda z, y, aim: raised(z, y), (loss,))
+        list(hunt(search, adversary, lambda jobs: Batch(x, y, stream(0, "s", jobs)), torch.arange(8), slots=8))
+    # The peer keeps its losses in single precision, so a decision between equal losses may differ.
+    close = (best[0] - expected).abs() <= 2e-3 * expected.abs().clamp_min(1)
+    assert int(close.sum()) >= 7
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_fab_walks_the_same_way(network: nn.Module, images: tuple[Tensor, Tensor, Stream], norm: str) -> None:
+    """FAB has no chance in it: the same images are broken."""
+    fab = pytest.importorskip("pyautoattack.fab_pt")
+    x, y, chance = images
+    threat = Threat(norm, EPS[norm])
+    peer = fab.FABAttack_PT(network, norm=NAMES[norm], n_iter=20, eps=threat.eps, targeted=True, n_target_classes=2,
+                            device="cpu")
+    theirs = _broken(network, peer.perturb(x, y), y)
+    ours = _broken(network, attacks.fab(network, x, y, threat=threat, stream=chance, steps=20, targets=2), y)
+    assert bool(theirs.any()) and not bool(theirs.all())
+    assert int((theirs != ours).sum()) <= 1
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_square_is_as_strong(network: nn.Module, images: tuple[Tensor, Tensor, Stream], norm: str) -> None:
+    """Other chance, other images perhaps; the mean margin it forces is the same."""
+    square = pytest.importorskip("pyautoattack.square")
+    x, y, chance = images
+    threat = Threat(norm, EPS[norm])
+    peer = square.SquareAttack(network, norm=NAMES[norm], n_queries=200, eps=threat.eps, p_init=0.8, device="cpu",
+                               resc_schedule=False, seed=0)
+    peer.init_hyperparam(x)
+    torch.manual_seed(0)
+    _, x_peer = peer.attack_single_run(x, y)
+    x_ours = attacks.square(network, x, y, threat=threat, stream=chance, queries=200)
+    clean, theirs, ours = (losses.signed_margin(network(z), y).clamp_min(0).mean() for z in (x, x_peer, x_ours))
+    assert float(ours) <= float(theirs) + 0.1 * float(clean)
+
+
+def test_worst_case_has_the_verdict_of_autoattack(network: nn.Module, images: tuple[Tensor, Tensor, Stream]) -> None:
+    """The whole list with smaller budgets: the same images stand, up to one."""
+    pyautoattack = pytest.importorskip("pyautoattack")
+    x, y, chance = images[0][:16], images[1][:16], images[2][:16]
+    peer = pyautoattack.AutoAttack(network, norm="Linf", eps=8 / 255, version="custom", device="cpu", seed=0,
+                                   attacks=["apgd-ce", "apgd-t"])
+    peer.apgd.n_restarts, peer.apgd_targeted.n_restarts = 1, 1
+    peer.apgd_targeted.n_target_classes = 3
+    x_peer, _ = peer.run_standard_evaluation(x, y, batch_size=16)
+    theirs = _broken(network, x_peer, y)
+    threat = Threat("linf", 8 / 255)
+    fast = _broken(network, attacks.auto_attack(network, x, y, threat=threat, stream=chance, version="fast"), y)
+    same = attacks.Fold((attacks.Apgd(), *(attacks.Targeted(rank) for rank in (1, 2, 3))))
+    ours = _broken(network, same(network, x, y, threat=threat, stream=chance), y)
+    assert bool(theirs.any()) and not bool(theirs.all())
+    assert int((ours != theirs).sum()) <= 1
+    assert int((theirs & ~fast).sum()) == 0 and int((fast & ~theirs).sum()) <= 1
+
+
+def test_foolbox_is_not_stronger(network: nn.Module, images: tuple[Tensor, Tensor, Stream]) -> None:
+    foolbox = pytest.importorskip("foolbox")
+    x, y, chance = images
+    bound = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
+    attack = foolbox.attacks.LinfPGD(steps=20, rel_stepsize=0.125)
+    torch.manual_seed(0)
+    _, _, broken = attack(bound, x, y, epsilons=8 / 255)
+    ours = _broken(network, attacks.apgd(network, x, y, threat=Threat("linf", 8 / 255), stream=chance, steps=20), y)
+    assert int(ours.sum()) >= int(broken.sum()) - 1
+
+
+def test_torchattacks_is_not_stronger(network: nn.Module, images: tuple[Tensor, Tensor, Stream]) -> None:
+    torchattacks = pytest.importorskip("torchattacks", exc_type=ImportError)
+    x, y, chance = images
+    torch.manual_seed(0)
+    theirs = _broken(network, torchattacks.APGD(network, eps=8 / 255, steps=20, loss="ce")(x, y), y)
+    ours = _broken(network, attacks.apgd(network, x, y, threat=Threat("linf", 8 / 255), stream=chance, steps=20), y)
+    assert int(ours.sum()) >= int(theirs.sum()) - 1
+
+
+def test_foreign_code_attacks_through_the_wrapper(network: nn.Module, images: tuple[Tensor, Tensor, Stream]) -> None:
+    """pyautoattack against a model that answers one-hot and has no gradient of its own.
+
+    A flat loss tells it nothing about progress, so it is weaker than on the network itself, but not blind.
+    """
+    apgd = pytest.importorskip("pyautoattack.autopgd_base")
+    x, y = images[0], images[1]
+
+    class Hard(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                z = network(x)
+            return torch.zeros_like(z).scatter(1, z.argmax(dim=1, keepdim=True), 9.0)
+
+    def run(model: nn.Module) -> int:
+        peer = apgd.APGDAttack(model, n_iter=20, norm="Linf", eps=8 / 255, loss="ce", device="cpu", seed=0)
+        return int(_broken(network, peer.perturb(x, y), y).sum())
+
+    assert run(attacks.straight_through(Hard(), network)) >= run(network) / 2 > 0
