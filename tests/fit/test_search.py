@@ -9,64 +9,78 @@ import torch
 from equipoise.checks import InputError
 from equipoise.fit import lose_at_most
 from equipoise.fit.cache import checked
-from equipoise.fit.search import LIMITS, Box, Search
-from equipoise.fit.tables import Tabulate
+from equipoise.fit.search import LIMITS, Box, Search, families
+from equipoise.fit.tables import Family, Tabulate
 
 TARGET = lose_at_most(5.0)
 
 
 def test_the_grid_is_all_combinations() -> None:
-    search = Search(synthetic_logits.make(), "gelu-monotone", rule="nuts")
+    search = Search(synthetic_logits.make())
     assert len(search.landscape) == 512 and len({tuple(row) for row in search.landscape.candidates.tolist()}) == 512
     assert search.landscape.candidates[:8, 1:].unique(dim=0).shape[0] == 1, "s runs fastest"
 
 
-def test_the_best_keeps_its_promise_on_the_images_that_chose_it() -> None:
+def test_the_choice_keeps_its_promise_on_the_images_that_made_it() -> None:
     cache = synthetic_logits.make()
-    search = Search(cache, "gelu-monotone")
+    search = Search(cache, families("auto", cache, "gelu-monotone"))
     search.refine(TARGET)
-    scored = search.scored(TARGET)
+    choice = search.choose(TARGET)
+    assert choice is not None
+    scored = search.scored(TARGET, search.tables[choice.family])
     best = scored.best
+    assert torch.equal(scored.table.candidates[best], choice.candidate)
     lost = int((scored.table.margins[best] <= scored.q[best]).sum())
-    assert lost <= TARGET.allowed(len(cache), int(cache.standing.sum())) and lost > 0
+    assert 0 < lost <= TARGET.allowed(len(cache), int(cache.standing.sum()))
     own = float((cache.clean.argmax(1) == cache.labels).float().mean())
-    assert float(scored.worth[best]) > own
+    assert choice.worth > own and choice.map()(cache.clean).shape == cache.clean.shape
 
 
-def test_refinement_and_more_rules_never_do_worse() -> None:
+def test_refinement_never_does_worse_and_follows_the_seed() -> None:
     cache = synthetic_logits.make()
-    found = {}
-    for rule in ("nuts", "switch", "auto"):
-        search = Search(cache, "gelu-monotone", rule=rule)
-        before = float(search.scored(TARGET).worth.amax())
+    found = []
+    for _ in range(2):
+        search = Search(cache, families("switch", cache, "gelu-monotone"))
+        before = {family: search.scored(TARGET, table).worth.amax() for family, table in search.tables.items()}
         search.widen(TARGET)
         search.refine(TARGET)
-        found[rule] = float(search.scored(TARGET).worth.amax())
-        assert found[rule] >= before
-    again = Search(cache, "gelu-monotone", rule="switch")
-    again.widen(TARGET)
-    again.refine(TARGET)
-    assert float(again.scored(TARGET).worth.amax()) == found["switch"], "a function of the seed"
+        after = {family: search.scored(TARGET, table).worth.amax() for family, table in search.tables.items()}
+        assert all(after[family] >= before[family] for family in before)
+        found.append(after)
+    assert found[0] == found[1]
+
+
+def test_families_by_rule() -> None:
+    cache = synthetic_logits.make()
+    nuts, switch, auto = (families(rule, cache, "relu") for rule in ("nuts", "switch", "auto"))
+    assert nuts == [Family("relu")] and auto == nuts + switch
+    assert all(family.rivals == 0 and family.unit > 0 for family in switch) and not switch[-1].free
+    single = Search(cache, switch[-1:])
+    assert bool((single.landscape.candidates[:, 1:] == torch.tensor([1.0, 0.0])).all())
+    with pytest.raises(InputError, match="did you mean 'nuts'"):
+        families("nutz", cache, "relu")
 
 
 def test_edges_are_said_and_widened() -> None:
     narrow = Box(s=(0.05, 0.06), p=(1.0, 1.1), c=(-0.1, 0.0), steps=3)
-    search = Search(synthetic_logits.make(), "gelu-monotone", rule="nuts", start=narrow)
+    search = Search(synthetic_logits.make(), start=narrow)
     search.widen(TARGET)
     assert search.notes and all("edge of the box" in note for note in search.notes)
-    assert search.box != narrow and len(search.landscape) == 27 < len(search.table)
-    for ends, (least, most) in zip((search.box.s, search.box.p, search.box.c), LIMITS, strict=True):
+    box = search.boxes[Family()]
+    assert box != narrow and len(search.landscape) == 27 < len(search.tables[Family()])
+    for ends, (least, most) in zip((box.s, box.p, box.c), LIMITS, strict=True):
         assert least <= ends[0] < ends[1] <= most
 
 
 def test_reordering_candidates_are_rejected() -> None:
     cache = synthetic_logits.make()
     low = Box(s=(0.5, 2.0), p=(1.0, 2.0), c=(-2.5, -1.5), steps=4)
-    scored = Search(cache, "gelu", rule="nuts", start=low).scored(TARGET)
-    assert scored.rejected["reorders the robust model's classes"] > 0
+    search = Search(cache, [Family("gelu")], start=low)
+    scored = search.scored(TARGET, search.landscape)
+    reason = "reorders the robust model's classes"
+    assert scored.rejected[reason] == search.rejected(TARGET)[reason] > 0
     assert bool((scored.table.reordered[scored.worth.isfinite()] == 0).all())
-    kept = Search(cache, "gelu-monotone", rule="nuts", start=Box()).scored(TARGET)
-    assert kept.rejected["reorders the robust model's classes"] == 0
+    assert Search(cache).rejected(TARGET)[reason] == 0
 
 
 def test_fragile_thresholds_are_rejected() -> None:
@@ -74,22 +88,21 @@ def test_fragile_thresholds_are_rejected() -> None:
     cache = synthetic_logits.make()
     cache = dataclasses.replace(cache, attacked=torch.cat([cache.clean.unsqueeze(0), cache.attacked]))
     cache.attacked[0] = cache.clean.mean(1, keepdim=True) + 1e-3 * torch.nn.functional.one_hot(cache.labels, 6)
-    scored = Search(cache, "gelu-monotone", rule="nuts", start=tiny).scored(lose_at_most(1.0))
-    assert scored.rejected["threshold too near to 0 or 1"] == len(scored.table)
+    search = Search(cache, [Family(unit=1.0)], start=tiny)
+    assert search.rejected(lose_at_most(1.0))["threshold too near to 0 or 1"] == len(search.landscape)
+    assert search.choose(lose_at_most(1.0)) is None
 
 
 def test_the_papers_objective_needs_no_accurate_model() -> None:
     cache = synthetic_logits.make()
-    search = Search(cache, "gelu-monotone", "surrogate", rule="nuts")
-    scored = search.scored(TARGET)
+    search = Search(cache, objective="surrogate")
+    scored = search.scored(TARGET, search.landscape)
     wrong = cache.clean.argmax(1) != cache.labels
-    top = torch.softmax(cache.clean, 1).topk(2, dim=1).values
-    assert top.shape == (300, 2)
-    blind = Tabulate(dataclasses.replace(cache, accurate=None), "gelu-monotone").one(scored.table.candidates[3])
+    blind = Tabulate(dataclasses.replace(cache, accurate=None)).one(Family(), scored.table.candidates[3])
     expected = float((blind.gaps[0][wrong] <= scored.q[3]).float().mean())
     assert float(scored.plain[3]) == pytest.approx(expected)
     with pytest.raises(InputError, match="`objective` must be surrogate without an accurate model"):
-        Search(dataclasses.replace(cache, accurate=None), "gelu-monotone", "mixture")
+        Search(dataclasses.replace(cache, accurate=None))
 
 
 def test_halves_part_the_images() -> None:

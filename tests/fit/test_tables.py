@@ -10,28 +10,24 @@ from hypothesis import strategies as st
 
 from equipoise.fit.cache import ANY, Cache
 from equipoise.fit.tables import Family, Tabulate
-from equipoise.mixing import LogitMap, MixedClassifier
+from equipoise.mixing import MixedClassifier
 
-FAMILIES = [Family(), Family(0.0), Family(0.5), Family(0.0, 1.3), Family(1.0, 0.7)]
-
-
+RIVALS_AND_UNITS = [(1.0, 0.0), (0.0, 0.0), (0.5, 0.0), (0.0, 1.3), (1.0, 0.7)]
 
 
-def _map(family: Family, clamp: str, s: float, p: float, c: float) -> LogitMap:
-    return LogitMap(s, p, c, clamp, rivals=family.rivals, unit=family.unit or None)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("rivals", "unit"), RIVALS_AND_UNITS)
 @pytest.mark.parametrize("clamp", ["gelu", "gelu-monotone", "relu"])
-def test_margins_and_gaps_of_the_map_itself(family: Family, clamp: str) -> None:
+def test_margins_and_gaps_of_the_map_itself(rivals: float, unit: float, clamp: str) -> None:
+    family = Family(clamp, rivals, unit)
     cache = synthetic_logits.make(60)
     assert cache.accurate is not None
-    table = Tabulate(cache, clamp).grid(family, torch.tensor([0.5, 3.0]), torch.tensor([1.0, 2.5]),
-                                        torch.tensor([-0.6, 0.2]))
-    assert len(table) == 8 and table.candidates.shape == (8, 5)
+    table = Tabulate(cache).grid(family, torch.tensor([0.5, 3.0]), torch.tensor([1.0, 2.5]), torch.tensor([-0.6, 0.2]))
+    assert len(table) == 8 and table.candidates.shape == (8, 3)
     kept = cache.standing
-    for row, candidate in enumerate(table.candidates.tolist()):
-        chosen = _map(family, clamp, *candidate[:3])
+    for row, candidate in enumerate(table.candidates):
+        chosen = family.map(candidate)
         clean = chosen(cache.clean).softmax(1)
         own = cache.clean.argmax(1, keepdim=True)
         if int(table.reordered[row]):
@@ -47,14 +43,15 @@ def test_margins_and_gaps_of_the_map_itself(family: Family, clamp: str) -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(0, 10**6), st.floats(0.01, 0.99), st.sampled_from(FAMILIES))
-def test_gaps_decide_as_the_mixture_does(seed: int, q: float, family: Family) -> None:
+@given(st.integers(0, 10**6), st.floats(0.01, 0.99), st.sampled_from(RIVALS_AND_UNITS))
+def test_gaps_decide_as_the_mixture_does(seed: int, q: float, numbers: tuple[float, float]) -> None:
+    family = Family("gelu-monotone", *numbers)
     cache = synthetic_logits.make(40, seed=seed)
     assert cache.accurate is not None and cache.soft is not None
-    numbers = (torch.tensor([2.0]), torch.tensor([2.0]), torch.tensor([-0.4]))
-    table = Tabulate(cache, "gelu-monotone").grid(family, *numbers)
+    candidate = torch.tensor([2.0, 2.0, -0.4])
+    table = Tabulate(cache).one(family, candidate)
     mixture = MixedClassifier(torch.nn.Identity(), torch.nn.Identity(), 1 / (1 + q), hard=True,
-                              logit_map=_map(family, "gelu-monotone", 2.0, 2.0, -0.4))
+                              logit_map=family.map(candidate))
     mixture.accurate = _Given(cache.soft)
     told = mixture(cache.clean).argmax(1)
     near = (table.gaps[0] - q).abs() < 1e-5
@@ -73,21 +70,21 @@ class _Given(torch.nn.Module):
 
 def test_what_the_accurate_model_says_at_attacked_points() -> None:
     cache = synthetic_logits.make(60)
-    look = Tabulate(cache, "gelu-monotone")
+    look = Tabulate(cache)
     whatever = dataclasses.replace(cache, said=torch.full(cache.attacked.shape[:2], ANY))
     right = dataclasses.replace(cache, said=cache.labels.expand(len(cache.attacked), -1))
     other = dataclasses.replace(cache, said=(cache.labels.expand(len(cache.attacked), -1) + 1) % 6)
     grid = (Family(), torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([-0.4]))
     worst = look.grid(*grid).margins
-    assert torch.equal(Tabulate(whatever, "gelu-monotone").grid(*grid).margins, worst)
-    assert bool(Tabulate(right, "gelu-monotone").grid(*grid).margins.isinf().all())
-    named = Tabulate(other, "gelu-monotone").grid(*grid).margins
+    assert torch.equal(Tabulate(whatever).grid(*grid).margins, worst)
+    assert bool(Tabulate(right).grid(*grid).margins.isinf().all())
+    named = Tabulate(other).grid(*grid).margins
     assert bool((named >= worst).all()) and bool((named > worst).any())
 
 
 def test_gelu_that_reorders_is_counted() -> None:
     clean = torch.tensor([[1.0, 0.8, 0.8, 0.8, 0.8, -4.0]])
     cache = Cache(clean, clean.unsqueeze(0), torch.tensor([0]), torch.tensor([0]), torch.tensor([1]))
-    grid = (Family(), torch.tensor([1.0]), torch.tensor([1.0]), torch.tensor([-1.4]))
-    assert int(Tabulate(cache, "gelu").grid(*grid).reordered[0]) == 2
-    assert int(Tabulate(cache, "gelu-monotone").grid(*grid).reordered[0]) == 0
+    candidate = torch.tensor([1.0, 1.0, -1.4])
+    assert int(Tabulate(cache).one(Family("gelu"), candidate).reordered[0]) == 2
+    assert int(Tabulate(cache).one(Family("gelu-monotone"), candidate).reordered[0]) == 0

@@ -92,9 +92,9 @@ def trade_off(fit: Fit) -> dict[str, NDArray[Any]]:
         lost = allowed(points / 100, len(cache))
         if lost < 0 or lost >= standing:
             continue
-        scored = fit.search.scored(lose_at_most(points))
-        if bool(scored.worth.isfinite().any()):
-            table = Tabulate(cache, fit.search.clamp).one(scored.table.candidates[scored.best])
+        choice = fit.search.choose(lose_at_most(points))
+        if choice is not None:
+            table = Tabulate(cache).one(choice.family, choice.candidate)
             q = threshold(table.margins[0], lost)
             by_accurate = table.gaps[0] <= q
             right = cache.clean.argmax(dim=1) == cache.labels

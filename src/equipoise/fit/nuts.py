@@ -15,15 +15,14 @@ from equipoise.data import Dataset
 from equipoise.fit.cache import ANY, Cache, checked
 from equipoise.fit.points import Bench, Strength
 from equipoise.fit.promise import Target, lose_at_most, threshold
-from equipoise.fit.search import FRAGILE, Search
-from equipoise.fit.tables import Tabulate
+from equipoise.fit.search import FRAGILE, Choice, Search, families
+from equipoise.fit.tables import Family, Tabulate
 from equipoise.mixing import Fitted, LogitMap, MixedClassifier, Point
 from equipoise.mixing.frontier import non_dominated
 from equipoise.threat import Threat
 
 POINTS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # of robust accuracy: the targets of a frontier
 AGAINST = ("any", "pair")
-NORMED = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64)  # the layer norm alone
 
 
 @dataclass(frozen=True)
@@ -124,19 +123,17 @@ def _searched(
     if both:
         cache = _join(bench, cache, LogitMap(1.0, 1.0, 0.0, "linear"), both)
     for number in range(settings.rounds + 1):
-        search = Search(cache.halves(settings.seed)[0], settings.clamp, settings.objective, settings.rule,
-                        settings.seed)
+        half = cache.halves(settings.seed)[0]
+        search = Search(half, families(settings.rule, half, settings.clamp), settings.objective, settings.seed)
         search.widen(target)
         search.refine(target)
-        scored = search.scored(target)
-        if settings.like is not None:
-            break
-        if not bool(scored.worth.isfinite().any()):
+        choice = search.choose(target)
+        if settings.like is not None or choice is None:
             break
         if number < settings.rounds:
-            chosen = _map(scored.table.candidates[scored.best], settings.clamp)
-            notes.append(f"round {number + 1}: {chosen.extra_repr()} reached {100 * float(scored.worth.amax()):.1f} % "
-                         "on the choosing half; its mapped model was attacked again")
+            chosen = choice.map()
+            notes.append(f"round {number + 1}: {chosen.extra_repr()} reached {100 * choice.worth:.1f} % on the "
+                         "choosing half; its mapped model was attacked again")
             cache = _join(bench, cache, chosen, both)
     notes += search.notes
     return search, cache
@@ -158,11 +155,6 @@ def _join(bench: Bench, cache: Cache, logit_map: LogitMap, both: bool, said: boo
     return checked(cache.join(points, named))
 
 
-def _map(candidate: Tensor, clamp: str) -> LogitMap:
-    s, p, c, rivals, unit = candidate.tolist()
-    return LogitMap(s, p, c, clamp, rivals=rivals, unit=unit or None)
-
-
 @dataclass
 class _Promised:
     """From the search on one half to thresholds on the other."""
@@ -178,23 +170,19 @@ class _Promised:
     def point(self, target: Target) -> tuple[Point, float] | None:
         """The map of the choosing half with the threshold of the other, and the clean accuracy there."""
         like = self.settings.like
-        if like is None:
-            scored = self.search.scored(target)
-            if not bool(scored.worth.isfinite().any()):
-                return None
-            candidate, clamp = scored.table.candidates[scored.best], self.search.clamp
-        else:
-            candidate, clamp = like.numbers.clone(), like.clamp
-            candidate[4] = 0.0 if like.normed else candidate[4]
-        look = Tabulate(self.kept, clamp)
-        table = look.one(candidate)
+        choice = self.search.choose(target) if like is None else _taken(like)
+        if choice is None:
+            return None
+        look = Tabulate(self.kept)
+        table = look.one(choice.family, choice.candidate)
         q = float(threshold(table.margins[0], target.allowed(len(self.kept), look.kept)))
         if not FRAGILE <= q <= 1 - FRAGILE:
             return None
-        clean = self._clean(table.gaps[0] <= q)
-        s, p, c, rivals, unit = candidate.tolist()
+        s, p, c = choice.candidate.tolist()
         share = target.share * (look.kept / len(self.kept) if target.of_robust else 1)
-        return Point(share, clean, 1 / (1 + q), clamp, s, p, c, rivals, unit), q
+        family = choice.family
+        return Point(share, self._clean(table.gaps[0] <= q), 1 / (1 + q), family.clamp, s, p, c, family.rivals,
+                     family.unit), q
 
     def _clean(self, by_accurate: Tensor) -> float:
         right = self.kept.clean.argmax(dim=1) == self.kept.labels
@@ -209,15 +197,15 @@ class _Promised:
 
     def surrogate_alpha(self) -> float:
         """α_d of the auxiliary mixture: the same promise with the layer norm alone [Bai2024NUTS, B.2.1]."""
-        look = Tabulate(self.cache, "linear")
-        table = look.one(NORMED)
+        look = Tabulate(self.cache)
+        table = look.one(Family("linear"), torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64))
         return 1 / (1 + float(threshold(table.margins[0], self.target.allowed(len(self.cache), look.kept))))
 
     def fit(self, accurate: nn.Module, robust: nn.Module, data: Dataset, notes: list[str]) -> Fit:
         kept, look_kept = len(self.kept), int(self.kept.standing.sum())
         own = float((self.kept.clean.argmax(dim=1) == self.kept.labels).float().mean())
         numbers = {"robust_clean": own, "robust_attacked": look_kept / kept}
-        rejected = self.search.scored(self.target).rejected
+        rejected = self.search.rejected(self.target)
         made = self.point(self.target)
         if self.target.allowed(kept, look_kept) < 0:
             why = f"{kept} images are too few to promise {self.target}"
@@ -240,6 +228,11 @@ class _Promised:
         alone = MixedClassifier(accurate, robust, 1.0, hard=True, fitted=Fitted.on(data, promise)).eval()
         return Fit(alone, False, promise, numbers | {"clean": own, "q": 0.0, "alpha": 1.0}, rejected, notes,
                    self.target, self.search, self.cache)
+
+
+def _taken(like: LogitMap) -> Choice:
+    s, p, c, rivals, unit = like.numbers.tolist()
+    return Choice(Family(like.clamp, rivals, 0.0 if like.normed else unit), torch.tensor([s, p, c], dtype=torch.float64), 0.0)
 
 
 def _against(mode: str) -> str:

@@ -12,14 +12,34 @@ import torch
 from torch import Tensor
 
 from equipoise.fit.cache import ANY, Cache
+from equipoise.mixing import LogitMap
 from equipoise.mixing.logit_maps import CLAMPS, centred, layer_norm, power
+
+
+@dataclass(frozen=True)
+class Family:
+    """Maps that differ in s, p and c only, or in s only."""
+
+    clamp: str = "gelu-monotone"
+    rivals: float = 1.0
+    unit: float = 0.0  # 0 is the layer norm
+    free: bool = True  # p and c are searched; otherwise they stay 1 and 0
+
+    def __str__(self) -> str:
+        kind = "maps that weigh every class" if self.rivals else "maps that ask only how sure the robust model is"
+        return f"{kind}, of {'its logits' if self.unit else 'its normed logits'}{'' if self.free else ', one number'}"
+
+    def map(self, candidate: Tensor) -> LogitMap:
+        """(s, p, c) → the map."""
+        s, p, c = candidate.tolist()
+        return LogitMap(s, p, c, self.clamp, rivals=self.rivals, unit=self.unit or None)
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
     """G maps on the images of a cache."""
 
-    candidates: Tensor  # (G, 5): s, p, c, rivals, unit (0 is the layer norm)
+    candidates: Tensor  # (G, 3): s, p, c
     margins: Tensor  # (G, R) of every image that h keeps: the threshold from which on it is lost
     gaps: Tensor  # (G, N) on clean images: the threshold from which on g answers instead of h
     reordered: Tensor  # (G,) images, clean or attacked, on which the map changes h's answer
@@ -33,25 +53,16 @@ class Table:
         return Table(*(torch.cat(pair) for pair in pairs))
 
 
-@dataclass(frozen=True)
-class Family:
-    """Maps that differ in s, p and c only."""
-
-    rivals: float = 1.0
-    unit: float = 0.0  # 0 is the layer norm
-
-
 class Tabulate:
-    """Candidates → :class:`Table`, for one cache and one clamp.
+    """Candidates → :class:`Table`, for one cache.
 
     A clean image's gap is r_top − r_j for the class j that g says, or without g for the runner-up; the margin
     of an attacked point is r_y − r_j for what g says there, or for the worst that g could say.
     """
 
-    def __init__(self, cache: Cache, clamp: str) -> None:
-        self.clamp = CLAMPS[clamp]
+    def __init__(self, cache: Cache) -> None:
         kept = cache.standing.nonzero().squeeze(1)
-        self.points, self.kept = cache.attacked.shape[0], len(kept)
+        self.points, self.kept, self.rows = cache.attacked.shape[0], len(kept), kept
         at = cache.attacked[:, kept].reshape(-1, cache.clean.shape[1]).float()
         y = cache.labels[kept].repeat(self.points)
         top = cache.clean.argmax(dim=1)
@@ -67,26 +78,25 @@ class Tabulate:
         pairs = torch.cartesian_prod(shifts, powers)[:, [1, 0]]
         return self.at(family, pairs, scales.expand(len(pairs), -1))
 
-    def one(self, candidate: Tensor) -> Table:
-        """A single candidate (5,)."""
-        family = Family(float(candidate[3]), float(candidate[4]))
-        return self.at(family, candidate[1:3].unsqueeze(0), candidate[:1].unsqueeze(0))
+    def one(self, family: Family, candidate: Tensor) -> Table:
+        """A single candidate (s, p, c)."""
+        return self.at(family, candidate[1:].unsqueeze(0), candidate[:1].unsqueeze(0))
 
     def at(self, family: Family, pairs: Tensor, scales: Tensor) -> Table:
         """(M, 2) pairs (p, c), each with its (M, S) scales: G = M·S candidates."""
         if family.unit not in self.scaled:
             self.scaled[family.unit] = [centred(z, family.unit) if family.unit else layer_norm(z) for z in self.logits]
         clean, attacked = self.scaled[family.unit]
+        clamp = CLAMPS[family.clamp]
         margins, gaps, reordered = [], [], []
         for (p, c), s in zip(pairs.tolist(), scales.float(), strict=True):
-            v, w = (power(self.clamp(u + c), p) for u in (clean, attacked))
+            v, w = (power(clamp(u + c), p) for u in (clean, attacked))
             gaps.append(self._gap(v, s, family.rivals))
             margins.append(self._margin(w, s, family.rivals))
             changed = sum((u[:, 0] < u[:, 1:].amax(dim=1)).sum() for u in (v, w))
             reordered.append(torch.as_tensor(changed).expand(len(s)))
-        rest = torch.tensor([family.rivals, family.unit], dtype=torch.float64).expand(scales.numel(), 2)
         spread = pairs.repeat_interleave(scales.shape[1], dim=0)
-        candidates = torch.cat([scales.reshape(-1, 1), spread, rest], dim=1).double()
+        candidates = torch.cat([scales.reshape(-1, 1), spread], dim=1).double()
         return Table(candidates, torch.cat(margins), torch.cat(gaps), torch.cat(reordered))
 
     def _gap(self, v: Tensor, s: Tensor, rivals: float) -> Tensor:
