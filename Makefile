@@ -5,38 +5,39 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 
 .PHONY: demo test lint types fast doctest bench clean
 
-demo: .stamps/demo
+demo: .venv/.demo
 	$(BIN)/equipoise demo --out runs/demo
 
 test: lint types fast doctest
 
-lint: .stamps/dev
+lint: .venv/.dev
 	$(BIN)/ruff check .
 
-types: .stamps/dev
+types: .venv/.dev
 	$(BIN)/mypy
 
-fast: .stamps/dev
+fast: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not gpu"
 
-doctest: .stamps/dev
+doctest: .venv/.dev
 	$(BIN)/pytest -q --doctest-modules src
 
-bench: .stamps/dev
-	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
+bench: .venv/.dev
+	for file in $(wildcard benchmarks/*.py); do $(BIN)/python $$file || exit 1; done
 
 clean:
-	rm -rf .venv .stamps .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 
 .venv:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv .venv
 
-# A stamp is renewed when what it installs from has changed; either may come first.
-.stamps/demo: pyproject.toml constraints.txt | .venv
+# The stamps lie inside the environment, so that they go with it. One is renewed when what it installs
+# from has changed; either may come first.
+.venv/.demo: pyproject.toml constraints.txt | .venv
 	$(INSTALL) -e .
-	mkdir -p .stamps && touch $@
+	touch $@
 
-.stamps/dev: pyproject.toml constraints.txt | .venv
+.venv/.dev: pyproject.toml constraints.txt | .venv
 	$(INSTALL) -e '.[dev]'
-	mkdir -p .stamps && touch $@
+	touch $@

@@ -10,7 +10,8 @@ from equipoise import geometry
 from equipoise.rng import stream
 from equipoise.threat import NORMS, Threat
 
-threats = st.builds(Threat, st.sampled_from(NORMS), st.floats(1e-3, 4))
+threats = st.one_of(st.builds(Threat, st.sampled_from(NORMS), st.floats(1e-3, 1)),
+                    st.builds(Threat, st.just("l2"), st.floats(1, 4)))
 
 
 def _images(seed: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,5 +1,19 @@
 """`python -m equipoise` is the command `equipoise`."""
 
-from equipoise.cli.main import main
+import sys
 
-main()
+
+def main() -> None:
+    """Entry point; loading takes seconds, in which Ctrl-C is no less an answer than later."""
+    try:
+        from equipoise.cli.main import run
+
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        print("equipoise: stopped", file=sys.stderr)
+        code = 130
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -20,6 +20,10 @@ class InputError(ValueError):
     """A value from outside that cannot be used; its text is one sentence for the user."""
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def require(ok: bool, name: str, must: str, got: object) -> None:
     """Raise "`name` must …, got …" unless `ok`."""
     if not ok:
@@ -30,7 +34,7 @@ def fraction(name: str, text: str | float) -> float:
     """Read "8/255", "0.03" or a number; nothing is evaluated."""
     try:
         value = float(Fraction(text.replace(" ", ""))) if isinstance(text, str) else float(text)
-    except (ValueError, ZeroDivisionError, OverflowError):
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError):
         raise InputError(f"`{name}` must be a number or a fraction such as 8/255, got {text!r}") from None
     require(math.isfinite(value), name, "be finite", text)
     return value
@@ -38,25 +42,26 @@ def fraction(name: str, text: str | float) -> float:
 
 def positive(name: str, value: float) -> float:
     """A finite number above zero."""
-    require(math.isfinite(value) and value > 0, name, "be positive", value)
+    require(_is_number(value) and math.isfinite(value) and value > 0, name, "be positive", value)
     return value
 
 
 def whole(name: str, value: int, *, least: int = 0) -> int:
     """A whole number of at least `least`."""
-    require(isinstance(value, int) and value >= least, name, f"be a whole number of at least {least}", value)
+    ok = _is_number(value) and isinstance(value, int) and value >= least
+    require(ok, name, f"be a whole number of at least {least}", value)
     return value
 
 
 def within(name: str, value: float, low: float, high: float) -> float:
     """A number in the closed interval [low, high]."""
-    require(low <= value <= high, name, f"lie in [{low:g}, {high:g}]", value)
+    require(_is_number(value) and low <= value <= high, name, f"lie in [{low:g}, {high:g}]", value)
     return value
 
 
 def strictly_within(name: str, value: float, low: float, high: float) -> float:
     """A number in the open interval (low, high)."""
-    require(low < value < high, name, f"lie in ({low:g}, {high:g})", value)
+    require(_is_number(value) and low < value < high, name, f"lie in ({low:g}, {high:g})", value)
     return value
 
 
@@ -65,13 +70,14 @@ def one_of(name: str, value: str, options: Iterable[str]) -> str:
     names = sorted(options)
     if value in names:
         return value
-    near = difflib.get_close_matches(value, names, n=1)
+    near = difflib.get_close_matches(str(value), names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise InputError(f"`{name}` must be one of {', '.join(names)}, got {value!r}{hint}")
 
 
 def images(x: Tensor, name: str = "images") -> Tensor:
     """(B, C, H, W) floating point, every value in [0, 1]."""
+    require(isinstance(x, Tensor), name, "be a tensor", type(x).__name__)
     require(x.dim() == 4, name, "have shape (B, C, H, W)", tuple(x.shape))
     require(x.is_floating_point(), name, "be floating point in [0, 1]", str(x.dtype))
     if x.numel():
@@ -83,8 +89,9 @@ def images(x: Tensor, name: str = "images") -> Tensor:
 
 def labels(y: Tensor, classes: int, count: int | None = None, name: str = "labels") -> Tensor:
     """(B,) whole numbers in [0, classes)."""
-    require(y.dim() == 1 and not y.is_floating_point(), name, "be whole numbers of shape (B,)",
-            f"{y.dtype} of shape {tuple(y.shape)}")
+    require(isinstance(y, Tensor), name, "be a tensor", type(y).__name__)
+    ok = y.dim() == 1 and not y.is_floating_point() and y.dtype != torch.bool
+    require(ok, name, "be whole numbers of shape (B,)", f"{y.dtype} of shape {tuple(y.shape)}")
     if count is not None:
         require(len(y) == count, name, f"be as many as the images, {count}", len(y))
     if y.numel():
@@ -95,6 +102,7 @@ def labels(y: Tensor, classes: int, count: int | None = None, name: str = "label
 
 def logits(z: Tensor, count: int, name: str = "logits") -> Tensor:
     """(count, K) with K ≥ 2 and no NaN."""
+    require(isinstance(z, Tensor), name, "be one tensor", type(z).__name__)
     ok = z.dim() == 2 and z.shape[0] == count and z.shape[1] >= 2
     require(ok, name, f"have shape ({count}, K) with K ≥ 2", tuple(z.shape))
     require(not bool(torch.isnan(z.detach()).any()), name, "not contain NaN", "NaN")

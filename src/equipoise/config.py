@@ -53,8 +53,10 @@ def _value(value: Any) -> str:
     match value:
         case bool():
             return "true" if value else "false"
-        case float() | int():
-            return repr(value)
+        case float():
+            return repr(float(value))  # a numpy float is a float, too, and writes itself otherwise
+        case int():
+            return repr(int(value))
         case str() | Path():
             return json.dumps(str(value), ensure_ascii=False)
         case list() | tuple():

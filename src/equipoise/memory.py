@@ -15,7 +15,7 @@ T = TypeVar("T")
 def in_batches(work: Callable[[slice], T], count: int, batch_size: int) -> Iterator[tuple[slice, T]]:
     """Call `work` on consecutive slices of 0 … count − 1 and yield each slice with its result.
 
-    Chance follows the image (:mod:`equipoise.rng`), so a smaller batch changes the speed and nothing else.
+    Chance follows the image (:mod:`equipoise.rng`), so a smaller batch changes speed and rounding only.
     """
     checks.whole("batch_size", batch_size, least=1)
     start = 0

@@ -52,8 +52,10 @@ class Run:
     def _claim(self, identity: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         told = self.folder / "run.toml"
         if told.exists():
-            there, here = _flat(config.read(told).get("identity", {})), _flat(identity)
-            for key in sorted(there.keys() | here.keys()):
+            asked_before = config.read(told).get("identity")
+            checks.require(isinstance(asked_before, dict), "identity", f"be a table in {told}", asked_before)
+            there, here = _flat(asked_before or {}), _flat(identity)
+            for key in {**here, **there}:
                 if there.get(key) != here.get(key):
                     raise checks.InputError(
                         f"`out` must be a new folder or belong to this run: {self.folder} has "
@@ -98,7 +100,7 @@ class Run:
         path = self.folder / "summary.json"
         told = {"schema": SCHEMA, "verb": verb, "seconds": round(seconds, 1), "results": list(results), **more}
         if path.exists():
-            there = json.loads(path.read_text())
+            there = summary(self.folder)
             if {**there, "seconds": 0} == {**json.loads(json.dumps(told)), "seconds": 0}:
                 return
         write(path, json.dumps(told, indent=1) + "\n")
@@ -115,7 +117,10 @@ def read(folder: Path | str) -> list[Row]:
     found: dict[tuple[Any, ...], Row] = {}
     merged = folder / "rows.jsonl"
     for path in [merged, *_parts(folder)] if merged.exists() else _parts(folder):
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        except UnicodeDecodeError:
+            raise checks.InputError(f"{path} must be JSON lines in UTF-8") from None
         for number, line in enumerate(lines, start=1):
             if path is not merged and number == len(lines) and not line.endswith("\n"):
                 continue
@@ -129,8 +134,9 @@ def summary(folder: Path | str) -> dict[str, Any]:
     path = Path(folder) / "summary.json"
     try:
         told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+    except (OSError, ValueError):
         raise checks.InputError(f"{folder} must be a finished run folder: no readable summary.json") from None
+    checks.require(isinstance(told, dict), "summary.json", f"be a table in {folder}", type(told).__name__)
     checks.require(told.get("schema") == SCHEMA, "schema", f"be {SCHEMA} in {path}", told.get("schema"))
     return told
 

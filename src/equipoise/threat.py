@@ -28,6 +28,8 @@ class Threat:
     def __init__(self, norm: str, eps: float | str) -> None:
         object.__setattr__(self, "norm", checks.one_of("norm", norm, NORMS))
         object.__setattr__(self, "eps", checks.positive("eps", checks.fraction("eps", eps)))
+        # Images lie in [0, 1]: a larger radius is a forgotten "/255".
+        checks.require(norm != "linf" or self.eps <= 1, "eps", "be at most 1 for linf (8/255, not 8)", eps)
 
     def eps_in(self, dtype: torch.dtype) -> float:
         """`eps` rounded down to `dtype`, so that a bound kept there also holds for the real number."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +87,12 @@ def test_another_model_or_threat_is_another_run(tmp_path: Path) -> None:
         _run(tmp_path / "run", Conditions(Threat("linf", 0.1), CONDITIONS.device))
     with pytest.raises(InputError, match=r"models\.m"):
         evaluate({"m": _model(1)}, _data(), attacks=ATTACKS, conditions=CONDITIONS, out=tmp_path / "run")
+    settings: list[dict[str, Any]] = [{"steps": 4}, {"steps": 3, "step_size": 0.1},
+                                      {"steps": 3, "surrogate": _model(1)}]
+    for other in (partial(pgd, **setting) for setting in settings):
+        with pytest.raises(InputError, match=r"attacks\.m, pgd"):
+            _run(tmp_path / "run", attacks={"pgd": other})
+    assert _run(tmp_path / "run", attacks={"pgd": partial(pgd, steps=3, restarts=1)}), "a default may be said"
 
 
 def test_out_of_memory_halves_the_batch(tmp_path: Path) -> None:
@@ -115,11 +122,33 @@ def test_subjects_with_alpha_have_rows_of_their_own(tmp_path: Path) -> None:
     assert {row["n"] for row in results} == {11}
 
 
-def test_bad_models() -> None:
-    with pytest.raises(InputError, match="`logits` must have shape"):
-        evaluate({"m": nn.Conv2d(3, 6, 1)}, _data(), attacks={}, conditions=CONDITIONS)
-    few = nn.Sequential(nn.Flatten(), nn.Linear(105, 3))
-    with pytest.raises(InputError, match=r"`labels` must lie in 0\.\.2"):
-        evaluate({"m": few}, _data(), attacks={}, conditions=CONDITIONS)
-    with pytest.raises(InputError, match="at least one model"):
-        evaluate({}, _data(), attacks={}, conditions=CONDITIONS)
+class Tuple(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        return x.flatten(1)[:, :6], 3
+
+
+def _cheat(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
+    return 1 - x
+
+
+@pytest.mark.parametrize(
+    ("named", "attacks", "message"),
+    [
+        ({}, {}, "at least one model"),
+        ({"m": nn.Conv2d(3, 6, 1)}, {}, "`logits of m` must have shape"),
+        ({"m": Tuple()}, {}, "`logits of m` must be one tensor, got 'tuple'"),
+        ({"m": nn.Linear(9, 6)}, {}, r"`m` must take images of shape \(3, 5, 7\), but raised RuntimeError"),
+        ({"m": nn.Sequential(nn.Flatten(), nn.Linear(105, 3))}, {}, "`m` must have as many classes as made, 6, got 3"),
+        ({"m": _model()}, {"clean": untouched}, "not use the name clean"),
+        ({"m": _model()}, {"worst": untouched}, "not use the name worst"),
+        ({"m": _model()}, {"cheat": _cheat}, "`cheat` must stay within"),
+    ],
+)
+def test_bad_models_and_attacks(named: dict[str, nn.Module], attacks: dict[str, Attack], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        evaluate(named, _data(), attacks=attacks, conditions=CONDITIONS)
+
+
+def test_images_that_stand_twice() -> None:
+    with pytest.raises(InputError, match="`images` must have an index each"):
+        evaluate({"m": _model()}, _data().take(torch.tensor([0, 1, 1])), attacks={}, conditions=CONDITIONS)

@@ -11,7 +11,7 @@ from equipoise.mixing import MixedClassifier
 from equipoise.models import checkpoint
 
 
-def _saved(folder: Path, alpha: float = 0.5) -> MixedClassifier:
+def _saved(folder: Path, alpha: float = 0.3) -> MixedClassifier:
     folder.mkdir()
     bases = [models.build("cnn", num_classes=6, image_shape=(3, 8, 8), seed=seed) for seed in (1, 2)]
     for name, base in zip(("accurate", "robust"), bases, strict=True):
@@ -28,8 +28,8 @@ def test_round_trip_also_after_a_move(tmp_path: Path) -> None:
     x = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     for reference in (f"mixture:{tmp_path}/moved", f"{tmp_path}/moved"):
         loaded = mixing.load(reference)
-        assert isinstance(loaded, MixedClassifier) and loaded.alpha == pytest.approx(0.5)
-        torch.testing.assert_close(loaded(x), mixture(x), rtol=1e-6, atol=1e-6)
+        assert isinstance(loaded, MixedClassifier) and loaded.alpha == 0.3
+        assert torch.equal(loaded(x), mixture(x))
 
 
 def test_a_base_that_changed_is_refused(tmp_path: Path) -> None:
@@ -42,8 +42,8 @@ def test_a_base_that_changed_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
-    [("alpha = ", "alfa = ", "did you mean 'alpha'"), ("alpha = 0.5", 'alpha = "x"', "`alpha` must be a number"),
-     ("alpha = 0.5", "alpha = 1.75", r"`alpha` must lie in \[0, 1\]"),
+    [("alpha = ", "alfa = ", "did you mean 'alpha'"), ("alpha = 0.3", 'alpha = "x"', "`alpha` must be a number"),
+     ("alpha = 0.3", "alpha = 1.75", r"`alpha` must lie in \[0, 1\]"),
      ("schema = 1", "schema = 9", "`schema` must be 1")],
 )
 def test_a_spoiled_folder(tmp_path: Path, old: str, new: str, message: str) -> None:

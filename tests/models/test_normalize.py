@@ -13,7 +13,7 @@ def images(channels: int = 3) -> torch.Tensor:
 
 
 def test_layer_standardises_every_channel() -> None:
-    mean, std = [0.1, 0.2, 0.3], [0.5, 0.25, 2.0]
+    mean, std = [0.1, 0.2, 0.3], [0.5, 0.25, 1.0]
     x = images()
     out = Normalize(mean, std)(x)
     for channel in range(3):
@@ -30,7 +30,7 @@ def test_nothing_is_clamped() -> None:
 
 
 def test_buffers_stand_at_the_root_and_do_not_learn() -> None:
-    module = Normalize([0.1, 0.2], [1.0, 2.0])
+    module = Normalize([0.1, 0.2], [1.0, 0.5])
     assert {key: tuple(value.shape) for key, value in module.state_dict().items()} == {
         "mean": (1, 2, 1, 1), "std": (1, 2, 1, 1)
     }
@@ -50,8 +50,10 @@ def test_another_number_of_channels_is_not_broadcast() -> None:
 
 @pytest.mark.parametrize(("mean", "std", "message"), [
     ([0.5, 0.5], [1.0], "`std` must hold 2 numbers"),
-    ([0.5], [0.0], "`std` must be positive"),
-    ([0.5], [-1.0], "`std` must be positive"),
+    ([0.5], [0.0], "`std` must lie in"),
+    ([0.5], [-1.0], "`std` must lie in"),
+    ([0.5], [62.0], "`std` must lie in"),
+    ([125.0], [0.5], "`mean` must lie in"),
     ([float("nan")], [1.0], "`mean` must be finite"),
 ])
 def test_bad_numbers_are_refused(mean: list[float], std: list[float], message: str) -> None:

@@ -49,20 +49,23 @@ def evaluate(
     """Clean and attacked accuracy of models on the same images; resumes where it stopped."""
     conditions = Conditions(Threat(norm, eps), pick(device), seed, batch_size, precision)
     checks.one_of("source", source, SOURCES)
-    settings = {"name": attack, "steps": steps, "restarts": restarts, "source": source}
+    for name, value in (("steps", steps), ("restarts", restarts)):
+        checks.require(value is None or value >= 1, name, "be a whole number of at least 1", value)
     chosen = attacks.named(attack, steps=steps, restarts=restarts)
     images = options.images(data, data_dir, split, start, count, every)
     subjects, pairs = [], []
     for reference in model:
         loaded = mixing.load(reference, arch=arch, mean=options.channels("mean", mean),
                              std=options.channels("std", std), num_classes=images.num_classes,
-                             image_shape=images.image_shape)
+                             image_shape=images.image_shape, seed=seed)
         names, compared = parts(reference, loaded, alone=len(model) == 1)
         pairs += compared
         for name, module in names.items():
             aimed = _aimed(chosen, surrogate(module, source))
             listed: dict[str, Attack] = {"clean": untouched, attack: aimed}
             subjects += [Subject(name, module, key, function) for key, function in listed.items()]
+    checks.require(source == "mix" or bool(pairs), "source", "be mix where no model is a mixture", source)
+    settings = {"command": options.command(), "references": list(model)}
     with parallel.started(conditions.device) as world:
         run = begin(out, subjects, images, conditions, settings)
         results = judge(subjects, images, conditions, run, pairs)

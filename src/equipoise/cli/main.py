@@ -12,7 +12,7 @@ import typer
 
 from equipoise import __version__, memory, progress
 from equipoise.checks import InputError
-from equipoise.cli import demo, evaluate, fit, report
+from equipoise.cli import certify, demo, evaluate, fit, report, train
 
 # Typer carries its own copy of click in some releases, so the base class is reached through Typer.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -27,7 +27,9 @@ app = typer.Typer(
 app.command()(demo.demo)
 app.command()(evaluate.evaluate)
 app.command("fit")(fit.fit_)
+app.command()(certify.certify)
 app.command()(report.report)
+app.add_typer(train.app)
 
 
 def _version(wanted: bool) -> None:
@@ -63,8 +65,8 @@ def run(arguments: Sequence[str]) -> int:
         if error.errno is None:
             raise
         return _say(f"{error.filename or 'input or output'}: {error.strerror}", 2)
-    except RuntimeError as error:
-        if not memory.is_out_of_memory(error):
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and not memory.is_out_of_memory(error):
             raise
         return _say("out of memory even for one image at a time; use a smaller model or another device", 2)
 
@@ -74,7 +76,3 @@ def _say(sentence: str, code: int) -> int:
         print(f"equipoise: {sentence}", file=sys.stderr)
     return code
 
-
-def main() -> None:
-    """Entry point."""
-    sys.exit(run(sys.argv[1:]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +18,12 @@ def _from_file(context: typer.Context, path: Path | None) -> Path | None:
     """A configuration file gives defaults; what is typed on the command line wins."""
     if path is not None:
         table = {key.replace("-", "_"): value for key, value in config.read(path).items()}
-        config.known(table, [p.name for p in context.command.params if p.name], str(path))
+        flags = {p.name: getattr(p, "is_flag", False) for p in context.command.params if p.name and p.name != "config"}
+        config.known(table, flags, str(path))
+        for key, value in table.items():
+            # The option parser would read `steps = true` as 1.
+            must = "be true or false" if flags[key] else "not be true or false"
+            checks.require(isinstance(value, bool) == flags[key], key, f"{must} in {path}", value)
         context.default_map = {**(context.default_map or {}), **table}
     return path
 
@@ -48,6 +55,11 @@ Arch = Annotated[str | None, typer.Option(help="Architecture of .pt and .pth fil
 Mean = Annotated[str | None, typer.Option(help="Channel means of .pt files, such as 0.49,0.48,0.45.",
                                           show_default=False)]
 Std = Annotated[str | None, typer.Option(help="Channel deviations of .pt files.", show_default=False)]
+
+
+def command() -> str:
+    """What was typed, for the record."""
+    return shlex.join(["equipoise", *sys.argv[1:]])
 
 
 def images(name: str, data_dir: Path | None, split: str, start: int, count: int | None, every: int) -> Dataset:

@@ -16,11 +16,11 @@ from equipoise.threat import Threat
 def show(results: Sequence[Row], threat: Threat) -> None:
     """One line per model, one column per metric, each with its 95 % interval."""
     chosen = [row for row in results if "alpha" not in row]
-    metrics = sorted(dict.fromkeys(row["metric"] for row in chosen), key=lambda name: (name == "worst", name != "clean"))
+    metrics = sorted(dict.fromkeys(row["metric"] for row in chosen), key=lambda m: (m == "worst", m != "clean"))
     sizes = sorted({row["n"] for row in chosen})
     counted = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"Accuracy on {counted} images, 95 % intervals, {threat}")
-    shown.add_column("model")
+    shown.add_column("model", overflow="fold")
     for metric in metrics:
         shown.add_column(metric, justify="right")
     for model in dict.fromkeys(row["model"] for row in chosen):

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from equipoise import checks, device, losses, memory, progress, rng
+from equipoise import checks, device, geometry, losses, memory, progress, rng
 from equipoise.attacks import Fold
 from equipoise.data import Dataset, pixels
 from equipoise.evaluate.staged import staged
 from equipoise.evaluate.subject import Conditions, Subject
 from equipoise.modes import inference
 from equipoise.records import Row, Run, key_of, rows_of
+from equipoise.threat import Threat
 
 
 def attacked(subject: Subject, data: Dataset, run: Run, conditions: Conditions) -> None:
@@ -39,6 +41,14 @@ def attacked(subject: Subject, data: Dataset, run: Run, conditions: Conditions) 
             task.advance(len(batch), standing=f"{right}/{seen}")
 
 
+def _inside(name: str, x_adv: Tensor, x: Tensor, threat: Threat) -> None:
+    """An attack that cheats proves nothing."""
+    checks.require(x_adv.shape == x.shape, name, f"return images of shape {tuple(x.shape)}", tuple(x_adv.shape))
+    checks.images(x_adv, f"images of {name}")
+    reach = float(geometry.size(x_adv - x, threat.norm).max())
+    checks.require(reach <= threat.eps * (1 + 1e-5), name, f"stay within {threat}", reach)
+
+
 @dataclass(frozen=True)
 class _Judge:
     subject: Subject
@@ -52,6 +62,7 @@ class _Judge:
         chance = rng.stream(conditions.seed, subject.attack, batch.index.to(conditions.device))
         with inference(subject.model), device.precision(conditions.precision, conditions.device):
             x_adv = subject.run(subject.model, x, y, threat=conditions.threat, stream=chance)
+            _inside(subject.attack, x_adv, x, conditions.threat)
             with torch.no_grad():
                 logits = checks.logits(subject.model(x_adv), len(x)).float()
         checks.labels(y, logits.shape[1])

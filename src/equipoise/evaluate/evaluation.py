@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise import __version__, checks, models, summary
-from equipoise.data import Dataset
+from equipoise import __version__, checks, memory, models, summary
+from equipoise.checks import InputError
+from equipoise.data import Dataset, pixels
 from equipoise.evaluate.attacked import attacked
 from equipoise.evaluate.staged import forget
-from equipoise.evaluate.subject import Attack, Conditions, Subject, untouched
+from equipoise.evaluate.subject import Attack, Conditions, Subject, described, untouched
 from equipoise.evaluate.suspicion import suspicion
+from equipoise.modes import inference
 from equipoise.records import Row, Run
 
 
@@ -38,12 +40,14 @@ def evaluate(
         attacks: by name; settings are bound with :func:`functools.partial`.
         conditions: threat, seed, batch size, device, precision.
         out: run folder; a folder that holds a part of this very run is resumed. Without it nothing is kept.
-        settings: attack settings and other facts that make this run what it is, for `run.toml`.
+        settings: further facts for `run.toml`, such as the command; they do not make it another run.
 
     Returns:
         One result per model and metric, as in `summary.json`: `clean`, every attack, and `worst`.
     """
     checks.require(len(named) > 0, "models", "name at least one model", [])
+    for name in ("clean", "worst"):
+        checks.require(name not in attacks, "attacks", f"not use the name {name}, which is a metric", sorted(attacks))
     subjects = [Subject(name, model, attack, function) for name, model in named.items()
                 for attack, function in {"clean": untouched, **attacks}.items()]
     if out is not None:
@@ -59,8 +63,29 @@ def begin(
     conditions: Conditions,
     settings: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Open the run folder of this very evaluation, new or to be resumed."""
-    return Run(out, identity(subjects, data, conditions, settings), facts(conditions))
+    """Open the run folder of this very evaluation, new or to be resumed; models that cannot work leave none."""
+    checks.require(len(data.index.unique()) == len(data), "images", "have an index each", f"{len(data)} images with "
+                   f"{len(data.index.unique())} different ones")
+    for name, model in {subject.name: subject.model for subject in subjects}.items():
+        _try(name, model.to(conditions.device), data, conditions)
+    return Run(out, identity(subjects, data, conditions), {**facts(conditions), **(settings or {})})
+
+
+def _try(name: str, model: nn.Module, data: Dataset, conditions: Conditions) -> None:
+    """One image through the model, so that a model of another kind is one sentence now and not a trace later."""
+    image = pixels(data.images[:1].to(conditions.device))
+    try:
+        with inference(model), torch.no_grad():
+            logits = checks.logits(model(image), 1, name=f"logits of {name}")
+    except InputError:
+        raise
+    except Exception as error:  # the model is the user's: whatever it raises is for the user to read
+        if isinstance(error, RuntimeError) and memory.is_out_of_memory(error):
+            raise
+        raise InputError(f"`{name}` must take images of shape {data.image_shape}, but raised "
+                         f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
+    checks.require(logits.shape[1] == data.num_classes, name,
+                   f"have as many classes as {data.name}, {data.num_classes}", logits.shape[1])
 
 
 def judge(
@@ -69,8 +94,12 @@ def judge(
     conditions: Conditions,
     run: Run,
     pairs: Sequence[tuple[str, str]] = (),
+    told: Mapping[str, Any] | None = None,
 ) -> list[Row]:
-    """Like :func:`evaluate`, with an attack list of its own for every model; `pairs` are compared image by image."""
+    """Like :func:`evaluate`, with an attack list of its own for every model; `pairs` are compared image by image.
+
+    `told` are further facts for `summary.json`.
+    """
     start = time.monotonic()
     for subject in subjects:
         subject.model.to(conditions.device)
@@ -82,13 +111,11 @@ def judge(
     more: dict[str, Any] = {"differences": differences} if differences else {}
     if seen := suspicion(subjects, data, conditions, run, rows):
         more["symptoms"] = seen
-    run.summarise("evaluate", time.monotonic() - start, results, **more)
+    run.summarise("evaluate", time.monotonic() - start, results, **more, **(told or {}))
     return results
 
 
-def identity(
-    subjects: Sequence[Subject], data: Dataset, conditions: Conditions, settings: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def identity(subjects: Sequence[Subject], data: Dataset, conditions: Conditions) -> dict[str, Any]:
     """What makes two runs the same run: models, images, threat, attacks, seed and precision."""
     digests = {subject.name if subject.alpha is None else f"{subject.name}@{subject.alpha:g}":
                models.weights_digest(subject.model) for subject in subjects}
@@ -96,11 +123,10 @@ def identity(
         "verb": "evaluate",
         "seed": conditions.seed,
         "precision": conditions.precision,
-        "attacks": sorted({str(subject) for subject in subjects}),
-        "models": digests,
         "data": {"name": data.name, "split": data.split, "count": len(data), "digest": data.digest()},
         "threat": conditions.threat.facts(),
-        "attack": dict(settings or {}),
+        "models": digests,
+        "attacks": {str(subject): described(subject.run) for subject in subjects},
     }
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, device
+from equipoise import checks, device, models
 from equipoise.rng import Stream
 from equipoise.threat import Threat
 
@@ -39,6 +42,29 @@ class Subject:
         return f"{self.name}{'' if self.alpha is None else f' (alpha {self.alpha:g})'}, {self.attack}"
 
 
+def described(value: object) -> str:
+    """An attack with every setting it will use, defaults included: two that differ anywhere read differently."""
+    if isinstance(value, nn.Module):
+        return f"{type(value).__name__} {models.weights_digest(value)[:16]}"
+    if isinstance(value, partial):
+        return _call(value.func, {**_defaults(value.func), **value.keywords})
+    if is_dataclass(value) and not isinstance(value, type):
+        return _call(type(value), {each.name: getattr(value, each.name) for each in fields(value)})
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(described, value))}]"
+    return _call(value, _defaults(value)) if callable(value) else repr(value)
+
+
+def _call(function: Any, settings: Mapping[str, object]) -> str:
+    inner = ", ".join(f"{key}={described(settings[key])}" for key in sorted(settings))
+    return f"{getattr(function, '__qualname__', type(function).__name__)}({inner})"
+
+
+def _defaults(function: Any) -> dict[str, object]:
+    found = inspect.signature(function).parameters.values()
+    return {each.name: each.default for each in found if each.default is not inspect.Parameter.empty}
+
+
 @dataclass(frozen=True)
 class Conditions:
     """What is the same for every subject of an evaluation."""
@@ -50,5 +76,7 @@ class Conditions:
     precision: str = "auto"
 
     def __post_init__(self) -> None:
+        checks.require(isinstance(self.threat, Threat), "threat", "be a Threat", self.threat)
+        checks.whole("seed", self.seed)
         checks.whole("batch_size", self.batch_size, least=1)
         checks.one_of("precision", self.precision, device.PRECISIONS)

@@ -56,8 +56,8 @@ class MixedClassifier(nn.Module):
 
     @property
     def alpha(self) -> float:
-        """Weight of the robust side."""
-        return float(torch.sigmoid(self.gate))
+        """Weight of the robust side, to fifteen digits: the alpha that was given, not its rounding errors."""
+        return float(f"{float(torch.sigmoid(self.gate)):.15g}")
 
     @property
     def q(self) -> float:

@@ -46,7 +46,12 @@ def save(folder: Path | str, mixture: MixedClassifier, *, accurate: str, robust:
 def load(reference: str, **settings: Any) -> nn.Module:
     """A module from any model reference: `mixture:DIR`, or one of :data:`equipoise.models.SCHEMES`."""
     folder = _folder(reference)
-    return models.load(reference, **settings) if folder is None else _mixture(folder, **settings)
+    if folder is not None:
+        return _mixture(folder, **settings)
+    scheme, colon, _ = reference.partition(":")
+    if colon and scheme not in models.SCHEMES and not Path(reference).exists():
+        checks.one_of("scheme of a model", scheme, [*models.SCHEMES, "mixture"])
+    return models.load(reference, **settings)
 
 
 def _folder(reference: str) -> Path | None:

@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import uuid
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,7 +46,9 @@ def read_torch(path: Path) -> dict[str, Tensor]:
     """The state dict of a torch file, unwrapped; nothing in the file is executed."""
     need_file(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of old pickles; the sentence below says all there is to say
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         message = f"`{path}` must hold weights only, got something else, of which nothing was executed"
         raise InputError(message) from None

@@ -63,5 +63,7 @@ def _per_channel(name: str, values: Sequence[float], channels: int) -> Tensor:
     checks.require(len(numbers) == channels, name, f"hold {channels} numbers, one per channel", numbers)
     checks.require(all(map(math.isfinite, numbers)), name, "be finite", numbers)
     if name == "std":
-        checks.require(min(numbers) > 0, name, "be positive", numbers)
+        checks.require(min(numbers) > 0 and max(numbers) <= 1, name, "lie in (0, 1], as images do", numbers)
+    else:
+        checks.require(min(numbers) >= 0 and max(numbers) <= 1, name, "lie in [0, 1], as images do", numbers)
     return torch.tensor(numbers).view(1, channels, 1, 1)

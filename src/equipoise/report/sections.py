@@ -5,19 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from equipoise.report.alpha import accuracy_against_alpha
+from equipoise.report.certified import certified
 from equipoise.report.examples import examples
 from equipoise.report.headline import headline
+from equipoise.report.local_policy import crossing, gradients, radii, targets
+from equipoise.report.local_smoothing import fixed, neighbours, trust
 from equipoise.report.margins import margins
 from equipoise.report.nuts import cost, landscape, mapped_margins, promise, trade_off
 from equipoise.report.provenance import provenance
 from equipoise.report.section import Section
+from equipoise.report.training import training
 from equipoise.report.view import RunView
 
 SECTIONS: list[Callable[[RunView], Section | None]] = [
     headline,
+    training,
+    certified,
     promise,
     trade_off,
     accuracy_against_alpha,
+    trust,
+    fixed,
+    neighbours,
+    crossing,
+    targets,
+    radii,
+    gradients,
     examples,
     margins,
     mapped_margins,
