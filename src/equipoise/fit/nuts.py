@@ -232,7 +232,8 @@ class _Promised:
 
 def _taken(like: LogitMap) -> Choice:
     s, p, c, rivals, unit = like.numbers.tolist()
-    return Choice(Family(like.clamp, rivals, 0.0 if like.normed else unit), torch.tensor([s, p, c], dtype=torch.float64), 0.0)
+    family = Family(like.clamp, rivals, 0.0 if like.normed else unit)
+    return Choice(family, torch.tensor([s, p, c], dtype=torch.float64), 0.0)
 
 
 def _against(mode: str) -> str:

@@ -1,0 +1,81 @@
+"""Attacks that know how a mixture is built: its own gradients hide behind a map and a hard decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from equipoise import checks
+from equipoise.attacks import Apgd, Fold, Stage, Targeted, straight_through
+from equipoise.evaluate.subject import Attack
+from equipoise.mixing import MixedClassifier
+from equipoise.modes import inference
+
+KINDS = ("surrogate", "through", "hinges")
+NAMES = {"surrogate": "adaptive", "through": "adaptive-through", "hinges": "adaptive-hinges"}
+DEFAULT = ("surrogate", "hinges")
+
+
+def aimed(chosen: Callable[..., Tensor] | Fold, surrogate: nn.Module | None, follow: str = "model") -> Attack:
+    """An attack with gradients from elsewhere."""
+    if isinstance(chosen, Fold):
+        return replace(chosen, surrogate=surrogate, follow=follow)
+    return partial(chosen, surrogate=surrogate)
+
+
+def adaptive(
+    mixture: MixedClassifier, chosen: Callable[..., Tensor] | Fold, kinds: Sequence[str] = DEFAULT,
+    stand_in: nn.Module | None = None,
+) -> dict[str, Attack]:
+    """The adaptive attacks on a mixture, by the name they get in the rows; none on one that hides nothing.
+
+    Args:
+        mixture: what is attacked; it alone decides success.
+        chosen: the attack whose gradients are replaced.
+        kinds: `surrogate` follows the auxiliary mixture [Bai2024NUTS, Eq. (8)]; `through` passes its gradients
+            straight through the mixture itself [B.2.2]; `hinges` pushes both sides at once, with short runs
+            towards every class.
+        stand_in: a model with gradients in place of an accurate one without.
+    """
+    for kind in kinds:
+        checks.one_of("adaptive", kind, KINDS)
+    if mixture.differentiable:
+        return {}
+    auxiliary = mixture.surrogate(stand_in=stand_in)
+    made: dict[str, Attack] = {
+        "surrogate": aimed(chosen, auxiliary),
+        "through": aimed(chosen, straight_through(mixture, auxiliary)),
+        "hinges": Fold(both_sides(), surrogate=mixture.hinges(stand_in=stand_in), follow="surrogate"),
+    }
+    return {NAMES[kind]: made[kind] for kind in kinds}
+
+
+def both_sides() -> tuple[Stage, ...]:
+    """Runs for :class:`~equipoise.mixing.surrogate.Hinges`: to no class in particular, then to every class."""
+    return (Apgd("ce", 30), *(Targeted(rank, 20) for rank in range(1, 10)), Apgd("dlr", 50))
+
+
+class Voiced(nn.Module):
+    """A model that answers with classes, as one that answers with logits: 1 for its class, 0 for the others."""
+
+    def __init__(self, model: nn.Module, num_classes: int) -> None:
+        super().__init__()
+        self.model, self.num_classes = model, num_classes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, K)."""
+        return nn.functional.one_hot(self.model(x), self.num_classes).to(x.dtype)
+
+
+def voiced(model: nn.Module, num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
+    """The model itself, or :class:`Voiced` if it answers with classes."""
+    try:
+        with inference(model), torch.no_grad():
+            told = model(torch.zeros(1, *image_shape))
+    except Exception:  # what a foreign model objects to is said where it is evaluated
+        return model
+    return Voiced(model, num_classes) if isinstance(told, Tensor) and told.dim() == 1 else model
