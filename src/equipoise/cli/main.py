@@ -12,7 +12,7 @@ import typer
 
 from equipoise import __version__, memory, progress
 from equipoise.checks import InputError
-from equipoise.cli import certify, demo, evaluate, fit, report, train
+from equipoise.cli import certify, demo, evaluate, fit, report, reproduce, train
 
 # Typer carries its own copy of click in some releases, so the base class is reached through Typer.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -29,6 +29,7 @@ app.command()(evaluate.evaluate)
 app.command("fit")(fit.fit_)
 app.command()(certify.certify)
 app.command()(report.report)
+app.command()(reproduce.reproduce)
 app.add_typer(train.app)
 
 
