@@ -76,6 +76,7 @@ def targets(view: RunView) -> Section | None:
     own = [(metric, alone(view, "adaptive", metric)) for metric in ("clean", *view.attacks)]
     lines = {metric: row for metric, row in own if row is not None}
     through = min((row["value"] for metric, row in lines.items() if metric != "clean"), default=None)
+    shown = {"clean": lines.get("clean"), "through the policy": alone(view, "adaptive", "worst")}
     said = f"The strongest aim is γ = {gamma_of(worst['alpha']):.3g}: {numbers.estimate(worst)}. "
     if through is not None:
         said += ("It is stronger than every attack through the policy." if worst["value"] < through else
@@ -92,7 +93,9 @@ def targets(view: RunView) -> Section | None:
         for model, colour in (("accurate", palette.accurate), ("robust", palette.robust), ("adaptive", palette.mixed)):
             line = "-" if model == "adaptive" else "--"
             plot(axes, curve(found, model, "aimed"), color=colour, label=model, linestyle=line)
-        for metric, row in lines.items():
+        for metric, row in shown.items():
+            if row is None:
+                continue
             axes.axhline(100 * row["value"], color=palette.muted, linewidth=0.9, linestyle=(0, (1, 2)))
             axes.annotate(f"adaptive, {metric}", (0, 100 * row["value"]), xycoords=("axes fraction", "data"),
                           xytext=(2, 2), textcoords="offset points", color=palette.muted, fontsize=7)

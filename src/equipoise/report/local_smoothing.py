@@ -118,10 +118,11 @@ def _draw_neighbours(palette: Palette, found: RunView) -> Figure:
     figure = Figure(figsize=(style.WIDTH, 3.0))
     panels = figure.subplots(1, 2, sharey=True)
     colours = [palette.accurate, palette.mixed, palette.robust, *palette.others]
-    sizes = list(dict.fromkeys(model.split()[0] for model in names(found)))
+    shown = sorted(names(found), key=lambda model: (int(model.split()[0]), "plain" not in model))
+    sizes = list(dict.fromkeys(model.split()[0] for model in shown))
     for axes, metric in zip(panels, ("clean", "worst"), strict=True):
         base = alone(found, "accurate", metric)
-        for model in names(found):
+        for model in shown:
             colour = colours[sizes.index(model.split()[0]) % len(colours)]
             rows = curve(found, model, metric)
             start = [] if base is None else [{**base, "alpha": 0.0}]
