@@ -111,12 +111,12 @@ def test_square_is_as_strong(network: nn.Module, images: tuple[Tensor, Tensor, S
 def test_worst_case_has_the_verdict_of_autoattack(network: nn.Module, images: tuple[Tensor, Tensor, Stream]) -> None:
     """The whole list with smaller budgets: the same images stand, up to one."""
     pyautoattack = pytest.importorskip("pyautoattack")
-    x, y, chance = images[0][:16], images[1][:16], images[2][:16]
+    x, y, chance = images[0][:10], images[1][:10], images[2][:10]
     peer = pyautoattack.AutoAttack(network, norm="Linf", eps=8 / 255, version="custom", device="cpu", seed=0,
                                    attacks=["apgd-ce", "apgd-t"])
     peer.apgd.n_restarts, peer.apgd_targeted.n_restarts = 1, 1
     peer.apgd_targeted.n_target_classes = 3
-    x_peer, _ = peer.run_standard_evaluation(x, y, batch_size=16)
+    x_peer, _ = peer.run_standard_evaluation(x, y, batch_size=10)
     theirs = _broken(network, x_peer, y)
     threat = Threat("linf", 8 / 255)
     fast = _broken(network, attacks.auto_attack(network, x, y, threat=threat, stream=chance, version="fast"), y)

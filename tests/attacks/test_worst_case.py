@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -212,3 +215,36 @@ def test_a_claim_counts_only_if_the_model_confirms_it(model: nn.Module, monkeypa
     with torch.no_grad():
         assert torch.equal(model(outcome.images).argmax(dim=1) == data.labels, outcome.standing)
     assert outcome.standing.sum() > 20
+
+
+def test_memory_holds_one_batch_whatever_the_number_of_images(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def counted(images: Tensor) -> Tensor:
+        seen.append(len(images))
+        return pixels(images)
+
+    data = _data(model)
+    monkeypatch.setattr(sys.modules["equipoise.attacks.worst_case"], "pixels", counted)
+    worst_case(STAGES, model, data, threat=THREAT, seed=0, batch_size=8)
+    assert max(seen) == 8
+
+
+def test_progress_tells_images_and_those_standing(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, dict[str, object]]] = []
+
+    class Task:
+        def advance(self, amount: int, **facts: object) -> None:
+            told.append((amount, facts))
+
+    @contextmanager
+    def task(name: str, total: int) -> Iterator[Task]:
+        assert total == 37 and name == "attacking"
+        yield Task()
+
+    monkeypatch.setattr("equipoise.progress.task", task)
+    outcome = worst_case(STAGES, model, _data(model), threat=THREAT, seed=0)
+    assert sum(amount for amount, _ in told) == 37 and all(amount >= 0 for amount, _ in told)
+    assert told[-1][1] == {"standing": f"{int(outcome.standing.sum())}/37"}

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+KEPT = 4  # shapes; a graph holds on to its memory
 Pass = Callable[..., tuple[Tensor, ...]]
 
 
@@ -35,6 +36,8 @@ class Graphed:
             self.seen.add(key)
             return self.function(*inputs)
         if key not in self.recorded:
+            while len(self.recorded) >= KEPT:
+                del self.recorded[next(iter(self.recorded))]
             self.recorded[key] = self._record(inputs)
         kept = self.recorded[key]
         if kept is None:

@@ -1,4 +1,4 @@
-"""The smallest margin an adversary can force, which is what MixedNUTS is fitted to [Bai2024b, Algorithm 1]."""
+"""The smallest margin an adversary can force, which is what MixedNUTS is fitted to [Bai2024nuts, Algorithm 1]."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def minimum_margin(
                 jobs = jobs[(margins[0] > 0).cpu()]
             if search is None or len(jobs) == 0:
                 continue
-            for found in hunt(search, adversary, fetch, jobs, slots=len(jobs)):
+            grain = len(jobs) if x.device.type == "cuda" else 1
+            for found in hunt(search, adversary, fetch, jobs, slots=len(jobs), grain=grain):
                 rows = found.jobs.to(x.device)
                 both = torch.cat([margins[:, rows], found.margin.to(x.dtype).unsqueeze(0)])
                 order = both.argsort(dim=0, stable=True)[:pool]

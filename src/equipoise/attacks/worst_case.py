@@ -136,6 +136,7 @@ def worst_case(
             _excuse(stage, outcome, number)
             while len(jobs := _due(outcome, number)):
                 room.work(partial(hunt, search, adversary, room.fetch, jobs), partial(learn, number), meter)
+        meter.show()
     return outcome
 
 
@@ -165,7 +166,9 @@ def strike(
             search, jobs = stage.search(adversary, threat), outcome.standing.nonzero().squeeze(1)
             if search is None or len(jobs) == 0:
                 continue
-            for found in hunt(search, adversary, fetch, jobs, slots=len(jobs)):
+            # On CUDA the shape stays, so that one recording serves the stage.
+            grain = len(jobs) if x.device.type == "cuda" else 1
+            for found in hunt(search, adversary, fetch, jobs, slots=len(jobs), grain=grain):
                 nearer = (found.margin.float().cpu() < outcome.margin[found.jobs]) | found.fooled.cpu()
                 best[found.jobs[nearer].to(x.device)] = found.nearest[nearer.to(x.device)]
                 outcome.learn(number, found)
@@ -256,6 +259,6 @@ class _Meter:
     def show(self) -> None:
         standing = self.outcome.standing
         share = torch.where(standing, self.behind[self.outcome.passed.clamp(max=len(self.behind) - 1)], 1.0)
-        done = int(share.sum())
+        done = int(share.double().sum() + 1e-3)
         self.task.advance(done - self.shown, standing=f"{int(standing.sum())}/{len(standing)}")
         self.shown = done
