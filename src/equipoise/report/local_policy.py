@@ -154,11 +154,10 @@ def gradients(view: RunView) -> Section | None:
     held = {name: view.arrays[name] for name in names}
     g, h = held["gradient_clean_of_accurate"], held["gradient_clean_of_robust"]
     steeper = float((g > h).mean())
-    prose = [f"How steep each class is, in the norm dual to the attack's, on {len(g)} images. The accurate model is "
-             "the "
-             f"steeper one in {numbers.percent(steeper)} of all images and classes. Trust terms only help where these "
-             f"sizes say something about an image: within a model the classes move together (mean correlation "
-             f"{_mean(g, g):.2f} and {_mean(h, h):.2f}), between the models less ({_mean(g, h):.2f})."]
+    prose = [f"How steep each class is, in the norm dual to the attack's, on {len(g)} images. The accurate model is the "
+             f"steeper one in {numbers.percent(steeper)} of all images and classes. The sizes of two classes correlate by "
+             f"{_mean(g, g):.2f} on average within the accurate model, by {_mean(h, h):.2f} within the robust one, and by "
+             f"{_mean(g, h):.2f} between the two."]
     pictures = [Picture("gradient-sizes", "Distributions of gradient sizes of both models",
                         lambda palette: _draw_sizes(palette, held)),
                 Picture("gradient-correlations", "Correlations of gradient sizes, clean and attacked",

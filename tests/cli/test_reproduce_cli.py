@@ -1,0 +1,22 @@
+"""`equipoise reproduce`: names, sizes and parts that do not exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from equipoise.cli.main import run
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["local-smothing"], "did you mean 'local-smoothing'?"),
+    (["local-smoothing", "--size", "ful"], "did you mean 'full'?"),
+    (["local-smoothing", "--part", "trusts"], "did you mean 'trust'?"),
+    (["local-smoothing", "--size", "full"], "`accurate` must be given"),
+])
+def test_mistakes_are_one_sentence(arguments: list[str], said: str, tmp_path: Path,
+                                   capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["reproduce", *arguments, "--out", str(tmp_path / "run"), "--device", "cpu"]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

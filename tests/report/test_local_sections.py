@@ -1,0 +1,93 @@
+"""What the page says of local smoothing, from numbers that were written down by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise import config
+from equipoise.report import local_policy, local_smoothing
+from equipoise.report.local_smoothing import gamma_of, place
+from equipoise.report.view import RunView, view
+
+
+def _result(model: str, metric: str, value: float, alpha: float | None = None, half: float = 0.02) -> dict[str, Any]:
+    row = {"model": model, "metric": metric, "value": value, "low": value - half, "high": value + half, "n": 50}
+    return row if alpha is None else {**row, "alpha": alpha}
+
+
+def _folder(path: Path, results: list[dict[str, Any]], **more: Any) -> None:
+    path.mkdir(parents=True)
+    identity = {"study": "local-smoothing"}
+    (path / "run.toml").write_text(config.dumps({"schema": 1, "identity": identity, "settings": {}}))
+    (path / "summary.json").write_text(json.dumps({"schema": 1, "verb": "reproduce", "results": results, **more}))
+
+
+def _trust(tmp_path: Path, others: list[tuple[float, float]]) -> RunView:
+    _folder(tmp_path / "run", [])
+    results = [_result("accurate", "clean", 0.95), _result("accurate", "worst", 0.0),
+               _result("robust", "clean", 0.80), _result("robust", "worst", 0.50)]
+    for alpha, clean, worst in ((0.5, 0.94, 0.20), (0.9, 0.88, 0.46)):
+        results += [_result("constant, probabilities", "clean", clean, alpha),
+                    _result("constant, probabilities", "worst", worst, alpha)]
+    for number, (clean, worst) in enumerate(others):
+        alpha = 0.2 + 0.1 * number
+        results += [_result("ratio, logits", metric, value, alpha)
+                    for metric, value in (("clean", clean), ("worst", worst), ("pgd", worst))]
+    _folder(tmp_path / "run" / "trust", results)
+    return view(tmp_path / "run")
+
+
+def test_the_envelope_is_claimed_only_where_it_is_one(tmp_path: Path) -> None:
+    below = _trust(tmp_path / "a", [(0.94, 0.19), (0.91, 0.30)])
+    section = local_smoothing.trust(below)
+    assert section is not None and "is the upper envelope" in section.prose[0]
+    slightly = local_smoothing.trust(_trust(tmp_path / "b", [(0.94, 0.21)]))
+    assert slightly is not None and "not the upper envelope everywhere: 1 points" in slightly.prose[0]
+    assert "None of them by more" in slightly.prose[0]
+    clearly = local_smoothing.trust(_trust(tmp_path / "c", [(0.94, 0.40)]))
+    assert clearly is not None and "By more than the half-width" in clearly.prose[0]
+    assert "ratio, logits at γ = 0.25" in clearly.prose[0]
+
+
+def test_between_two_points_the_line_counts(tmp_path: Path) -> None:
+    # Half way between (0.94, 0.20) and (0.88, 0.46): 0.33.
+    assert "is the upper" in local_smoothing.envelope(_part(_trust(tmp_path / "a", [(0.91, 0.32)])))
+    assert "not the upper" in local_smoothing.envelope(_part(_trust(tmp_path / "b", [(0.91, 0.34)])))
+
+
+def _part(found: RunView) -> RunView:
+    part = local_smoothing.part(found, "trust")
+    assert part is not None
+    return part
+
+
+def test_the_crossing_is_told_with_its_interval_or_that_there_is_none(tmp_path: Path) -> None:
+    results = [_result(model, "aimed", value, alpha) for alpha in (0.0, 0.5, 0.9, 1.0)
+               for model, value in (("accurate", alpha), ("robust", 0.6))]
+    for name, met, said in (("a", True, "They cross at γ₀ = 3.2 (95 % of resampled image sets: 1.1 to 9)"),
+                            ("b", False, "They do not cross")):
+        _folder(tmp_path / name, [], crossing={"gamma": 3.2, "low": 1.1, "high": 9.0, "met": met})
+        _folder(tmp_path / name / "crossing", results)
+        section = local_policy.crossing(view(tmp_path / name))
+        assert section is not None and said in section.prose[0]
+
+
+def test_other_runs_have_none_of_these_sections(tmp_path: Path) -> None:
+    _folder(tmp_path / "run", [])
+    (tmp_path / "run" / "run.toml").write_text(config.dumps({"schema": 1, "identity": {}, "settings": {}}))
+    _folder(tmp_path / "run" / "trust", [])
+    found = view(tmp_path / "run")
+    for make in (local_smoothing.trust, local_smoothing.fixed, local_smoothing.neighbours, local_policy.crossing,
+                 local_policy.targets, local_policy.radii, local_policy.gradients):
+        assert make(found) is None
+
+
+def test_strengths_have_places_on_the_axis() -> None:
+    assert gamma_of(1.0) == math.inf and gamma_of(0.75) == pytest.approx(3)
+    where = place([0.0, 0.1, 100.0, math.inf])
+    assert list(where.values()) == pytest.approx([-2, -1, 2, 3])

@@ -1,0 +1,71 @@
+"""The study of local smoothing, told with two untrained networks and a handful of digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise import data, models, records
+from equipoise.checks import InputError
+from equipoise.evaluate import Conditions
+from equipoise.mixing.policy import TARGETS
+from equipoise.records import Run
+from equipoise.studies.local_pair import Pair
+from equipoise.studies.local_smoothing import PARTS, Size, Study, local_smoothing
+from equipoise.threat import Threat
+from equipoise.train import Plan
+
+TINY = Size(neighbours=(1, 3), weighted=(3,), neighbour_gammas=(0.1, 10.0), weights=(0.5,), steps=2, long=(2,),
+            policy=Plan(epochs=1, batch_size=8, optimizer="adamw", lr=1e-3, held_out=0), width=2, eps_factors=(0.5,),
+            auto=2, version="fast", batch_size=8)
+
+
+def _pair() -> Pair:
+    train, test = data.load("digits", split="train", count=40), data.load("digits", split="test", count=6)
+    g, h = (models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed) for seed in (1, 2))
+    return Pair(g, h, train.slice(0, 16), train.slice(0, 24), train.slice(30, 10), test)
+
+
+def _study(out: Path) -> Study:
+    conditions = Conditions(Threat("linf", 0.1), torch.device("cpu"), 0, TINY.batch_size)
+    run = Run(out, {"verb": "reproduce", "study": "local-smoothing", "seed": 0}, {"command": "test"})
+    return Study(run, _pair(), TINY, conditions)
+
+
+def test_every_part_leaves_its_rows_and_its_figure(tmp_path: Path) -> None:
+    page = _study(tmp_path / "run").tell(PARTS)
+    text = page.read_text()
+    for title in ("Trust terms", "Neighbours as the oracle", "Where the bases change places",
+                  "The policy under aimed attacks", "Other radii and AutoAttack", "Gradients of both sides"):
+        assert f"<h2>{title}</h2>" in text
+    rows = records.read(tmp_path / "run" / "trust")
+    assert {row["model"] for row in rows} >= {"constant, probabilities", "ratio, logits", "accurate", "robust"}
+    aimed = records.read(tmp_path / "run" / "targets")
+    assert len(aimed) == 6 * 3 * len(TARGETS) and {row["model"] for row in aimed} == {"accurate", "robust", "adaptive"}
+    # Told again, nothing is done anew and not a byte of the page changes.
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.jsonl")}
+    assert _study(tmp_path / "run").tell(PARTS).read_text() == text
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.jsonl")} == kept
+
+
+def test_parts_can_be_told_one_by_one(tmp_path: Path) -> None:
+    study = _study(tmp_path / "run")
+    with pytest.raises(InputError, match="policy"):
+        study.tell(["radii"])
+    text = study.tell(["gradients"]).read_text()
+    assert "Gradients of both sides" in text and "<h2>Trust terms" not in text
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    with pytest.raises(InputError, match="did you mean 'smoke'"):
+        local_smoothing(tmp_path / "a", "smok", cpu)
+    with pytest.raises(InputError, match="`accurate` must be given for the full size"):
+        local_smoothing(tmp_path / "b", "full", cpu)
+    with pytest.raises(InputError, match="`robust` must be left out"):
+        local_smoothing(tmp_path / "c", "smoke", cpu, robust="file:x.safetensors")
+    with pytest.raises(InputError, match="did you mean 'trust'"):
+        local_smoothing(tmp_path / "d", "smoke", cpu, parts=["trusts"])
+    assert not any(tmp_path.iterdir())
