@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from torch import Tensor, nn
+from torch import nn
 
 from equipoise import attacks, checks, mixing, parallel
 from equipoise.cli import options, table
+from equipoise.data import Dataset
 from equipoise.device import pick
 from equipoise.evaluate import Attack, Conditions, Subject, begin, judge, untouched
+from equipoise.evaluate.adaptive import KINDS, aimed, voiced
+from equipoise.evaluate.adaptive import adaptive as adaptively
+from equipoise.evaluate.cost import costs
 from equipoise.mixing import MixedClassifier
 from equipoise.threat import Threat
 
@@ -32,6 +34,10 @@ def evaluate(
     restarts: Annotated[int | None, typer.Option(help="Starts per image.", show_default=False)] = None,
     source: Annotated[str, typer.Option(help="Gradients of a mixture's attack: std (accurate base), "
                                         "rob (robust base) or mix.")] = "mix",
+    adaptive: Annotated[str, typer.Option(help="Further attacks on a mixture that hides its gradients: surrogate, "
+                                          "through, hinges, or none.")] = "surrogate,hinges",
+    stand_in: Annotated[str | None, typer.Option(help="Model with gradients in place of an accurate base without.",
+                                                 show_default=False)] = None,
     split: options.Split = "test",
     start: options.Start = 0,
     count: options.Count = None,
@@ -53,31 +59,52 @@ def evaluate(
         checks.require(value is None or value >= 1, name, "be a whole number of at least 1", value)
     chosen = attacks.named(attack, steps=steps, restarts=restarts)
     images = options.images(data, data_dir, split, start, count, every)
-    subjects, pairs = [], []
+    kinds = [] if adaptive == "none" else adaptive.split(",")
+    for kind in kinds:
+        checks.one_of("adaptive", kind, (*KINDS, "none"))
+    wishes: dict[str, Any] = {"arch": arch, "mean": options.channels("mean", mean),
+                              "std": options.channels("std", std), "num_classes": images.num_classes,
+                              "image_shape": images.image_shape, "seed": seed}
+    helper = None if stand_in is None else mixing.load(stand_in, **wishes).to(conditions.device)
+    subjects, pairs, mixtures = [], [], {}
     for reference in model:
-        loaded = mixing.load(reference, arch=arch, mean=options.channels("mean", mean),
-                             std=options.channels("std", std), num_classes=images.num_classes,
-                             image_shape=images.image_shape, seed=seed)
+        loaded = mixing.load(reference, **wishes)
         names, compared = parts(reference, loaded, alone=len(model) == 1)
         pairs += compared
         for name, module in names.items():
-            aimed = _aimed(chosen, surrogate(module, source))
-            listed: dict[str, Attack] = {"clean": untouched, attack: aimed}
-            subjects += [Subject(name, module, key, function) for key, function in listed.items()]
+            voice = voiced(module, images.num_classes, images.image_shape) if compared else module
+            # An answer without logits has no gradients: they come from a stand-in or from the robust side.
+            own = surrogate(module, source) if voice is module else helper or getattr(loaded, "robust", None)
+            listed: dict[str, Attack] = {"clean": untouched, attack: aimed(chosen, own)}
+            if isinstance(module, MixedClassifier):
+                mixtures[name] = module
+                listed |= adaptively(module, chosen, kinds, helper)
+            subjects += [Subject(name, voice, key, function) for key, function in listed.items()]
     checks.require(source == "mix" or bool(pairs), "source", "be mix where no model is a mixture", source)
     settings = {"command": options.command(), "references": list(model)}
     with parallel.started(conditions.device) as world:
         run = begin(out, subjects, images, conditions, settings)
-        results = judge(subjects, images, conditions, run, pairs)
+        told = _told(mixtures, images, conditions) if world.leads else {}
+        results = judge(subjects, images, conditions, run, pairs, told)
         if world.leads:
             table.show(results, conditions.threat)
             typer.echo(str(Path(out) / "summary.json"))
 
 
-def _aimed(chosen: Callable[..., Tensor] | attacks.Fold, source: nn.Module | None) -> Attack:
-    if isinstance(chosen, attacks.Fold):
-        return replace(chosen, surrogate=source)
-    return partial(chosen, surrogate=source)
+def _told(mixtures: Mapping[str, MixedClassifier], images: Dataset, conditions: Conditions) -> dict[str, Any]:
+    """A warning for mixtures fitted on some of these images, and what a prediction of the mixture costs."""
+    told: dict[str, Any] = {}
+    overlap = {name: both for name, mixture in mixtures.items()
+               if mixture.fitted is not None and (both := list(mixture.fitted.overlap(images)))}
+    for name, both in overlap.items():
+        typer.echo(f"warning: {name} was fitted on images {', '.join(both[:5])}{' …' * (len(both) > 5)} of these, so "
+                   "its accuracy on them flatters it", err=True)
+    if overlap:
+        told["overlap"] = overlap
+    if len(mixtures) == 1:
+        mixture = next(iter(mixtures.values())).to(conditions.device)
+        told["cost"] = [cost.facts() for cost in costs(mixture, images, conditions.device, conditions.batch_size)]
+    return told
 
 
 def parts(reference: str, module: nn.Module, *, alone: bool) -> tuple[dict[str, nn.Module], list[tuple[str, str]]]:

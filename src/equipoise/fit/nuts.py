@@ -15,10 +15,11 @@ from equipoise.data import Dataset
 from equipoise.fit.cache import ANY, Cache, checked
 from equipoise.fit.points import Bench, Strength
 from equipoise.fit.promise import Target, lose_at_most, threshold
-from equipoise.fit.search import FRAGILE, Choice, Search, families
+from equipoise.fit.search import FRAGILE, OBJECTIVES, RULES, Choice, Search, families
 from equipoise.fit.tables import Family, Tabulate
 from equipoise.mixing import Fitted, LogitMap, MixedClassifier, Point
 from equipoise.mixing.frontier import non_dominated
+from equipoise.mixing.logit_maps import CLAMPS
 from equipoise.threat import Threat
 
 POINTS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # of robust accuracy: the targets of a frontier
@@ -39,6 +40,9 @@ class Settings:
     like: LogitMap | None = None  # the map of a similar mixture: only the threshold is fitted
 
     def __post_init__(self) -> None:
+        checks.one_of("objective", self.objective, OBJECTIVES)
+        checks.one_of("clamp", self.clamp, CLAMPS)
+        checks.one_of("rule", self.rule, RULES)
         checks.one_of("against", self.against, AGAINST)
         checks.whole("rounds", self.rounds)
 
