@@ -74,7 +74,7 @@ def threshold(margins: Tensor, lost: int) -> Tensor:
         return margins.new_zeros(margins.shape[:-1])
     if lost >= n:
         return margins.new_ones(margins.shape[:-1])
-    ordered = margins.sort(dim=-1).values
+    ordered = margins.topk(lost + 1, dim=-1, largest=False).values
     above = ordered[..., lost].clamp_max(1.0)
     # Where margins tie, the threshold stays below all of them.
     below = torch.where(ordered < above.unsqueeze(-1), ordered, 0.0).amax(dim=-1)
