@@ -31,12 +31,10 @@ def crossing(view: RunView) -> Section | None:
                  f"{told['high']:.3g}).")
     else:
         where = (f"They do not cross between these targets; γ₀ = {told['gamma']:.3g} stands one step beyond the last "
-                 "that "
-                 "one of them wins.")
+                 "that one of them wins.")
     prose = ["An attack that aims at a small strength breaks the accurate model, one at a large strength the robust "
-             "one. "
-             f"{where} The policy is taught to trust the robust model against attacks below γ₀ and the accurate one "
-             f"above. n = {n} held-out images, which nothing else has seen."]
+             f"one. {where} The policy is taught to trust the robust model against attacks below γ₀ and the accurate "
+             f"one above. n = {n} held-out images that neither base has learnt from."]
 
     def draw(palette: Palette) -> Figure:
         from matplotlib.figure import Figure
@@ -82,8 +80,7 @@ def targets(view: RunView) -> Section | None:
         said += ("It is stronger than every attack through the policy." if worst["value"] < through else
                  f"Attacks through the policy itself are as strong or stronger ({numbers.percent(through)}).")
     prose = ["The adaptive classifier chooses the strength of every image by a policy; an attacker may pass through "
-             "the "
-             f"policy, or ignore it and aim at a fixed strength. {said}"]
+             f"the policy, or ignore it and aim at a fixed strength. {said}"]
 
     def draw(palette: Palette) -> Figure:
         from matplotlib.figure import Figure
@@ -115,7 +112,7 @@ def radii(view: RunView) -> Section | None:
         return None
     prose, tables, pictures = [], [], []
     if found is not None:
-        prose.append(f"The policy was trained at one radius; here it meets others under PGD through the policy, on n = "
+        prose.append("The policy was trained at one radius; here it meets others under PGD through the policy, on n = "
                      f"{found.results[0]['n']} images.")
         pictures.append(Picture("radii", "Accuracy against the radius of the attack",
                                 lambda palette: _draw_radii(palette, found)))
@@ -154,10 +151,10 @@ def gradients(view: RunView) -> Section | None:
     held = {name: view.arrays[name] for name in names}
     g, h = held["gradient_clean_of_accurate"], held["gradient_clean_of_robust"]
     steeper = float((g > h).mean())
-    prose = [f"How steep each class is, in the norm dual to the attack's, on {len(g)} images. The accurate model is the "
-             f"steeper one in {numbers.percent(steeper)} of all images and classes. The sizes of two classes correlate by "
-             f"{_mean(g, g):.2f} on average within the accurate model, by {_mean(h, h):.2f} within the robust one, and by "
-             f"{_mean(g, h):.2f} between the two."]
+    prose = [f"How steep each class is, in the norm dual to the attack's, on {len(g)} images. The accurate model is "
+             f"the steeper one in {numbers.percent(steeper)} of all images and classes. The sizes of two classes "
+             f"correlate by {_mean(g, g):.2f} on average within the accurate model, by {_mean(h, h):.2f} within the "
+             f"robust one, and by {_mean(g, h):.2f} between the two."]
     pictures = [Picture("gradient-sizes", "Distributions of gradient sizes of both models",
                         lambda palette: _draw_sizes(palette, held)),
                 Picture("gradient-correlations", "Correlations of gradient sizes, clean and attacked",

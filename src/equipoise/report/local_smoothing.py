@@ -85,12 +85,10 @@ def neighbours(view: RunView) -> Section | None:
         return None
     n = found.results[0]["n"]
     prose = ["The oracle is a vote of the K nearest training images, mixed into the accurate model with the strength "
-             "γ; "
-             f"at 0 it is the accurate model, at ∞ the vote alone. n = {n} images, bands are exact 95 % intervals. "
-             "Attacked: the worse, image by image, of an attack through the mixture (through which a plain vote passes "
-             "no gradient) and one on the accurate model. Neither aims at the neighbours, so the right ends say how "
-             "far "
-             "attacks on the network carry over, not how robust a vote is."]
+             f"γ; at 0 it is the accurate model, at ∞ the vote alone. n = {n} images, bands are exact 95 % intervals. "
+             "Attacked: the worse, image by image, of an attack through the mixture (through which a plain vote "
+             "passes no gradient) and one on the accurate model. Neither aims at the choice of neighbours, so the "
+             "right ends say how far attacks on the network carry over, not how robust a vote is."]
     tie = _ties(found)
     picture = Picture("neighbours", "Clean and attacked accuracy against strength for several K",
                       lambda palette: _draw_neighbours(palette, found))
@@ -108,8 +106,7 @@ def _ties(found: RunView) -> list[str]:
         return []
     gap, model = max(gaps)
     return [f"Plain votes can tie, and any finite γ lets the accurate model decide then: with {model} the largest "
-            "finite "
-            f"γ is {numbers.points(gap)} points above the vote alone on clean images."]
+            f"finite γ is {numbers.points(gap)} points above the vote alone on clean images."]
 
 
 def _draw_neighbours(palette: Palette, found: RunView) -> Figure:
@@ -144,13 +141,10 @@ def trust(view: RunView) -> Section | None:
     n = found.results[0]["n"]
     prose = [envelope(found),
              "Every point is one strength of one rule: the trust term R is constant, the gradient of each class, that "
-             "of "
-             "the greatest class, or the ratio of the two models' gradients; solid lines mix probabilities, dashed "
-             "ones "
-             f"logits. n = {n} images. Attacked is the worst case, image by image, over attacks through the rule, "
-             "through "
-             "the rule with softplus in the backward pass (the gradient of a ReLU network's steepness is zero), on the "
-             "accurate and on the robust model."]
+             "of the greatest class, or the ratio of the two models' gradients; solid lines mix probabilities, dashed "
+             f"ones logits. n = {n} images. Attacked is the worst case, image by image, over attacks through the rule, "
+             "through the rule with softplus in the backward pass (the gradient of a ReLU network's steepness is "
+             "zero), on the accurate and on the robust model."]
     picture = Picture("trust", "Attacked against clean accuracy for four trust terms over logits and probabilities",
                       lambda palette: _draw_trust(palette, found))
     metrics = ("clean", "pgd", "pgd-soft", "pgd-std", "pgd-rob", "worst")
@@ -176,8 +170,7 @@ def envelope(found: RunView) -> str:
     clear = [text for _, sure, text in above if sure]
     most = max(above)
     told = (f"Constant trust over probabilities is not the upper envelope everywhere: {len(above)} points of other "
-            "rules "
-            f"lie above its line, at most by {numbers.points(most[0])} points ({most[2]}). ")
+            f"rules lie above its line, at most by {numbers.points(most[0])} points ({most[2]}). ")
     return told + ("None of them by more than the half-width of its interval." if not clear else
                    f"By more than the half-width of their intervals: {', '.join(clear)}.")
 
@@ -221,9 +214,8 @@ def fixed(view: RunView) -> Section | None:
     if found is None or not curve(found, model, "pgd"):
         return None
     prose = ["The rule of the first paper: logits, trusted by the ratio of gradients. Attacks on the accurate model "
-             "hurt "
-             "it at small strengths, attacks on the robust one at large strengths; the attack through the rule itself "
-             "should lie below both wherever it is not masked."]
+             "hurt it at small strengths, attacks on the robust one at large strengths; the attack through the rule "
+             "itself should lie below both wherever it is not masked."]
     looks = {"clean": "-", "pgd-std": ":", "pgd-rob": "-.", "pgd": "--", "pgd-soft": (0, (1, 1))}
     told = {"clean": "clean", "pgd-std": "attack on the accurate model", "pgd-rob": "attack on the robust model",
             "pgd": "attack through the rule", "pgd-soft": "the same, softened"}

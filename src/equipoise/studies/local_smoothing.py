@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, report, summary
+from equipoise import checks, models, report, summary
 from equipoise.attacks import pgd
 from equipoise.attacks.auto import auto_attack
 from equipoise.data import Dataset, pixels
-from equipoise.evaluate import Attack, Conditions, Subject, attacked, begin, facts, untouched
+from equipoise.evaluate import Attack, Conditions, Subject, attacked, facts, untouched
 from equipoise.fit.crossing import Crossing, crossing
 from equipoise.mixing.jacobian import Softened
 from equipoise.mixing.neighbours import Neighbours
@@ -108,6 +108,7 @@ class Study:
         self.run, self.out, self.pair, self.size, self.conditions = run, run.folder, pair, size, conditions
         for base in (pair.accurate, pair.robust):
             base.to(conditions.device).eval().requires_grad_(False)
+        self.digests = {"accurate": models.weights_digest(pair.accurate), "robust": models.weights_digest(pair.robust)}
         self.began = time.monotonic()
 
     def tell(self, parts: Sequence[str]) -> Path:
@@ -147,8 +148,14 @@ class Study:
 
     def _part(self, name: str, subjects: Sequence[Subject], data: Dataset) -> list[Row]:
         """A run folder of its own with these subjects."""
-        began = time.monotonic()
-        run = begin(self.out / name, subjects, data, self.conditions)
+        began, kept = time.monotonic(), self.pair.remembered
+        # The weights of both bases once, not with every subject: there are hundreds.
+        identity = {"verb": "evaluate", "part": name, "seed": self.conditions.seed,
+                    "attacks": sorted({str(subject) for subject in subjects}), "models": self.digests,
+                    "remembered": kept.digest() if name == "neighbours" else "",
+                    "data": {"name": data.name, "split": data.split, "count": len(data), "digest": data.digest()},
+                    "threat": self.conditions.threat.facts()}
+        run = Run(self.out / name, identity, facts(self.conditions))
         rows = self._measure(run, subjects, data)
         run.summarise("evaluate", time.monotonic() - began, summary.results(rows, self.conditions.threat))
         return rows
@@ -236,8 +243,8 @@ class Study:
         train(model, objective, learnt, self.size.policy, device=self.conditions.device, out=self.out / "policy",
               facts={"arch": "adaptive-smoothing", "num_classes": str(learnt.num_classes),
                      "image_shape": ",".join(map(str, learnt.image_shape)), "rule": self.size.trust})
-        models = {"accurate": self.pair.accurate, "robust": self.pair.robust, "adaptive": model}
-        local_figures.aimed_rows(self.out / "targets", self._aim(), models, self.pair.test, self.conditions,
+        judged = {"accurate": self.pair.accurate, "robust": self.pair.robust, "adaptive": model}
+        local_figures.aimed_rows(self.out / "targets", self._aim(), judged, self.pair.test, self.conditions,
                                  self.size.steps)
 
     def _fresh_policy(self) -> AdaptiveSmoothing:
@@ -260,19 +267,19 @@ class Study:
 
     def _radii(self) -> None:
         """Other radii than the one it was trained for [Bai2022, Figure 8]."""
-        models = {"robust": self.pair.robust, "adaptive": self._learnt()}
+        judged = {"robust": self.pair.robust, "adaptive": self._learnt()}
         threat, steps = self.conditions.threat, self.size.long[0]
         subjects = [Subject(name, model, f"eps {threat.eps * factor:.4g}",
                             partial(_at_radius, steps=steps, radius=Threat(threat.norm, threat.eps * factor)))
-                    for name, model in models.items() for factor in sorted({1.0, *self.size.eps_factors})]
+                    for name, model in judged.items() for factor in sorted({1.0, *self.size.eps_factors})]
         self._part("radii", subjects, self.pair.test)
 
     def _auto(self) -> None:
         """AutoAttack through the policy on a few images, which the paper did not run."""
-        models = {"accurate": self.pair.accurate, "robust": self.pair.robust, "adaptive": self._learnt()}
+        judged = {"accurate": self.pair.accurate, "robust": self.pair.robust, "adaptive": self._learnt()}
         few = self.pair.test.slice(0, min(self.size.auto, len(self.pair.test)))
         subjects = []
-        for name, model in models.items():
+        for name, model in judged.items():
             attacks: dict[str, Attack] = {"clean": untouched, "auto": partial(auto_attack, version=self.size.version)}
             subjects += [Subject(name, model, attack, run) for attack, run in attacks.items()]
         self._part("auto", subjects, few)
