@@ -76,20 +76,36 @@ class Adversary:
         self.classes = truth.shape[1]
         self.judged = self._swift(self.model)
         self.source = self.judged if self.surrogate is None else self._swift(self.surrogate)
-        self.reduced = self._reduced(truth)
+        self.reduced = self._agrees(torch.bfloat16, truth, tolerance=0.05)
+        self.half = self.example.device.type == "cuda" and self._agrees(torch.float16, truth, tolerance=0.005)
 
     def _swift(self, model: nn.Module) -> nn.Module:
         return swift(model, self.example) if self.example.dtype == torch.float32 else model
 
-    def _reduced(self, truth: Tensor) -> bool:
-        """bf16 halves the time on tensor cores. CPUs that claim it may trap on it, so there it is asked for."""
+    def _agrees(self, dtype: torch.dtype, truth: Tensor, tolerance: float) -> bool:
+        """Whether `dtype` is wanted here and gives the logits of the model.
+
+        bf16 halves the time on tensor cores. CPUs that claim it may trap on it, so there it is asked for.
+        """
         kind = self.example.device.type
         if self.precision == "fp32" or self.example.dtype != torch.float32:
             return False
         if self.precision == "auto" and kind != "cuda":
             return False
-        with torch.no_grad(), torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=False):
-            return agree(self.judged(self.example).float(), truth, tolerance=0.05)
+        with torch.no_grad(), torch.autocast(kind, dtype=dtype, cache_enabled=False):
+            return agree(self.judged(self.example).float(), truth, tolerance)
+
+    def _finely(self, x: Tensor) -> AbstractContextManager[object]:
+        """Random search lives on differences that bfloat16 cannot see.
+
+        Half precision on CUDA has the ten bits of TF32, which torch allows in convolutions by default, and
+        moves half the bytes; where its range is too small for the network, TF32 it is.
+        """
+        if self.precision == "fp32":
+            return _exactly(x)
+        if self.half:
+            return torch.autocast(x.device.type, dtype=torch.float16, cache_enabled=False)
+        return nullcontext()
 
     def _cast(self) -> AbstractContextManager[object]:
         kind = self.example.device.type
@@ -160,9 +176,8 @@ class Adversary:
 
     @torch.no_grad()
     def _query(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        # Random search lives on differences that bfloat16 cannot see; on CUDA convolutions may use TF32.
-        with _exactly(x) if self.precision == "fp32" else nullcontext():
-            z = self.judged(x)
+        with self._finely(x):
+            z = self.judged(x).to(x.dtype)
         return losses.signed_margin(z, y), losses.probability_margin(z, y)
 
 
