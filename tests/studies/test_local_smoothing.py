@@ -13,13 +13,14 @@ from equipoise.evaluate import Conditions
 from equipoise.mixing.policy import TARGETS
 from equipoise.records import Run
 from equipoise.studies.local_pair import Pair
-from equipoise.studies.local_smoothing import PARTS, Size, Study, local_smoothing
+from equipoise.studies.local_size import Size
+from equipoise.studies.local_smoothing import PARTS, Study, local_smoothing
 from equipoise.threat import Threat
 from equipoise.train import Plan
 
 TINY = Size(neighbours=(1, 3), weighted=(3,), neighbour_gammas=(0.1, 10.0), weights=(0.5,), steps=2, long=(2,),
-            policy=Plan(epochs=1, batch_size=8, optimizer="adamw", lr=1e-3, held_out=0), width=2, eps_factors=(0.5,),
-            auto=2, version="fast", batch_size=8)
+            policy=Plan(epochs=1, batch_size=8, optimizer="adamw", lr=1e-3, held_out=0), width=2,
+            eps_factors=(0.5, 1.5), auto=2, version="fast", batch_size=8)
 
 
 def _pair() -> Pair:

@@ -10,7 +10,8 @@ import typer
 from equipoise import checks
 from equipoise.cli import options
 from equipoise.device import pick
-from equipoise.studies.local_smoothing import PARTS, SIZES, local_smoothing
+from equipoise.studies.local_size import SIZES
+from equipoise.studies.local_smoothing import PARTS, local_smoothing
 
 STUDIES = {"local-smoothing": local_smoothing}
 

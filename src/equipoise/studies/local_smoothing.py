@@ -6,10 +6,10 @@ can be told one at a time, repeated and resumed; the page shows those that are t
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -27,44 +27,17 @@ from equipoise.mixing.neighbours import Neighbours
 from equipoise.mixing.policy import TARGETS, AdaptiveSmoothing
 from equipoise.mixing.smoothing import SmoothedClassifier
 from equipoise.records import Row, Run
-from equipoise.rng import Stream
 from equipoise.studies import local_figures, local_pair
 from equipoise.studies.local_figures import alpha_of
 from equipoise.studies.local_pair import Pair
+from equipoise.studies.local_size import SIZES, Size
 from equipoise.threat import Threat
-from equipoise.train import Plan, train
+from equipoise.train import train
 from equipoise.train.objectives.policy import PolicyLoss
 
 PARTS = ("neighbours", "trust", "policy", "radii", "auto", "gradients")
 COMPARED = ("constant", "gradient", "top-gradient", "ratio")
 SPACES = ("logits", "probabilities")
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much is done; the defaults are those of the papers where they say."""
-
-    neighbours: tuple[int, ...] = (1, 5, 20, 100)
-    weighted: tuple[int, ...] = (5, 100)
-    neighbour_gammas: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 100.0)
-    weights: tuple[float, ...] = (0.3, 0.5, 0.7, 0.85, 0.95, 0.99)
-    steps: int = 10
-    policy: Plan = field(default_factory=lambda: Plan(epochs=2, batch_size=125, optimizer="adamw", lr=1e-3,
-                                                      weight_decay=1e-4, held_out=0, compile="off"))
-    width: int = 64
-    trust: str = "top-ratio"  # of the policy's rule: the fast variant
-    long: tuple[int, ...] = (20, 100)
-    eps_factors: tuple[float, ...] = (0.5, 0.75, 1.25, 1.5)
-    auto: int = 200
-    version: str = "standard"
-    batch_size: int = 100
-
-
-SMOKE = Size(neighbours=(1, 5, 20), weighted=(5,), neighbour_gammas=(1e-3, 1e-2, 0.1, 1.0, 100.0),
-             weights=(0.4, 0.75, 0.95),
-             policy=Plan(epochs=4, batch_size=64, optimizer="adamw", lr=2e-3, weight_decay=1e-4, held_out=0), width=16,
-             long=(20,), eps_factors=(0.5, 1.5), auto=40, version="fast", batch_size=128)
-SIZES = {"smoke": SMOKE, "full": Size()}
 
 
 def local_smoothing(out: Path, size: str, device: torch.device, *, seed: int = 0, parts: Sequence[str] = PARTS,
@@ -140,25 +113,29 @@ class Study:
                 found += [Subject(name, model, attack, run) for attack, run in attacks.items()]
         return found
 
-    def _measure(self, run: Run, subjects: Sequence[Subject], data: Dataset) -> list[Row]:
+    def _measure(self, run: Run, subjects: Sequence[Subject], data: Dataset,
+                 conditions: Conditions | None = None) -> list[Row]:
         for subject in subjects:
             subject.model.to(self.conditions.device)
-            attacked(subject, data, run, self.conditions)
+            attacked(subject, data, run, conditions or self.conditions)
         return run.finish()
 
     def _part(self, name: str, subjects: Sequence[Subject], data: Dataset) -> list[Row]:
         """A run folder of its own with these subjects."""
-        began, kept = time.monotonic(), self.pair.remembered
-        # The weights of both bases once, not with every subject: there are hundreds.
-        identity = {"verb": "evaluate", "part": name, "seed": self.conditions.seed,
-                    "attacks": sorted({str(subject) for subject in subjects}), "models": self.digests,
-                    "remembered": kept.digest() if name == "neighbours" else "",
-                    "data": {"name": data.name, "split": data.split, "count": len(data), "digest": data.digest()},
-                    "threat": self.conditions.threat.facts()}
-        run = Run(self.out / name, identity, facts(self.conditions))
+        began = time.monotonic()
+        run = self._open(name, subjects, data)
         rows = self._measure(run, subjects, data)
         run.summarise("evaluate", time.monotonic() - began, summary.results(rows, self.conditions.threat))
         return rows
+
+    def _open(self, name: str, subjects: Sequence[Subject], data: Dataset) -> Run:
+        # The weights of both bases once, not with every subject: there are hundreds.
+        identity = {"verb": "evaluate", "part": name, "seed": self.conditions.seed,
+                    "attacks": sorted({str(subject) for subject in subjects}), "models": self.digests,
+                    "remembered": self.pair.remembered.digest() if name == "neighbours" else "",
+                    "data": {"name": data.name, "split": data.split, "count": len(data), "digest": data.digest()},
+                    "threat": self.conditions.threat.facts()}
+        return Run(self.out / name, identity, facts(self.conditions))
 
     def _neighbours(self) -> None:
         """Eq. (2) with K-NN, plain and weighted, against γ [Bai2022, Figures 5 and 9]."""
@@ -267,12 +244,17 @@ class Study:
 
     def _radii(self) -> None:
         """Other radii than the one it was trained for [Bai2022, Figure 8]."""
-        judged = {"robust": self.pair.robust, "adaptive": self._learnt()}
-        threat, steps = self.conditions.threat, self.size.long[0]
-        subjects = [Subject(name, model, f"eps {threat.eps * factor:.4g}",
-                            partial(_at_radius, steps=steps, radius=Threat(threat.norm, threat.eps * factor)))
-                    for name, model in judged.items() for factor in sorted({1.0, *self.size.eps_factors})]
-        self._part("radii", subjects, self.pair.test)
+        judged, threat = {"robust": self.pair.robust, "adaptive": self._learnt()}, self.conditions.threat
+        attack: Attack = partial(pgd, steps=self.size.long[0])
+        subjects = {factor: [Subject(name, model, f"eps {threat.eps * factor:.4g}", attack)
+                             for name, model in judged.items()] for factor in sorted({1.0, *self.size.eps_factors})}
+        began = time.monotonic()
+        run = self._open("radii", [subject for some in subjects.values() for subject in some], self.pair.test)
+        rows: list[Row] = []
+        for factor, some in subjects.items():
+            wider = dataclasses.replace(self.conditions, threat=Threat(threat.norm, threat.eps * factor))
+            rows = self._measure(run, some, self.pair.test, wider)
+        run.summarise("evaluate", time.monotonic() - began, summary.results(rows, None))
 
     def _auto(self) -> None:
         """AutoAttack through the policy on a few images, which the paper did not run."""
@@ -289,8 +271,3 @@ class Study:
         local_figures.gradients(self.out / "arrays.npz", self.pair.accurate, self.pair.robust, self.pair.test,
                                 self.conditions, self.size.steps)
 
-
-def _at_radius(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream, steps: int,
-               radius: Threat) -> Tensor:
-    """PGD in another ball than that of the run."""
-    return pgd(model, x, y, threat=radius, stream=stream, steps=steps)
