@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from equipoise import attacks, losses
 from equipoise.attacks import Apgd, Called, Fab, Found, Outcome, Square, Stage, Targeted, worst_case
+from equipoise.attacks.adversary import Adversary
+from equipoise.attacks.company import indifferent
 from equipoise.attacks.swift import swift
 from equipoise.checks import InputError
 from equipoise.data import Dataset, pixels
@@ -215,6 +217,24 @@ def test_a_claim_counts_only_if_the_model_confirms_it(model: nn.Module, monkeypa
     with torch.no_grad():
         assert torch.equal(model(outcome.images).argmax(dim=1) == data.labels, outcome.standing)
     assert outcome.standing.sum() > 20
+
+
+def test_company_is_noticed_where_it_matters() -> None:
+    class Social(nn.Module):
+        """Answers by the size of the batch."""
+
+        limit: int
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)[:, :6] + (len(x) > self.limit)
+
+    x = pixels(_data(Net().eval()).images)[:8]
+    y = torch.zeros(8, dtype=torch.int64)
+    for limit, expected in ((8, False), (30, False), (1000, True)):
+        model = Social()
+        model.limit = limit
+        adversary = Adversary(model, None, None, "model", "fp32", x)
+        assert indifferent(adversary, x, y, 8, 64) is expected
 
 
 def test_memory_holds_one_batch_whatever_the_number_of_images(

@@ -8,9 +8,10 @@ that wait: batches stay full across the whole data set.
 would answer differently. Chance follows the image (:mod:`equipoise.rng`). Rounding follows the shape of the
 batch: matrix products and convolutions of other shapes sum in another order, on the CPU (measured: from one
 image up, at sizes that depend on layer and threads) as on CUDA. So every pass of a network sees exactly
-`grain` rows, the last ones filled up with copies: blocks of 8 on the CPU, which cost nothing there because
-they stay in the cache, and the whole batch on CUDA. Rows enter and leave only at the end of a leg, a fixed
-number of passes, so that also the moments of verification depend on the age of a row alone.
+`grain` rows, the last ones filled up with copies: the whole batch on CUDA, and blocks of 8 on the CPU, unless
+the network was measured to be indifferent to its company (:mod:`equipoise.attacks.company`). Rows enter and
+leave only at the end of a leg, a fixed number of passes, so that also the moments of verification depend on
+the age of a row alone.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from equipoise import checks, memory, progress, rng
 from equipoise.attacks.adversary import Adversary, Extra
+from equipoise.attacks.company import indifferent
 from equipoise.attacks.search import Batch, Found, Search, hunt
 from equipoise.data import Dataset, pixels
 from equipoise.modes import inference
@@ -124,8 +125,8 @@ def worst_case(
             note(number, found)
 
     with inference(model, surrogate), progress.task(title, total=len(data)) as task:
-        adversary = Adversary(model, surrogate, extra, follow, precision, pixels(data.images[:8].to(where)),
-                              block=None if where.type == "cuda" else CPU_GRAIN)
+        adversary = Adversary(model, surrogate, extra, follow, precision, pixels(data.images[:8].to(where)))
+        room.separate(adversary)
         _look(adversary, room, outcome, learn)
         meter = _Meter(task, stages, outcome)
         for number, stage in enumerate(stages, start=1):
@@ -224,6 +225,19 @@ class _Room:
     @property
     def grain(self) -> int:
         return self.slots if self.device.type == "cuda" else CPU_GRAIN
+
+    def separate(self, adversary: Adversary) -> None:
+        """On the CPU, let blocks of images go alone through a network that would answer differently in company."""
+        if self.device.type != "cuda":
+            batch = self.fetch(torch.arange(CPU_GRAIN) % len(self.data))
+            checks.labels(batch.y, adversary.classes)
+            try:
+                alike = indifferent(adversary, batch.x, batch.y, CPU_GRAIN, self.slots)
+            except RuntimeError as error:
+                self.shrink(error)
+                self.separate(adversary)
+                return
+            adversary.block = None if alike else CPU_GRAIN
 
     def fetch(self, jobs: Tensor) -> Batch:
         part = self.data.take(jobs)
