@@ -11,7 +11,9 @@ from equipoise import data, models, records
 from equipoise.checks import InputError
 from equipoise.evaluate import Conditions
 from equipoise.mixing.policy import TARGETS
+from equipoise.mixing.smoothing import SmoothedClassifier
 from equipoise.records import Run
+from equipoise.studies.local_figures import Reduced
 from equipoise.studies.local_pair import Pair
 from equipoise.studies.local_size import Size
 from equipoise.studies.local_smoothing import PARTS, Study, local_smoothing
@@ -70,3 +72,16 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'trust'"):
         local_smoothing(tmp_path / "d", "smoke", cpu, parts=["trusts"])
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_gradients_of_copies_in_fewer_bits_point_the_same_way() -> None:
+    pair, x = _pair(), torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)).cuda()
+    ways = []
+    bases = pair.accurate.cuda(), pair.robust.cuda()
+    for g, h in (bases, (Reduced(bases[0]), Reduced(bases[1]))):
+        rule = SmoothedClassifier(g.eval(), h.eval(), 1.0, trust="ratio", space="probabilities").cuda()
+        point = x.clone().requires_grad_()
+        ways.append(torch.autograd.grad(rule(point)[:, 0].sum(), point)[0].flatten(1))
+    assert torch.nn.functional.cosine_similarity(ways[0], ways[1]).min() > 0.9

@@ -55,22 +55,29 @@ def each(function: Function, x: Tensor, norm: Norm, *, chunk: int | None = None,
     Returns:
         values, sizes, what else the function gave.
     """
-    values, pull, more = _vjp(function, x)
-    classes, order = values.shape[1], dual(norm)
-    # One cotangent per class, the same for every image: gradients of different images do not meet.
-    basis = torch.eye(classes, dtype=values.dtype, device=x.device).unsqueeze(1).expand(-1, len(x), -1)
-    with torch.set_grad_enabled(attached and torch.is_grad_enabled()):
-        sizes = torch.func.vmap(lambda one: size(pull(one)[0], order), chunk_size=chunk)(basis)
+    with _exactly(x):
+        values, pull, more = _vjp(function, x)
+        classes, order = values.shape[1], dual(norm)
+        # One cotangent per class, the same for every image: gradients of different images do not meet.
+        basis = torch.eye(classes, dtype=values.dtype, device=x.device).unsqueeze(1).expand(-1, len(x), -1)
+        with torch.set_grad_enabled(attached and torch.is_grad_enabled()):
+            sizes = torch.func.vmap(lambda one: size(pull(one)[0], order), chunk_size=chunk)(basis)
     return values, sizes.T, more
 
 
 def top(function: Function, x: Tensor, norm: Norm, *, attached: bool = True) -> tuple[Tensor, Tensor, Any]:
     """Values (B, K) with ‖∇max_j f_j(x)‖_p* (B, 1): one forward and one backward pass, however many classes."""
-    values, pull, more = _vjp(function, x)
-    one = F.one_hot(values.argmax(dim=1), values.shape[1]).to(values.dtype)
-    with torch.set_grad_enabled(attached and torch.is_grad_enabled()):
-        sizes = size(pull(one)[0], dual(norm))
+    with _exactly(x):
+        values, pull, more = _vjp(function, x)
+        one = F.one_hot(values.argmax(dim=1), values.shape[1]).to(values.dtype)
+        with torch.set_grad_enabled(attached and torch.is_grad_enabled()):
+            sizes = size(pull(one)[0], dual(norm))
     return values, sizes.unsqueeze(1), more
+
+
+def _exactly(x: Tensor) -> torch.autocast:
+    """Casts on the fly do not pass through a gradient of gradients; a model in fewer bits casts for itself."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def _vjp(function: Function, x: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor]], Any]:

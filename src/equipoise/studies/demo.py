@@ -126,10 +126,9 @@ def _subjects(mixed: MixedClassifier) -> list[Subject]:
     fast = named("fast")
     assert isinstance(fast, Fold)
     bases: dict[str, nn.Module] = {"accurate": mixed.accurate, "robust": mixed.robust, "mixed": mixed}
-    listed = [(name, model, attack, run) for name, model in bases.items()
-              for attack, run in {"clean": untouched, "fast": fast}.items()]
-    listed += [("mixed", mixed, attack, run) for attack, run in adaptive(mixed, fast).items()]
-    return [Subject(name, model, attack, run) for name, model, attack, run in listed]
+    plain: dict[str, Attack] = {"clean": untouched, "fast": fast}
+    subjects = [Subject(name, model, attack, run) for name, model in bases.items() for attack, run in plain.items()]
+    return subjects + [Subject("mixed", mixed, attack, run) for attack, run in adaptive(mixed, fast).items()]
 
 
 def _examples(mixed: MixedClassifier, test: Dataset, rows: list[Row], conditions: Conditions) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import io
 import time
@@ -24,6 +25,19 @@ from equipoise.models import formats
 from equipoise.records import Row, Run, rows_of
 
 SEEN = 500  # images whose gradients are measured
+
+
+class Reduced(nn.Module):
+    """A copy of a classifier in bfloat16: where gradients come from on a device that gains by it, never a verdict."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model).to(torch.bfloat16).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, K) in the precision of x."""
+        logits: Tensor = self.model(x.to(torch.bfloat16)).to(x.dtype)
+        return logits
 
 
 def aimed_rows(folder: Path, rule: SmoothedClassifier, judged: Mapping[str, nn.Module], data: Dataset,

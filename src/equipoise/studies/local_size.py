@@ -12,9 +12,9 @@ class Size:
     """How much is done; the defaults are those of the papers where they say."""
 
     neighbours: tuple[int, ...] = (1, 5, 20, 100)
-    weighted: tuple[int, ...] = (5, 100)
-    neighbour_gammas: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 100.0)
-    weights: tuple[float, ...] = (0.3, 0.5, 0.7, 0.85, 0.95, 0.99)
+    weighted: tuple[int, ...] = (20,)
+    neighbour_gammas: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 0.1, 10.0)
+    weights: tuple[float, ...] = (0.4, 0.7, 0.9, 0.98)
     steps: int = 10
     policy: Plan = field(default_factory=lambda: Plan(epochs=2, batch_size=125, optimizer="adamw", lr=1e-3,
                                                       weight_decay=1e-4, held_out=0, compile="off"))

@@ -81,6 +81,9 @@ class Study:
         self.run, self.out, self.pair, self.size, self.conditions = run, run.folder, pair, size, conditions
         for base in (pair.accurate, pair.robust):
             base.to(conditions.device).eval().requires_grad_(False)
+        # On CUDA gradients come from copies in bfloat16; every verdict is that of the models themselves.
+        on_cuda = conditions.device.type == "cuda"
+        self.sources = [local_figures.Reduced(base) if on_cuda else base for base in (pair.accurate, pair.robust)]
         self.digests = {"accurate": models.weights_digest(pair.accurate), "robust": models.weights_digest(pair.robust)}
         self.began = time.monotonic()
 
@@ -145,10 +148,10 @@ class Study:
             oracle = Neighbours(kept.images, kept.labels, kept.num_classes, k=k, weights=weights)
             for gamma in (*self.size.neighbour_gammas, math.inf):
                 model = self._rule(oracle, gamma, "gradient", "logits")
-                attacks: dict[str, Attack] = {"clean": untouched, "pgd-std": self._pgd(pair.accurate)}
+                attacks: dict[str, Attack] = {"clean": untouched, "pgd-std": self._pgd(self.sources[0])}
                 if gamma < math.inf or weights == "distance":
                     # Plain votes are steps without a slope; alone, nothing but g shows a way.
-                    attacks["pgd"] = self._pgd(model)
+                    attacks["pgd"] = self._pgd(self._rule(oracle, gamma, "gradient", "logits", source=True))
                 subjects += self._named(f"{k} neighbours, {weights}", model, attacks, gamma)
         self._part("neighbours", [*self._alone(), *subjects], pair.test)
 
@@ -168,20 +171,23 @@ class Study:
                     # So that at the median trust the robust side has this weight, whatever the units of R are.
                     gamma = weight / (1 - weight) / scale
                     model = self._rule(pair.robust, gamma, trust, space)
+                    source = self._rule(self.sources[1], gamma, trust, space, source=True)
                     attacks: dict[str, Attack] = {
-                        "clean": untouched, "pgd": self._pgd(model), "pgd-std": self._pgd(pair.accurate),
-                        "pgd-rob": self._pgd(pair.robust)}
+                        "clean": untouched, "pgd": self._pgd(source), "pgd-std": self._pgd(self.sources[0]),
+                        "pgd-rob": self._pgd(self.sources[1])}
                     if trust != "constant":
-                        soft = self._rule(pair.robust, gamma, trust, space, soft=True)
+                        soft = self._rule(self.sources[1], gamma, trust, space, source=True, soft=True)
                         attacks["pgd-soft"] = self._pgd(Softened(soft))
                     subjects += self._named(f"{trust}, {space}", model, attacks, gamma)
         self._part("trust", [*self._alone(), *subjects], pair.test)
 
-    def _rule(self, oracle: nn.Module, gamma: float, trust: str, space: str, *,
+    def _rule(self, oracle: nn.Module, gamma: float, trust: str, space: str, *, source: bool = False,
               soft: bool = False) -> SmoothedClassifier:
         # Over logits a ReLU network's ‖∇g‖ has no slope: leaving it out saves the second derivatives.
-        return SmoothedClassifier(self.pair.accurate, oracle, gamma, trust=trust, space=space,
-                                  norm=self.conditions.threat.norm, attached=soft or space == "probabilities")
+        rule = SmoothedClassifier(self.sources[0] if source else self.pair.accurate, oracle, gamma, trust=trust,
+                                  space=space, norm=self.conditions.threat.norm,
+                                  attached=soft or space == "probabilities")
+        return rule.to(self.conditions.device)
 
     def _pgd(self, source: nn.Module) -> Attack:
         return partial(pgd, steps=self.size.steps, surrogate=source)
@@ -200,8 +206,7 @@ class Study:
         return pixels(data.images[:most].to(self.conditions.device))
 
     def _aim(self) -> SmoothedClassifier:
-        pair = self.pair
-        return SmoothedClassifier(pair.accurate, pair.robust, 1.0, trust=self.size.trust, attached=False,
+        return SmoothedClassifier(self.sources[0], self.sources[1], 1.0, trust=self.size.trust, attached=False,
                                   norm=self.conditions.threat.norm).to(self.conditions.device)
 
     def _crossing(self) -> Crossing:
@@ -262,8 +267,8 @@ class Study:
         few = self.pair.test.slice(0, min(self.size.auto, len(self.pair.test)))
         subjects = []
         for name, model in judged.items():
-            attacks: dict[str, Attack] = {"clean": untouched, "auto": partial(auto_attack, version=self.size.version)}
-            subjects += [Subject(name, model, attack, run) for attack, run in attacks.items()]
+            auto: Attack = partial(auto_attack, version=self.size.version, precision="fp32")
+            subjects += [Subject(name, model, "clean", untouched), Subject(name, model, "auto", auto)]
         self._part("auto", subjects, few)
 
     def _gradients(self) -> None:
