@@ -55,7 +55,7 @@ class Study:
                    target=lose_at_most(points), device=self.device, batch_size=self.batch, settings=chosen)
         facts = made.mixture.logit_map.facts() if made.mixture.logit_map is not None else {}
         self.say(what="fit", rule=rule, images=f"{start}-{start + count - 1}", points=points, promise=made.promise,
-                 alpha=made.mixture.alpha, map=facts, **made.numbers, notes=made.notes)
+                 map=facts, notes=made.notes, numbers=made.numbers)
         return made.mixture.to(self.device)
 
     @torch.no_grad()
