@@ -234,7 +234,7 @@ def test_company_is_noticed_where_it_matters() -> None:
         model = Social()
         model.limit = limit
         adversary = Adversary(model, None, None, "model", "fp32", x)
-        assert indifferent(adversary, x, y, 8, 64) is expected
+        assert indifferent(adversary, x, y, 64) is expected
 
 
 def test_memory_holds_one_batch_whatever_the_number_of_images(

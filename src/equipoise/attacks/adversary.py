@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from equipoise import checks, losses
 from equipoise.attacks.graphed import Graphed
-from equipoise.attacks.swift import agree, swift
+from equipoise.attacks.swift import agree, frozen, swift
 
 Extra = Callable[[Tensor], Tensor]
 Objective = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -51,6 +51,7 @@ class Adversary:
         precision: fp32, bf16 (for gradients), or auto: bf16 on CUDA.
         example: some of the images, to try the copies on.
         persist: go on after a success, for the smallest margin of all.
+        lasting: many passes lie ahead, so that preparing for them pays.
         block: every pass sees exactly so many images, if the batch is a multiple of it; None: the whole batch.
         memory: what was found out about an image and is needed again, by purpose and index.
     """
@@ -62,6 +63,7 @@ class Adversary:
     precision: str
     example: Tensor
     persist: bool = False
+    lasting: bool = False
     block: int | None = None
     memory: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     _passes: dict[object, Graphed] = field(default_factory=dict)
@@ -139,6 +141,8 @@ class Adversary:
     def query(self) -> Callable[..., tuple[Tensor, ...]]:
         """x, y → logit margin (B,), probability margin (B,): a pass without gradients."""
         if "query" not in self._passes:
+            forward_only = self.lasting and self.example.device.type == "cpu" and self.judged is not self.model
+            self.asked = frozen(self.model, self.example) if forward_only else self.judged
             self._passes["query"] = Graphed(lambda x, y: self._blocks(self._query, x, y), self._pool)
         return self._passes["query"]
 
@@ -177,7 +181,7 @@ class Adversary:
     @torch.no_grad()
     def _query(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         with self._finely(x):
-            z = self.judged(x).to(x.dtype)
+            z = self.asked(x).to(x.dtype)
         return losses.signed_margin(z, y), losses.probability_margin(z, y)
 
 

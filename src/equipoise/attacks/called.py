@@ -41,7 +41,7 @@ class _Once:
 
     def leg(self, state: State, chance: Stream, ages: Sequence[int], passes: int) -> None:
         own = chance.at(self.stage.name)
-        size = 8 if state["x"].device.type == "cpu" and len(ages) % 8 == 0 else len(ages)
+        size = self.adversary.block or len(ages)
         state["nearest"] = torch.cat([
             self.stage.attack(
                 self.adversary.model, state["x"][start : start + size], state["y"][start : start + size],

@@ -6,46 +6,43 @@ import torch
 from torch import Tensor
 
 from equipoise import losses
-from equipoise.attacks.adversary import Adversary, Objective
+from equipoise.attacks.adversary import Adversary
 
-STEPS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # blocks per batch
+SIZES = (9, 12, 15, 16, 17, 19, 24, 31, 33, 48, 63, 64, 96, 127, 128, 191, 256, 512)
 
 
-def indifferent(adversary: Adversary, x: Tensor, y: Tensor, block: int, most: int) -> bool:
-    """Measure whether passes over larger batches give every block of images what it would get alone.
+def indifferent(adversary: Adversary, x: Tensor, y: Tensor, most: int) -> bool:
+    """Measure whether an image gets from larger batches what it gets from a small one.
 
     Layers sum in an order that depends on the shape of the batch; some networks have none for which it shows
-    (small ResNets on the CPU), others do (long matrix products), and then each block has to go alone. Many
-    multiples of the block are tried without gradients, a few with; the first difference ends it.
+    (small ResNets on the CPU), others do (long matrix products), and then small blocks have to go alone. Many
+    sizes are tried without gradients, a few with; the first difference ends it.
 
     Args:
         adversary: with `block` unset.
-        x, y: exactly one block of images.
-        block: its size.
+        x, y: the small batch.
         most: largest batch that will be used.
     """
-    largest = -(-most // block)
-    sizes = [block * copies for copies in sorted({*STEPS, largest}) if 1 < copies <= largest]
-    query, judged = adversary.query(), adversary.logits(x)
-    alone = query(x, y)
+    sizes = sorted({size for size in SIZES if len(x) < size < most} | ({most} if most > len(x) else set()))
+    query, ascend = adversary.query(), adversary.ascend("company", _cross_entropy)
+    alone = (adversary.logits(x), *query(x, y))
     for size in sizes:
-        copies = size // block
-        many, labels = torch.cat([x] * copies), y.repeat(copies)
-        if not _all_equal((adversary.logits(many), *query(many, labels)), (judged, *alone), copies):
+        many, labels = _repeated(x, size), _repeated(y, size)
+        if not _same((adversary.logits(many), *query(many, labels)), alone, size):
             return False
-    raised: Objective = _cross_entropy
-    ascend = adversary.ascend("company", raised)
     ascended = ascend(x, y, None)
-    for size in sizes[:: max(len(sizes) // 3, 1)]:
-        copies = size // block
-        if not _all_equal(ascend(torch.cat([x] * copies), y.repeat(copies), None), ascended, copies):
-            return False
-    return True
+    return all(_same(ascend(_repeated(x, size), _repeated(y, size), None), ascended, size)
+               for size in sizes[:: max(len(sizes) // 3, 1)])
 
 
 def _cross_entropy(z: Tensor, y: Tensor, aim: Tensor | None) -> Tensor:
     return losses.cross_entropy(z, y)
 
 
-def _all_equal(many: tuple[Tensor, ...], alone: tuple[Tensor, ...], copies: int) -> bool:
-    return all(torch.equal(part, one) for whole, one in zip(many, alone, strict=True) for part in whole.chunk(copies))
+def _repeated(values: Tensor, size: int) -> Tensor:
+    """The rows again and again, `size` in all; unlike `repeat` it keeps the channels last in memory."""
+    return torch.cat([values] * -(-size // len(values)))[:size]
+
+
+def _same(many: tuple[Tensor, ...], alone: tuple[Tensor, ...], size: int) -> bool:
+    return all(torch.equal(whole, _repeated(one, size)) for whole, one in zip(many, alone, strict=True))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from equipoise import checks
 from equipoise.attacks.adversary import Adversary, Extra
 from equipoise.attacks.apgd import Apgd
-from equipoise.attacks.search import Batch, hunt
+from equipoise.attacks.search import Batch, Grain, hunt
 from equipoise.attacks.square import Square
 from equipoise.attacks.targeted import targeted_stages
 from equipoise.attacks.worst_case import Stage
@@ -82,7 +82,7 @@ def minimum_margin(
                 jobs = jobs[(margins[0] > 0).cpu()]
             if search is None or len(jobs) == 0:
                 continue
-            grain = len(jobs) if x.device.type == "cuda" else 1
+            grain = Grain(len(jobs), 1) if x.device.type == "cuda" else Grain()
             for found in hunt(search, adversary, fetch, jobs, slots=len(jobs), grain=grain):
                 rows = found.jobs.to(x.device)
                 both = torch.cat([margins[:, rows], found.margin.to(x.dtype).unsqueeze(0)])

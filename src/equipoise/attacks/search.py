@@ -7,11 +7,11 @@ that wait: batches stay full across the whole data set.
 **The same rows, always.** What a row computes must not depend on its company, or a resumed or sharded run
 would answer differently. Chance follows the image (:mod:`equipoise.rng`). Rounding follows the shape of the
 batch: matrix products and convolutions of other shapes sum in another order, on the CPU (measured: from one
-image up, at sizes that depend on layer and threads) as on CUDA. So every pass of a network sees exactly
-`grain` rows, the last ones filled up with copies: the whole batch on CUDA, and blocks of 8 on the CPU, unless
-the network was measured to be indifferent to its company (:mod:`equipoise.attacks.company`). Rows enter and
-leave only at the end of a leg, a fixed number of passes, so that also the moments of verification depend on
-the age of a row alone.
+image up, at sizes that depend on layer and threads) as on CUDA. So every pass of a network sees a fixed number
+of rows, the last ones filled up with copies: the whole batch on CUDA, and blocks of 8 on the CPU. Only a network
+that was measured to be indifferent to its company (:mod:`equipoise.attacks.company`) sees batches of any size
+from 8 up. Rows enter and leave only at the end of a leg, a fixed number of passes, so that also the moments of
+verification depend on the age of a row alone.
 """
 
 from __future__ import annotations
@@ -61,6 +61,19 @@ class Found:
     fooled: Tensor  # (B,)
 
 
+@dataclass(frozen=True)
+class Grain:
+    """Batches have a multiple of `multiple` rows, and at least `least`."""
+
+    multiple: int = 1
+    least: int = 1
+
+    def filled(self, rows: list[int]) -> list[int]:
+        """Rows, and copies of the first up to such a number."""
+        count = max(len(rows), self.least)
+        return rows + [rows[0]] * (count + -count % self.multiple - len(rows))
+
+
 def leg_length(passes: int) -> int:
     """Some 8 to 20 passes, or about a hundred of thousands, so that as few as possible go beyond the end."""
     if passes <= 20:
@@ -76,7 +89,7 @@ def hunt(
     jobs: Tensor,
     *,
     slots: int,
-    grain: int = 1,
+    grain: Grain = Grain(),  # noqa: B008
 ) -> Iterator[Found]:
     """Search for every job, `slots` at a time; yields the jobs that finish, in no fixed order.
 
@@ -86,7 +99,7 @@ def hunt(
         fetch: job numbers → their images.
         jobs: (N,) numbers, on the CPU.
         slots: rows in work at a time.
-        grain: batches have a multiple of so many rows.
+        grain: to which sizes batches are filled up.
     """
     leg = leg_length(search.passes)
     state: State = {}
@@ -96,13 +109,13 @@ def hunt(
     while live or waiting:
         if waiting and len(live) < slots:
             new, waiting = waiting[: slots - len(live)], waiting[slots - len(live) :]
-            batch = fetch(torch.tensor(_filled(new, grain)))
+            batch = fetch(torch.tensor(grain.filled(new)))
             fresh = {**search.start(batch.x, batch.y, batch.chance), "index": batch.chance.index}
             key = batch.chance.key
             state = fresh if not live else {name: torch.cat([state[name][: len(live)], value[: len(new)]])
                                             for name, value in fresh.items()}
             live, ages = live + new, ages + [0] * len(new)
-        rows = _filled(list(range(len(live))), grain)
+        rows = grain.filled(list(range(len(live))))
         if rows != list(range(len(state["y"]))):
             state = _take(state, rows)
         search.leg(state, Stream(key, state["index"]), [ages[row] for row in rows], leg)
@@ -117,14 +130,14 @@ def hunt(
 
 
 def _verified(
-    search: Search, adversary: Adversary, state: State, live: list[int], ages: list[int], grain: int
+    search: Search, adversary: Adversary, state: State, live: list[int], ages: list[int], grain: Grain
 ) -> tuple[Found | None, list[int]]:
     """Judge every claim, and whatever is at its end; broken rows and old rows are done."""
     claims = ((state["margin"][: len(live)] <= 0) & (not adversary.persist)).tolist()
     asked = [row for row in range(len(live)) if claims[row] or ages[row] >= search.passes]
     if not asked:
         return None, list(range(len(live)))
-    filled = torch.tensor(_filled(asked, grain), device=state["y"].device)
+    filled = torch.tensor(grain.filled(asked), device=state["y"].device)
     x, y = state["nearest"][filled], state["y"][filled]
     verdict = adversary.judge(x, y)
     count = len(asked)
@@ -140,11 +153,6 @@ def _verified(
     found = Found(torch.tensor([live[asked[i]] for i in done]), x[picked], verdict.predicted[picked],
                   truth[picked], fooled[picked])
     return found, [row for row in range(len(live)) if row not in over]
-
-
-def _filled(rows: list[int], grain: int) -> list[int]:
-    """Rows, and copies of the first up to a multiple of the grain."""
-    return rows + [rows[0]] * (-len(rows) % grain)
 
 
 def _take(state: State, rows: list[int]) -> State:

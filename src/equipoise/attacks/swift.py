@@ -8,6 +8,7 @@ has confirmed it, so a copy may be slightly off; one that is clearly off is not 
 from __future__ import annotations
 
 import copy
+import warnings
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,23 @@ def swift(model: nn.Module, x: Tensor) -> nn.Module:
                 if agree(candidate(x.contiguous(memory_format=torch.channels_last)), truth):
                     return candidate
     except Exception:  # whatever a foreign module objects to, the module itself still works
+        pass
+    return model
+
+
+def frozen(model: nn.Module, x: Tensor) -> nn.Module:
+    """A copy for forward passes on the CPU alone: traced, and its layers fused; or the model itself.
+
+    A trace follows one path, so the copy must agree with the model also on fewer images.
+    """
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = torch.jit.trace(model, x, check_trace=False)
+            copy_: nn.Module = torch.jit.optimize_for_inference(torch.jit.freeze(traced))
+            if all(agree(copy_(part), model(part)) for part in (x, x, x[:3], x[:3])):  # twice: the second is optimised
+                return copy_
+    except Exception:
         pass
     return model
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from equipoise import checks, memory, progress, rng
 from equipoise.attacks.adversary import Adversary, Extra
 from equipoise.attacks.company import indifferent
-from equipoise.attacks.search import Batch, Found, Search, hunt
+from equipoise.attacks.search import Batch, Found, Grain, Search, hunt
 from equipoise.data import Dataset, pixels
 from equipoise.modes import inference
 from equipoise.rng import Stream
@@ -125,7 +125,8 @@ def worst_case(
             note(number, found)
 
     with inference(model, surrogate), progress.task(title, total=len(data)) as task:
-        adversary = Adversary(model, surrogate, extra, follow, precision, pixels(data.images[:8].to(where)))
+        adversary = Adversary(model, surrogate, extra, follow, precision, pixels(data.images[:8].to(where)),
+                              lasting=True)
         room.separate(adversary)
         _look(adversary, room, outcome, learn)
         meter = _Meter(task, stages, outcome)
@@ -168,7 +169,7 @@ def strike(
             if search is None or len(jobs) == 0:
                 continue
             # On CUDA the shape stays, so that one recording serves the stage.
-            grain = len(jobs) if x.device.type == "cuda" else 1
+            grain = Grain(len(jobs), 1) if x.device.type == "cuda" else Grain()
             for found in hunt(search, adversary, fetch, jobs, slots=len(jobs), grain=grain):
                 nearer = (found.margin.float().cpu() < outcome.margin[found.jobs]) | found.fooled.cpu()
                 best[found.jobs[nearer].to(x.device)] = found.nearest[nearer.to(x.device)]
@@ -205,7 +206,7 @@ def _due(outcome: Outcome, number: int) -> Tensor:
 def _look(adversary: Adversary, room: _Room, outcome: Outcome, learn: Callable[[int, Found], None]) -> None:
     """The untouched images first."""
     while len(rows := (outcome.passed == 0).nonzero().squeeze(1)[: room.slots]):
-        batch = room.fetch(torch.cat([rows, rows[:1].expand(-len(rows) % room.grain)]))
+        batch = room.fetch(torch.tensor(room.grain.filled(rows.tolist())))
         checks.labels(batch.y, adversary.classes)
         try:
             verdict = adversary.judge(batch.x, batch.y)
@@ -221,10 +222,13 @@ class _Room:
 
     def __init__(self, data: Dataset, seed: int, device: torch.device, slots: int) -> None:
         self.data, self.seed, self.device, self.slots = data, seed, device, slots
+        self.alike = False
 
     @property
-    def grain(self) -> int:
-        return self.slots if self.device.type == "cuda" else CPU_GRAIN
+    def grain(self) -> Grain:
+        if self.device.type == "cuda":
+            return Grain(self.slots, self.slots)
+        return Grain(1 if self.alike else CPU_GRAIN, CPU_GRAIN)
 
     def separate(self, adversary: Adversary) -> None:
         """On the CPU, let blocks of images go alone through a network that would answer differently in company."""
@@ -232,12 +236,12 @@ class _Room:
             batch = self.fetch(torch.arange(CPU_GRAIN) % len(self.data))
             checks.labels(batch.y, adversary.classes)
             try:
-                alike = indifferent(adversary, batch.x, batch.y, CPU_GRAIN, self.slots)
+                self.alike = indifferent(adversary, batch.x, batch.y, self.slots)
             except RuntimeError as error:
                 self.shrink(error)
                 self.separate(adversary)
                 return
-            adversary.block = None if alike else CPU_GRAIN
+            adversary.block = None if self.alike else CPU_GRAIN
 
     def fetch(self, jobs: Tensor) -> Batch:
         part = self.data.take(jobs)
