@@ -14,8 +14,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from equipoise.attacks import auto_attack as auto_attack
-    from equipoise.attacks import minimum_margin as minimum_margin
-    from equipoise.attacks import pgd as pgd
+    from equipoise.attacks.minimum_margin import minimum_margin as minimum_margin
+    from equipoise.attacks.pgd import pgd as pgd
     from equipoise.certify import predict as predict
     from equipoise.data import Dataset as Dataset
     from equipoise.mixing import MixedClassifier as MixedClassifier
