@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from equipoise.attacks.swift import agree, frozen, swift
 Extra = Callable[[Tensor], Tensor]
 Objective = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 FOLLOW = ("model", "surrogate")
+_LEAST = -1e4  # a logit of −inf, as a hard decision gives it, would make ratios of margins meaningless
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Adversary:
     @torch.no_grad()
     def judge(self, x: Tensor, y: Tensor) -> Verdict:
         """The verdict that counts."""
-        z = self.logits(x)
+        z = checks.logits(self.logits(x), len(x), "logits of the model")
         return Verdict(z.argmax(dim=1), losses.probability_margin(z, y))
 
     @torch.no_grad()
@@ -128,14 +129,17 @@ class Adversary:
         with _exactly(x):
             return self._blocks(lambda part: (self.model(part),), x)[0]
 
-    def ascend(self, name: object, objective: Objective) -> Callable[..., tuple[Tensor, ...]]:
+    def ascend(
+        self, name: object, objective: Objective, *, plain: bool = False
+    ) -> Callable[..., tuple[Tensor, ...]]:
         """x, y, aim → value (B,), gradient (B, C, H, W), probability margin (B,), in one pass.
 
-        `name` tells objectives apart, so that a pass that was recorded once serves every stage.
+        `name` tells objectives apart, so that a pass that was recorded once serves every stage. `plain` leaves
+        the extra term out, where the value is no objective but the distance to a decision.
         """
         if name not in self._passes:
-            self._passes[name] = Graphed(
-                lambda x, y, aim: self._blocks(partial(self._ascend, objective), x, y, aim), self._pool)
+            look = partial(self._ascend, objective, None if plain else self.extra)
+            self._passes[name] = Graphed(lambda x, y, aim: self._blocks(look, x, y, aim), self._pool)
         return self._passes[name]
 
     def query(self) -> Callable[..., tuple[Tensor, ...]]:
@@ -156,14 +160,16 @@ class Adversary:
                 for start in range(0, len(x), self.block)]
         return tuple(torch.cat(parts) for parts in zip(*seen, strict=True))
 
-    def _ascend(self, objective: Objective, x: Tensor, y: Tensor, aim: Tensor | None) -> tuple[Tensor, ...]:
+    def _ascend(
+        self, objective: Objective, extra: Extra | None, x: Tensor, y: Tensor, aim: Tensor | None
+    ) -> tuple[Tensor, ...]:
         with torch.enable_grad():
             point = x.detach().requires_grad_()
             with self._cast():
                 z = self.source(point)
             value = objective(z.to(x.dtype), y, aim)
-            if self.extra is not None:
-                value = value + self.extra(point)
+            if extra is not None:
+                value = value + extra(point)
             # A hard decision has no gradient at all: the search then stands still, and `symptoms` says so.
             gradient = (torch.autograd.grad(value.sum(), point)[0] if value.requires_grad
                         else torch.zeros_like(point))
@@ -173,9 +179,9 @@ class Adversary:
                 with self._cast():
                     seen = self.judged(x).to(x.dtype)
                 if self.follow == "model":
-                    value = objective(seen, y, aim)
-                    if self.extra is not None:
-                        value = value + self.extra(x)
+                    value = objective(seen.clamp(min=_LEAST), y, aim)
+                    if extra is not None:
+                        value = value + extra(x)
         return value, torch.nan_to_num(gradient), losses.probability_margin(seen, y)
 
     @torch.no_grad()
@@ -186,7 +192,17 @@ class Adversary:
 
 
 def _exactly(x: Tensor) -> AbstractContextManager[object]:
-    """Without TF32, which torch allows in convolutions by default."""
-    if x.device.type != "cuda":
-        return nullcontext()
-    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+    """Without TF32, which torch allows in convolutions by default, and outside of any reduced precision."""
+    return _exact(x.device.type)
+
+
+@contextmanager
+def _exact(kind: str) -> Iterator[None]:
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, products.allow_tf32
+    convolutions.allow_tf32 = products.allow_tf32 = False
+    try:
+        with torch.autocast(kind, enabled=False):
+            yield
+    finally:
+        convolutions.allow_tf32, products.allow_tf32 = before

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equipoise import checks, geometry
 from equipoise.attacks.adversary import Adversary
 from equipoise.attacks.search import Search, State
 from equipoise.rng import Stream
@@ -48,3 +49,12 @@ class _Once:
                 threat=self.threat, stream=own[start : start + size], surrogate=self.adversary.surrogate,
                 extra=self.adversary.extra)
             for start in range(0, len(ages), size)])
+        inside(self.stage.name, state["nearest"], state["x"], self.threat)
+
+
+def inside(name: str, x_adv: Tensor, x: Tensor, threat: Threat) -> None:
+    """Refuse an attack that leaves the ball or [0, 1]: one that cheats proves nothing."""
+    checks.require(x_adv.shape == x.shape, name, f"return images of shape {tuple(x.shape)}", tuple(x_adv.shape))
+    checks.images(x_adv, f"images of {name}")
+    reach = float(geometry.size(x_adv - x, threat.norm).max())
+    checks.require(reach <= threat.eps * (1 + 1e-5), name, f"stay within {threat}", reach)

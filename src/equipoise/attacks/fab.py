@@ -87,7 +87,7 @@ class _Walk:
     def __init__(self, adversary: Adversary, threat: Threat, stage: Fab) -> None:
         self.adversary, self.threat, self.rank = adversary, threat, stage.rank
         self.passes = stage.steps
-        self.look = adversary.ascend("difference", difference)
+        self.look = adversary.ascend("difference", difference, plain=True)
         self.query = adversary.query()
 
     def start(self, x: Tensor, y: Tensor, chance: Stream) -> State:

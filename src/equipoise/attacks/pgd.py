@@ -47,6 +47,7 @@ def pgd(
         (B, C, H, W), detached, inside the ball and [0, 1].
     """
     checks.images(x)
+    checks.require(len(stream) == len(x), "stream", f"be the chance of {len(x)} images", len(stream))
     checks.whole("steps", steps, least=1)
     checks.whole("restarts", restarts, least=1)
     stride = 2.5 * threat.eps / steps if step_size is None else checks.positive("step_size", step_size)

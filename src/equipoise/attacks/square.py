@@ -137,7 +137,7 @@ class _Random:
 
     def side(self, age: int, height: int, width: int) -> int:
         """Edge of the square at this age."""
-        pixels = self.stage.share * height * width / 2 ** sum(age > limit for limit in HALVINGS)
+        pixels = self.stage.share * height * width / 2 ** sum(age - 1 > limit for limit in HALVINGS)
         return min(self.shape(round(math.sqrt(pixels))), height, width)
 
     def shape(self, side: int) -> int:

@@ -116,7 +116,8 @@ def _budget(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, stream: Stre
             steps: int) -> Symptom:
     reached = []
     for factor in BUDGETS:
-        wider = Threat(threat.norm, threat.eps * factor)
+        # No ℓ∞ ball is larger than the box of all images.
+        wider = Threat(threat.norm, min(threat.eps * factor, 1.0) if threat.norm == "linf" else threat.eps * factor)
         x_adv = apgd(model, x, y, threat=wider, stream=stream.at("symptoms", factor), surrogate=surrogate, steps=steps)
         with inference(model), torch.no_grad():
             reached.append(float((model(x_adv).argmax(dim=1) == y).float().mean()))

@@ -112,7 +112,7 @@ def nearest_first(adversary: Adversary, x: Tensor, y: Tensor, chance: Stream, no
     index = chance.index.tolist()
     if any((norm, number) not in known for number in index):
         order = ranked(adversary.logits(x), y)
-        look = adversary.ascend("difference", difference)
+        look = adversary.ascend("difference", difference, plain=True)
         tried = min(CANDIDATES, order.shape[1])
         distances = []
         for rank in range(tried):

@@ -152,6 +152,7 @@ def strike(
         (B, C, H, W), detached: per image what fools the model, or else what comes nearest to it.
     """
     checks.images(x)
+    checks.require(len(stream) == len(x), "stream", f"be the chance of {len(x)} images", len(stream))
     with inference(model, surrogate):
         adversary = Adversary(model, surrogate, extra, follow, precision, x)
         checks.labels(y, adversary.classes, len(x))
@@ -165,7 +166,9 @@ def strike(
             return Batch(x[rows], y[rows], stream[jobs.to(stream.index.device)].to(x.device))
 
         for number, stage in enumerate(stages, start=1):
-            search, jobs = stage.search(adversary, threat), outcome.standing.nonzero().squeeze(1)
+            search, within = stage.search(adversary, threat), getattr(stage, "within", None)
+            due = outcome.standing if within is None else outcome.standing & (outcome.margin < within)
+            jobs = due.nonzero().squeeze(1)
             if search is None or len(jobs) == 0:
                 continue
             # On CUDA the shape stays, so that one recording serves the stage.

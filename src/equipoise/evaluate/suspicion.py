@@ -43,5 +43,6 @@ def _measure(subject: Subject, fold: Fold, data: Dataset, conditions: Conditions
                     stream=rng.stream(conditions.seed, "symptoms", few.index.to(conditions.device)))
     mine = [row for row in rows if (row["model"], row["attack"]) == (subject.name, subject.attack)]
     broken = Counter(row["broken_by"] for row in mine if row.get("broken_by"))
-    seen.append(black_box(broken, sum(row["correct"] for row in mine)))
+    if len({stage.name.startswith("square") for stage in fold.stages}) == 2:  # both kinds were tried
+        seen.append(black_box(broken, sum(row["correct"] for row in mine)))
     return [{"model": subject.name, "attack": subject.attack, **symptom.facts()} for symptom in seen]

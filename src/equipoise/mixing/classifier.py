@@ -139,7 +139,8 @@ class MixedClassifier(nn.Module):
 
     def extra_repr(self) -> str:
         """The numbers of the formula."""
-        return f"alpha={self.alpha:g}" + (", hard" if self.hard else "")
+        aside = f"surrogate_alpha={self.surrogate_alpha!r}, map={self.logit_map}"
+        return f"alpha={self.alpha:.15g}, hard={self.hard}, {aside}"
 
 
 class Answers(nn.Module):
