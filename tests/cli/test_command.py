@@ -182,19 +182,22 @@ def test_version_and_help() -> None:
     assert "evaluate" in subprocess.run(_command("--help"), capture_output=True, text=True, check=True).stdout
 
 
-SLOW = ["--data", "npz:images.npz", "--steps", "400", "--batch-size", "2", "--eps", "8/255"]
+COMMON = ["--data", "npz:images.npz", "--batch-size", "2", "--eps", "1/255"]
+SLOW = {"pgd": [*COMMON, "--steps", "400"], "apgd": [*COMMON, "--attack", "apgd", "--steps", "400"]}
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
-def test_stopped_halfway_and_repeated(place: Path, sent: signal.Signals, code: int) -> None:
+@pytest.mark.parametrize(("attack", "sent", "code"), [("pgd", signal.SIGKILL, -9), ("pgd", signal.SIGINT, 130),
+                                                      ("apgd", signal.SIGKILL, -9)])
+def test_stopped_halfway_and_repeated(place: Path, attack: str, sent: signal.Signals, code: int) -> None:
     """A real process, stopped by a real signal after its first attacked batch."""
-    assert run(["evaluate", "robust.safetensors", "--out", "whole", *SLOW]) == 0
+    slow = SLOW[attack]
+    assert run(["evaluate", "robust.safetensors", "--out", "whole", *slow]) == 0
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(_command("evaluate", "robust.safetensors", "--out", "run", *SLOW), env=environment,
+    process = subprocess.Popen(_command("evaluate", "robust.safetensors", "--out", "run", *slow), env=environment,
                                stderr=subprocess.PIPE, text=True)
     part = place / "run" / "parts" / "0.jsonl"
     deadline = time.monotonic() + 60
-    while not (part.exists() and '"pgd"' in part.read_text()):
+    while not (part.exists() and f'"attack": "{attack}"' in part.read_text()):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.01)
     process.send_signal(sent)
@@ -203,16 +206,18 @@ def test_stopped_halfway_and_repeated(place: Path, sent: signal.Signals, code: i
     assert not (place / "run" / "summary.json").exists(), "stopped too late to test anything"
     if sent == signal.SIGINT:
         assert err.splitlines()[-1].startswith("equipoise: stopped") and "Traceback" not in err
-    assert run(["evaluate", "robust.safetensors", "--out", "run", *SLOW]) == 0
+    assert run(["evaluate", "robust.safetensors", "--out", "run", *slow]) == 0
     whole, again = (json.loads((place / name / "summary.json").read_text()) for name in ("whole", "run"))
     assert {**whole, "seconds": 0} == {**again, "seconds": 0}
     assert (place / "whole" / "rows.jsonl").read_bytes() == (place / "run" / "rows.jsonl").read_bytes()
 
 
-def test_two_processes_write_the_same_rows(place: Path) -> None:
-    assert run(["evaluate", "robust.safetensors", "--out", "one", *SLOW[:-2], "--eps", "8/255"]) == 0
+@pytest.mark.parametrize("attack", ["pgd", "fast"])
+def test_two_processes_write_the_same_rows(place: Path, attack: str) -> None:
+    settings = [*COMMON, "--attack", attack]
+    assert run(["evaluate", "robust.safetensors", "--out", "one", *settings]) == 0
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "equipoise",
-              "evaluate", "robust.safetensors", "--out", "two", *SLOW]
+              "evaluate", "robust.safetensors", "--out", "two", *settings]
     subprocess.run(launch, env=environment, check=True, capture_output=True)
     assert (place / "one" / "rows.jsonl").read_bytes() == (place / "two" / "rows.jsonl").read_bytes()

@@ -9,7 +9,7 @@ import synthetic_run
 from matplotlib.colors import to_hex
 
 from equipoise import checks, records
-from equipoise.report import alpha, examples, margins, style
+from equipoise.report import alpha, examples, margins, style, symptoms
 from equipoise.report.view import view
 
 
@@ -108,3 +108,14 @@ def test_models_keep_their_colours_and_strangers_take_turns() -> None:
         colours = palette.of(["x", "mixed", "y", "accurate"])
         assert colours["mixed"] == palette.mixed and colours["accurate"] == palette.accurate
         assert len(set(colours.values())) == 4
+
+
+def test_symptoms_are_told_alarms_first(tmp_path: Path) -> None:
+    seen = [{"model": "m", "attack": "fast", "name": name, "value": value, "alarm": alarm, "says": "what it is"}
+            for name, value, alarm in (("randomness", 0.0, False), ("vanishing gradients", 0.4, True))]
+    records.Run(tmp_path / "run", {"verb": "v"}, {}).summarise("v", 0.0, [], symptoms=seen)
+    section = symptoms.symptoms(view(tmp_path / "run"))
+    assert section is not None and "vanishing gradients (m)" in section.prose[1]
+    assert [row[0].text for row in section.tables[0].body] == ["vanishing gradients", "randomness"]
+    records.Run(tmp_path / "none", {"verb": "v"}, {}).summarise("v", 0.0, [])
+    assert symptoms.symptoms(view(tmp_path / "none")) is None

@@ -14,11 +14,13 @@ from equipoise.report.margins import margins
 from equipoise.report.nuts import cost, landscape, mapped_margins, promise, trade_off
 from equipoise.report.provenance import provenance
 from equipoise.report.section import Section
+from equipoise.report.symptoms import symptoms
 from equipoise.report.training import training
 from equipoise.report.view import RunView
 
 SECTIONS: list[Callable[[RunView], Section | None]] = [
     headline,
+    symptoms,
     training,
     certified,
     promise,
