@@ -69,8 +69,7 @@ class Study:
         stages = tuple(VERSIONS[version]())
         folds: dict[str, Any] = {"plain": Fold(stages)}
         if isinstance(model, MixedClassifier):
-            made = adaptive(model, Fold(stages), ("hinges", "surrogate"))
-            folds = {**made, "plain": Fold(stages)}
+            folds = {**adaptive(model, Fold(stages)), "plain": Fold(stages)}
         alive, after = torch.ones(len(images), dtype=torch.bool), {}
         for name, fold in folds.items():
             rows = alive.nonzero().squeeze(1)

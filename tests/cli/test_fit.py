@@ -116,14 +116,17 @@ def test_evaluated_plainly_and_adaptively(place: Path, capsys: pytest.CaptureFix
     assert "warning" not in capsys.readouterr().err
     told = records.summary("E")
     metrics = {row["metric"] for row in told["results"] if row["model"] == "mixed"}
-    assert metrics == {"clean", "pgd", "adaptive", "adaptive-hinges", "worst"}
+    assert metrics == {"clean", "pgd", "adaptive", "worst"}
     value = {row["metric"]: row["value"] for row in told["results"] if row["model"] == "mixed"}
-    assert value["worst"] <= min(value["pgd"], value["adaptive"], value["adaptive-hinges"])
+    assert value["worst"] <= min(value["pgd"], value["adaptive"])
     assert {row["metric"] for row in told["results"] if row["model"] == "robust"} == {"clean", "pgd", "worst"}
     assert told["cost"][-1]["asked"] <= 1 and "overlap" not in told
     assert run([*arguments, "--start", "70", "--out", "F", "--adaptive", "through"]) == 0
     assert "warning: mixed was fitted on images 70-79 of these" in capsys.readouterr().err
     assert records.summary("F")["overlap"] == {"mixed": ["70-79"]}
+    listed = [value for value in arguments if value not in ("--steps", "2")]
+    assert run([*listed, "--start", "100", "--count", "4", "--attack", "fast", "--out", "H"]) == 0
+    assert {row["model"] for row in records.summary("H")["symptoms"]} == {"accurate", "robust", "mixed"}
     assert run([*arguments, "--out", "G", "--adaptive", "surrogat"]) == 2
     assert "did you mean 'surrogate'?" in capsys.readouterr().err
 

@@ -10,20 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import checks
-from equipoise.attacks import Apgd, Fold, Stage, Targeted, straight_through
+from equipoise.attacks import Apgd, Called, Fold, Square, Targeted, straight_through
 from equipoise.evaluate.subject import Attack
 from equipoise.mixing import MixedClassifier
 from equipoise.modes import inference
+from equipoise.rng import Stream
+from equipoise.threat import Threat
 
-KINDS = ("surrogate", "through", "hinges")
-NAMES = {"surrogate": "adaptive", "through": "adaptive-through", "hinges": "adaptive-hinges"}
-DEFAULT = ("surrogate", "hinges")
+KINDS = ("surrogate", "through")
+NAMES = {"surrogate": "adaptive", "through": "adaptive-through"}
+DEFAULT = ("surrogate",)
 
 
-def aimed(chosen: Callable[..., Tensor] | Fold, surrogate: nn.Module | None, follow: str = "model") -> Attack:
+def aimed(chosen: Callable[..., Tensor] | Fold, surrogate: nn.Module | None) -> Attack:
     """An attack with gradients from elsewhere."""
     if isinstance(chosen, Fold):
-        return replace(chosen, surrogate=surrogate, follow=follow)
+        return replace(chosen, surrogate=surrogate)
     return partial(chosen, surrogate=surrogate)
 
 
@@ -36,9 +38,9 @@ def adaptive(
     Args:
         mixture: what is attacked; it alone decides success.
         chosen: the attack whose gradients are replaced.
-        kinds: `surrogate` follows the auxiliary mixture [Bai2024NUTS, Eq. (8)]; `through` passes its gradients
-            straight through the mixture itself [B.2.2]; `hinges` pushes both sides at once, with short runs
-            towards every class.
+        kinds: `surrogate` follows the auxiliary mixture [Bai2024NUTS, Eq. (8)], and a list of attacks gets one
+            more that pushes both sides at once; `through` passes the auxiliary gradients straight through the
+            mixture itself [B.2.2].
         stand_in: a model with gradients in place of an accurate one without.
     """
     for kind in kinds:
@@ -46,17 +48,25 @@ def adaptive(
     if mixture.differentiable:
         return {}
     auxiliary = mixture.surrogate(stand_in=stand_in)
-    made: dict[str, Attack] = {
-        "surrogate": aimed(chosen, auxiliary),
-        "through": aimed(chosen, straight_through(mixture, auxiliary)),
-        "hinges": Fold(both_sides(), surrogate=mixture.hinges(stand_in=stand_in), follow="surrogate"),
-    }
+    made = {"surrogate": aimed(_with_hinges(mixture, chosen, stand_in), auxiliary),
+            "through": aimed(chosen, straight_through(mixture, auxiliary))}
     return {NAMES[kind]: made[kind] for kind in kinds}
 
 
-def both_sides() -> tuple[Stage, ...]:
-    """Runs for :class:`~equipoise.mixing.surrogate.Hinges`: to no class in particular, then to every class."""
-    return (Apgd("ce", 30), *(Targeted(rank, 20) for rank in range(1, 10)), Apgd("dlr", 50))
+def _with_hinges(
+    mixture: MixedClassifier, chosen: Callable[..., Tensor] | Fold, stand_in: nn.Module | None
+) -> Callable[..., Tensor] | Fold:
+    """The list with the attack on both sides before Square, which should find nothing that gradients missed."""
+    if not isinstance(chosen, Fold):
+        return chosen
+    fold = Fold((Apgd("ce", 30), Apgd("dlr", 30), *(Targeted(rank, 20) for rank in range(1, 4))),
+                surrogate=mixture.hinges(stand_in=stand_in), follow="surrogate")
+
+    def both(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream, **other: object) -> Tensor:
+        return fold(model, x, y, threat=threat, stream=stream)
+
+    last = next((at for at, stage in enumerate(chosen.stages) if isinstance(stage, Square)), len(chosen.stages))
+    return replace(chosen, stages=(*chosen.stages[:last], Called("hinges", both, cost=120), *chosen.stages[last:]))
 
 
 class Voiced(nn.Module):

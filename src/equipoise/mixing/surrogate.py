@@ -45,7 +45,7 @@ class Surrogate(nn.Module):
 
 
 class Hinges(nn.Module):
-    r"""How far the mixture is from answering each class *because the accurate side says so*.
+    r"""How far the mixture is from answering each class but h's first *because the accurate side says so*.
 
     .. math:: -\frac{\max_k g_k - g_j}{\mathrm{spread}(g)} -
               [p_{top} - p_j > q]\,\big(\mathrm{LN}(h)_{top} - \mathrm{LN}(h)_j\big)
@@ -74,5 +74,5 @@ class Hinges(nn.Module):
             first, rest = h.amax(dim=1, keepdim=True), h.scatter(1, h.argmax(dim=1, keepdim=True), -math.inf)
             sure = F.softplus(first - rest.logsumexp(dim=1, keepdim=True))
             ahead = rivals * ahead + (1 - rivals) * sure
-        scores: Tensor = -behind - closed * ahead
-        return scores
+        # The first class of h scores 0: an objective z_y − z_j then is the two hinges of j and nothing else.
+        return (-behind - closed * ahead).scatter(1, h.argmax(dim=1, keepdim=True), 0.0)
