@@ -193,8 +193,10 @@ def test_stopped_halfway_and_repeated(place: Path, attack: str, sent: signal.Sig
     slow = SLOW[attack]
     assert run(["evaluate", "robust.safetensors", "--out", "whole", *slow]) == 0
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    # Whatever runs the tests in the background has Ctrl-C ignored, and children inherit that.
     process = subprocess.Popen(_command("evaluate", "robust.safetensors", "--out", "run", *slow), env=environment,
-                               stderr=subprocess.PIPE, text=True)
+                               stderr=subprocess.PIPE, text=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     part = place / "run" / "parts" / "0.jsonl"
     deadline = time.monotonic() + 60
     while not (part.exists() and f'"attack": "{attack}"' in part.read_text()):
