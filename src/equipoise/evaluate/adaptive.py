@@ -38,7 +38,7 @@ def adaptive(
     Args:
         mixture: what is attacked; it alone decides success.
         chosen: the attack whose gradients are replaced.
-        kinds: `surrogate` follows the auxiliary mixture [Bai2024NUTS, Eq. (8)], and a list of attacks gets one
+        kinds: `surrogate` follows the auxiliary mixture [Bai2024nuts, Eq. (8)], and a list of attacks gets one
             more that pushes both sides at once; `through` passes the auxiliary gradients straight through the
             mixture itself [B.2.2].
         stand_in: a model with gradients in place of an accurate one without.

@@ -56,7 +56,7 @@ def asked(mixture: MixedClassifier, data: Dataset, device: torch.device | str = 
 def costs(mixture: MixedClassifier, data: Dataset, device: torch.device | str = "cpu",
           batch_size: int = 128) -> list[Cost]:
     """Both bases, the mixture that runs both, and the mixture that runs the robust side first
-    (:meth:`~equipoise.mixing.MixedClassifier.predict`), as in [Bai2024NUTS, Table 5]."""
+    (:meth:`~equipoise.mixing.MixedClassifier.predict`), as in [Bai2024nuts, Table 5]."""
     bases = {"accurate": mixture.accurate, "robust": mixture.robust}
     found = {name: Cost(name, parameters(base), flops(base, data.image_shape, device)) for name, base in bases.items()}
     g, h = found["accurate"].flops, found["robust"].flops

@@ -1,4 +1,4 @@
-"""MixedNUTS [Bai2024NUTS]: attack the robust model once, then find the map and the weight that keep a promise."""
+"""MixedNUTS [Bai2024nuts]: attack the robust model once, then find the map and the weight that keep a promise."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _switch(cache: Cache) -> LogitMap:
 def _searched(
     bench: Bench, cache: Cache, target: Target, settings: Settings, notes: list[str]
 ) -> tuple[Search, Cache]:
-    """Search, attack what was found, search again with the new points in the pool [Bai2024NUTS, D.9]."""
+    """Search, attack what was found, search again with the new points in the pool [Bai2024nuts, D.9]."""
     both = settings.against == "pair"
     if both and settings.rule != "switch":
         cache = _join(bench, cache, LogitMap(1.0, 1.0, 0.0, "linear"), both)
@@ -206,7 +206,7 @@ class _Promised:
         return [made[0] for made in found if made is not None]
 
     def surrogate_alpha(self) -> float:
-        """α_d of the auxiliary mixture: the same promise with the layer norm alone [Bai2024NUTS, B.2.1].
+        """α_d of the auxiliary mixture: the same promise with the layer norm alone [Bai2024nuts, B.2.1].
 
         Not above 0.9, where attacks were measured to be strongest.
         """

@@ -41,7 +41,7 @@ def lose_at_most(points: float) -> Target:
 
 
 def beta(value: float) -> Target:
-    """The share of the robust model's attacked accuracy that is kept [Bai2024NUTS, Eq. (3)]."""
+    """The share of the robust model's attacked accuracy that is kept [Bai2024nuts, Eq. (3)]."""
     checks.within("beta", value, 0, 1)
     return Target(1 - value, of_robust=True)
 

@@ -20,7 +20,7 @@ BAND = 1e-5  # margins so near to the threshold are not told apart in fp32
 
 
 class MixedClassifier(nn.Module):
-    """log((1 − α)·p_g(x) + α·softmax(M(h(x)))) [Bai2024, Eq. (3.4)] [Bai2024NUTS, Eq. (5)].
+    """log((1 − α)·p_g(x) + α·softmax(M(h(x)))) [Bai2024, Eq. (3.4)] [Bai2024nuts, Eq. (5)].
 
     p_g is softmax(g(x)), or with `hard` the one-hot vector of g's class. Train or evaluation mode never
     changes the formula; it only reaches the bases, as in any module.
@@ -112,7 +112,7 @@ class MixedClassifier(nn.Module):
         return self.logit_map is None and not self.hard
 
     def surrogate(self, *, stand_in: nn.Module | None = None, bypass: float = BYPASS) -> Surrogate:
-        """The differentiable mixture that adaptive attacks follow [Bai2024NUTS, Eq. (8)].
+        """The differentiable mixture that adaptive attacks follow [Bai2024nuts, Eq. (8)].
 
         Args:
             stand_in: for an accurate model that answers with classes: a similar one with gradients. Without

@@ -1,6 +1,6 @@
 """Maps of logits that change how sure a classifier is, and, if they are monotone, never what it answers.
 
-The map of MixedNUTS [Bai2024NUTS, Eq. (4)] makes the robust classifier less sure where classes compete, which
+The map of MixedNUTS [Bai2024nuts, Eq. (4)] makes the robust classifier less sure where classes compete, which
 is where it errs, and leaves it sure where one class stands out.
 """
 
@@ -46,7 +46,7 @@ def layer_norm(z: Tensor, top: int | None = TOP) -> Tensor:
     """(B, K) logits with mean 0 and (unbiased) variance 1 over the `top` largest of every row.
 
     The bulk of many classes says little and would rule the mean and variance, so only the largest count
-    [Bai2024NUTS, D.7]. Two classes would all become ±0.71 and their margin be lost: they are only centred.
+    [Bai2024nuts, D.7]. Two classes would all become ±0.71 and their margin be lost: they are only centred.
 
     Scaled by the largest entry first, so that squares neither overflow nor vanish; a variance of 1e-8 is
     added, as in the published code, so that equal logits stay 0.
@@ -97,7 +97,7 @@ class LogitMap(nn.Module):
 
     .. math:: M(z) = s \cdot \mathrm{sgn}(u)\,|u|^p, \qquad u = \mathrm{clamp}(\mathrm{LN}(z) + c)
 
-    [Bai2024NUTS, Eq. (4)]. With `unit` the logits are centred and divided by this number instead of by their
+    [Bai2024nuts, Eq. (4)]. With `unit` the logits are centred and divided by this number instead of by their
     own deviation, so that how far apart they lie still counts. With `rivals` below 1 the other classes are
     evened out (:func:`flatten`); at 0 a mixture becomes a switch: g answers wherever h is unsure.
 

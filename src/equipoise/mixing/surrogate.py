@@ -18,7 +18,7 @@ class Surrogate(nn.Module):
 
     .. math:: \log\big((1-\alpha_d)\,\sigma(g) + \alpha_d r_d\,\sigma(h) + \alpha_d (1-r_d)\,\sigma(M(h))\big)
 
-    [Bai2024NUTS, Eq. (8)]. Its accurate side is not one-hot, and most of its robust side passes by the map,
+    [Bai2024nuts, Eq. (8)]. Its accurate side is not one-hot, and most of its robust side passes by the map,
     so that neither hides the way.
 
     Args:
