@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise.checks import InputError
-from equipoise.mixing.policy import MOST, AdaptiveSmoothing, Policy, find_taps
+from equipoise.mixing.policy import MOST, AdaptiveSmoothing, Policy
 from equipoise.mixing.smoothing import SmoothedClassifier, gate_of
 from equipoise.models import build
 
@@ -29,13 +28,6 @@ def _pair() -> tuple[nn.Module, nn.Module]:
 def _adaptive(trust: str = "top-ratio") -> AdaptiveSmoothing:
     g, h = _pair()
     return AdaptiveSmoothing(g, h, example=_images()[:1], width=8, trust=trust).eval()
-
-
-def test_two_depths_are_found() -> None:
-    g, h = _pair()
-    assert find_taps(g, _images()) == ("layer1", "layer2") and find_taps(h, _images()) == ("conv1", "conv2")
-    with pytest.raises(InputError, match="taps"):
-        find_taps(nn.Sequential(nn.Flatten(), nn.Linear(C * H * W, K)), _images())
 
 
 @pytest.mark.parametrize("trust", ["constant", "ratio", "top-ratio"])

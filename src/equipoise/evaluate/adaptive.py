@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from equipoise import checks
 from equipoise.attacks import Apgd, Called, Fold, Square, Targeted, straight_through
+from equipoise.attacks.adversary import Extra
 from equipoise.evaluate.subject import Attack
-from equipoise.mixing import MixedClassifier
+from equipoise.mixing import GatedClassifier, MixedClassifier
+from equipoise.mixing.gated import Lowered
 from equipoise.modes import inference
 from equipoise.rng import Stream
 from equipoise.threat import Threat
@@ -35,6 +37,8 @@ def adaptive(
 ) -> dict[str, Attack]:
     """The adaptive attacks on a mixture, by the name they get in the rows; none on one that hides nothing.
 
+    Against a gate every one of them also pushes alpha down (adversary D of [Bai2024]).
+
     Args:
         mixture: what is attacked; it alone decides success.
         chosen: the attack whose gradients are replaced.
@@ -45,12 +49,24 @@ def adaptive(
     """
     for kind in kinds:
         checks.one_of("adaptive", kind, KINDS)
-    if mixture.differentiable:
+    if mixture.differentiable and not isinstance(mixture, GatedClassifier):
         return {}
-    auxiliary = mixture.surrogate(stand_in=stand_in)
-    made = {"surrogate": aimed(_with_hinges(mixture, chosen, stand_in), auxiliary),
-            "through": aimed(chosen, straight_through(mixture, auxiliary))}
-    return {NAMES[kind]: made[kind] for kind in kinds}
+    auxiliary = None if mixture.differentiable else mixture.surrogate(stand_in=stand_in)
+    if auxiliary is not None:
+        made = {"surrogate": aimed(_with_hinges(mixture, chosen, stand_in), auxiliary),
+                "through": aimed(chosen, straight_through(mixture, auxiliary))}
+    else:
+        made = dict.fromkeys(KINDS, aimed(chosen, None))
+    if isinstance(mixture, GatedClassifier):
+        made = {kind: with_extra(attack, Lowered(mixture)) for kind, attack in made.items()}
+    return {NAMES[kind]: made[kind] for kind in kinds if auxiliary is not None or kind == "surrogate"}
+
+
+def with_extra(chosen: Callable[..., Tensor] | Fold, extra: Extra) -> Attack:
+    """An attack with a further term."""
+    if isinstance(chosen, Fold):
+        return replace(chosen, extra=extra)
+    return partial(chosen, extra=extra)
 
 
 def _with_hinges(
@@ -62,8 +78,9 @@ def _with_hinges(
     fold = Fold((Apgd("ce", 30), Apgd("dlr", 30), *(Targeted(rank, 20) for rank in range(1, 4))),
                 surrogate=mixture.hinges(stand_in=stand_in), follow="surrogate")
 
-    def both(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream, **other: object) -> Tensor:
-        return fold(model, x, y, threat=threat, stream=stream)
+    def both(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream, extra: Extra | None = None,
+             **other: object) -> Tensor:
+        return replace(fold, extra=extra)(model, x, y, threat=threat, stream=stream)
 
     last = next((at for at, stage in enumerate(chosen.stages) if isinstance(stage, Square)), len(chosen.stages))
     return replace(chosen, stages=(*chosen.stages[:last], Called("hinges", both, cost=120), *chosen.stages[last:]))

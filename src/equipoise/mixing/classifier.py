@@ -66,8 +66,17 @@ class MixedClassifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, K) log-probabilities, which serve as logits."""
+        g, h = self.both(x)
+        return mix(g, h, self.gate)
+
+    def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, K) log-probabilities of the accurate side, and of the robust one."""
         h = self.mapped(self.robust(x))
-        return mix(self._accurate(x, h), h, self.gate)
+        return self._accurate(x, h), h
+
+    def alphas(self, x: Tensor) -> Tensor:
+        """(B,) the weight of the robust side for every image: here the same for all."""
+        return torch.sigmoid(self.gate).to(x.dtype).expand(len(x))
 
     def mapped(self, h: Tensor) -> Tensor:
         """(B, K) logits of h → log-probabilities of the robust side."""
@@ -79,10 +88,14 @@ class MixedClassifier(nn.Module):
         if self.hard:
             checks.require(g.dim() == 1 or g.shape == h.shape, "accurate and robust",
                            "have equal numbers of classes", (tuple(g.shape), tuple(h.shape)))
-            return one_hot(g if g.dim() == 1 else g.argmax(dim=1), h.shape[1], h.dtype)
+            return self._one_hot(g, h)
         checks.require(g.shape == h.shape, "accurate and robust", "have equal numbers of classes",
                        (tuple(g.shape), tuple(h.shape)))
         return F.log_softmax(g, dim=1)
+
+    @staticmethod
+    def _one_hot(g: Tensor, h: Tensor) -> Tensor:
+        return one_hot(g if g.dim() == 1 else g.argmax(dim=1), h.shape[1], h.dtype)
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
@@ -111,7 +124,7 @@ class MixedClassifier(nn.Module):
         """Whether the mixture's own gradients show the way: no map, no hard decision."""
         return self.logit_map is None and not self.hard
 
-    def surrogate(self, *, stand_in: nn.Module | None = None, bypass: float = BYPASS) -> Surrogate:
+    def surrogate(self, *, stand_in: nn.Module | None = None, bypass: float = BYPASS) -> nn.Module:
         """The differentiable mixture that adaptive attacks follow [Bai2024nuts, Eq. (8)].
 
         Args:

@@ -12,15 +12,20 @@ from equipoise import checks, config, models, records
 from equipoise.mixing import frontier as frontiers
 from equipoise.mixing.classifier import MixedClassifier
 from equipoise.mixing.fitted import from_facts
+from equipoise.mixing.gate import load_gate, save_gate
+from equipoise.mixing.gated import GatedClassifier
 from equipoise.mixing.logit_maps import LogitMap
 
 SCHEMA = 1
 NAME = "mixture.toml"
+GATE = "gate.safetensors"
+GATED = ("alpha_max", "scale", "shift", "sharpness")
 SIDES = ("accurate", "robust")
 
 
 def save(folder: Path | str, mixture: MixedClassifier, *, accurate: str, robust: str) -> None:
-    """Write `mixture.toml`: the numbers of the formula, and the model reference and digest of each base.
+    """Write `mixture.toml`: the numbers of the formula, and the model reference and digest of each base; a gate
+    goes into a file beside it.
 
     Paths are kept relative to the folder, so that a folder with its checkpoints can be moved or sent.
     """
@@ -31,6 +36,10 @@ def save(folder: Path | str, mixture: MixedClassifier, *, accurate: str, robust:
         told |= {"hard": True, "surrogate_alpha": mixture.surrogate_alpha}
     if mixture.logit_map is not None:
         told["map"] = mixture.logit_map.facts()
+    if isinstance(mixture, GatedClassifier):
+        told["gate"] = {"alpha_max": mixture.range[1], "scale": mixture.scale, "shift": mixture.shift,
+                        "sharpness": list(mixture.sharpness)}
+        save_gate(folder / GATE, mixture.network, mixture.accurate, mixture.robust)
     if mixture.fitted is not None:
         told["fitted"] = mixture.fitted.facts()
     if mixture.frontier:
@@ -64,16 +73,32 @@ def _mixture(folder: Path, **settings: Any) -> MixedClassifier:
     checks.require((folder / NAME).exists(), "mixture", f"be a folder that holds {NAME}", str(folder))
     told = config.read(folder / NAME)
     where = str(folder / NAME)
-    config.known(told, ("schema", "alpha", "hard", "surrogate_alpha", "map", "fitted", "frontier", *SIDES), where)
+    config.known(told, ("schema", "alpha", "hard", "surrogate_alpha", "map", "gate", "fitted", "frontier", *SIDES),
+                 where)
     checks.require(told.get("schema") == SCHEMA, "schema", f"be {SCHEMA} in {folder / NAME}", told.get("schema"))
     bases = [_base(folder, side, told.get(side, {}), **settings) for side in SIDES]
-    return MixedClassifier(
-        bases[0], bases[1], checks.fraction("alpha", told.get("alpha", "missing")),
-        logit_map=_map(told["map"], where) if "map" in told else None, hard=bool(told.get("hard", False)),
-        surrogate_alpha=checks.fraction("surrogate_alpha", told.get("surrogate_alpha", 0.9)),
-        frontier=frontiers.from_columns(told["frontier"], where) if "frontier" in told else (),
-        fitted=from_facts(told["fitted"], where) if "fitted" in told else None,
-    ).eval()
+    alpha = checks.fraction("alpha", told.get("alpha", "missing"))
+    shared: dict[str, Any] = {
+        "logit_map": _map(told["map"], where) if "map" in told else None, "hard": bool(told.get("hard", False)),
+        "surrogate_alpha": checks.fraction("surrogate_alpha", told.get("surrogate_alpha", 0.9)),
+        "fitted": from_facts(told["fitted"], where) if "fitted" in told else None}
+    if "gate" in told:
+        return _gated(folder, bases, alpha, told["gate"], shared)
+    frontier = frontiers.from_columns(told["frontier"], where) if "frontier" in told else ()
+    return MixedClassifier(bases[0], bases[1], alpha, frontier=frontier, **shared).eval()
+
+
+def _gated(folder: Path, bases: list[nn.Module], alpha_min: float, told: dict[str, Any],
+           shared: dict[str, Any]) -> GatedClassifier:
+    where = f"[gate] of {folder / NAME}"
+    config.known(told, GATED, where)
+    checks.require(set(told) == set(GATED) and isinstance(told["sharpness"], list) and len(told["sharpness"]) == 2,
+                   where, f"hold {', '.join(GATED)}, the last one two numbers", told)
+    numbers: dict[str, Any] = {key: checks.fraction(key, told[key]) for key in GATED[:3]}
+    sharpness = (checks.fraction("sharpness", told["sharpness"][0]), checks.fraction("sharpness", told["sharpness"][1]))
+    network = load_gate(folder / GATE, bases[0], bases[1])
+    return GatedClassifier(bases[0], bases[1], network, alpha_min=alpha_min, sharpness=sharpness, **numbers,
+                           **shared).eval()
 
 
 def _map(told: dict[str, Any], where: str) -> LogitMap:

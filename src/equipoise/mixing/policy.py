@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise import checks
 from equipoise.mixing.jacobian import Norm
 from equipoise.mixing.smoothing import SmoothedClassifier
+from equipoise.mixing.taps import Taps, find_taps, matched, tapped
 
 MOST = 14.0  # β is cropped to [−14, 14]: exp(14) is a million, and beyond that nothing changes
 TARGETS = (0.0, 0.316, 1.46, 6.81, 31.6, 147.0, 681.0, 3162.0, math.inf)  # γ_t of [Bai2022, Section 6.3]
-Taps = tuple[str, str]  # names of two submodules of a base, shallow and deep
 
 
 class Policy(nn.Module):
@@ -102,7 +99,7 @@ class AdaptiveSmoothing(nn.Module):
         """
         names = dict(zip((id(self.rule.accurate), id(self.rule.oracle)), self.taps, strict=True))
         g, h, trust, seen = self.rule.parts(x, lambda base, at: tapped(base, names[id(base)], at))
-        maps = [torch.cat(_matched([side[depth] for side in seen]), dim=1) for depth in (0, 1)]
+        maps = [torch.cat(matched([side[depth] for side in seen]), dim=1) for depth in (0, 1)]
         beta = self.policy(*maps)
         used = beta if gate is None or own is None else torch.where(own, beta, gate.to(beta.dtype))
         return self.rule.combine(g, h, trust, used), beta
@@ -110,46 +107,3 @@ class AdaptiveSmoothing(nn.Module):
     def at(self, x: Tensor, gate: Tensor) -> Tensor:
         """(B, K) at the strength exp(gate) whatever the policy says."""
         return self.rule.mixed(x, gate)
-
-
-def _matched(maps: Sequence[Tensor]) -> list[Tensor]:
-    """Feature maps of two bases at the size of the smaller."""
-    least = (min(m.shape[2] for m in maps), min(m.shape[3] for m in maps))
-    return [m if tuple(m.shape[2:]) == least else F.adaptive_avg_pool2d(m, least) for m in maps]
-
-
-def tapped(model: nn.Module, names: Taps, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Logits, and the feature maps that two submodules gave on the way."""
-    caught: dict[str, Tensor] = {}
-    hooks = [model.get_submodule(name).register_forward_hook(
-        lambda module, inputs, output, name=name: caught.__setitem__(name, output)) for name in names]
-    try:
-        logits = model(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return logits, (caught[names[0]], caught[names[1]])
-
-
-def find_taps(model: nn.Module, example: Tensor) -> Taps:
-    """Two sensible depths: of the stages that change the size of the feature map, the ends of the first two.
-
-    In a ResNet these are `layer1` and `layer2`. Only direct submodules with 4-dimensional outputs are looked at.
-    """
-    shapes: dict[str, tuple[int, int]] = {}
-
-    def note(name: str, output: Any) -> None:
-        if isinstance(output, Tensor) and output.dim() == 4:
-            shapes[name] = (output.shape[2], output.shape[3])
-
-    hooks = [child.register_forward_hook(lambda module, inputs, output, name=name: note(name, output))
-             for name, child in model.named_children()]
-    try:
-        with torch.no_grad():
-            model(example)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    found = list({shape: name for name, shape in shapes.items()}.values())
-    checks.require(len(found) >= 2, "taps", "be given for a model without two sizes of feature maps", found)
-    return found[0], found[1]

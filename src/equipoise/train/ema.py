@@ -14,21 +14,24 @@ def share(decay: float, step: int) -> float:
 
 
 class Average:
-    """A copy of a module whose weights and statistics follow the module's slowly; counters are copied."""
+    """A copy of a module whose weights and statistics follow the module's slowly; counters are copied.
+
+    So are buffers that are infinite, such as the log-odds of 0: no average of them is a number.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = copy.deepcopy(module).requires_grad_(False).eval()
-        self._live = [*module.parameters(), *module.buffers()]
-        self._kept = [*self.module.parameters(), *self.module.buffers()]
+        live, kept = [*module.parameters(), *module.buffers()], [*self.module.parameters(), *self.module.buffers()]
+        moving = [value.is_floating_point() and bool(value.isfinite().all()) for value in live]
+        self._live = [value for value, moves in zip(live, moving, strict=True) if moves]
+        self._kept = [value for value, moves in zip(kept, moving, strict=True) if moves]
+        self._copied = [pair for pair, moves in zip(zip(kept, live, strict=True), moving, strict=True) if not moves]
 
     @torch.no_grad()
     def follow(self, weight: float | Tensor) -> None:
         """kept ← kept + weight · (live − kept)."""
-        moving = [(kept, live) for kept, live in zip(self._kept, self._live, strict=True) if kept.is_floating_point()]
-        kept, live = [pair[0] for pair in moving], [pair[1].detach() for pair in moving]
-        way = torch._foreach_sub(live, kept)
+        way = torch._foreach_sub([live.detach() for live in self._live], self._kept)
         torch._foreach_mul_(way, weight)
-        torch._foreach_add_(kept, way)
-        for counter, now in zip(self._kept, self._live, strict=True):
-            if not counter.is_floating_point():
-                counter.copy_(now)
+        torch._foreach_add_(self._kept, way)
+        for counter, now in self._copied:
+            counter.copy_(now)

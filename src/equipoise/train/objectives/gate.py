@@ -1,0 +1,111 @@
+"""The mixing network [Bai2024, Section 4.4]: tell attacked images from clean ones, where it matters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equipoise import losses
+from equipoise.attacks.targeted import ranked
+from equipoise.geometry import per_example
+from equipoise.mixing.gated import GatedClassifier
+from equipoise.mixing.rules import mix
+from equipoise.modes import inference
+from equipoise.rng import Stream
+from equipoise.train.ascent import ascend, within
+from equipoise.train.auto_ascent import auto_ascend
+from equipoise.train.objective import Memory, Outcome, cross_entropy, right
+from equipoise.train.objectives.adversarial import Robust
+from equipoise.train.settings import setting
+
+SETTINGS = ("A", "B", "C")  # of the training attacks [Bai2024, Tables 2 and 3]
+TARGETS = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateLoss(Robust):
+    r"""The composite loss [Bai2024, Eq. (4.2)], of every image clean (s = 0) and attacked (s = 1).
+
+    .. math:: c_{CE}\,\ell_{CE} + c_{BCE}\,\ell_{BCE}(\alpha_\theta, s) + c_{prod}\,\ell_{CE}\,\ell_{BCE}
+
+    The model is a :class:`~equipoise.mixing.gated.GatedClassifier`; whatever its range, alpha is in (0, 1) here, in
+    the loss and in the attacks. An image meets one attack at a time, made on the spot through the gate as it is:
+
+    - A: PGD on the cross-entropy that does not see the gate's gradient;
+    - B: PGD through the gate;
+    - C: APGD through the gate, on the cross-entropy or (mostly) on the ratio towards one of the nine likeliest other
+      classes.
+
+    Per image, radius and the weight of a term that pushes alpha down (B and C) are drawn; the number of steps is
+    drawn for the whole batch, from χ² with mean `steps`. A step of training costs about steps + 4 passes with
+    gradients through both bases and the gate, for each image.
+    """
+
+    adversary: str = setting("C", "Training attacks: A, B or C.", among=SETTINGS)
+    c_ce: float = setting(0.0, "Weight of the cross-entropy of the mixture.", fraction=True)
+    c_bce: float = setting(1.5, "Weight of telling clean from attacked.", fraction=True)
+    c_prod: float = setting(0.2, "Weight of the product of both.", fraction=True)
+    clean: float = setting(1.0, "Weight of a clean image; an attacked one has 1.", fraction=True)
+    steps: int = setting(15, "Gradient steps of the attacks, on average.", least=1)
+    least: float = setting(0.4, "Smallest radius, in units of eps.", fraction=True, positive=True)
+    most: float = setting(1.1, "Largest radius, in units of eps.", fraction=True, positive=True)
+    term: float = setting(0.4, "Largest weight of the term that pushes alpha down.", share=True)
+    untargeted: float = setting(0.1, "Share of untargeted attacks in C.", share=True)
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> Outcome:
+        """See :class:`Objective`."""
+        assert isinstance(model, GatedClassifier)
+        x_adv = self.attack(model, x, y, stream)
+        # Together, so that the statistics of the gate are of clean and attacked images alike.
+        g, h, z = model.parts(torch.cat((x, x_adv)))
+        logits, twice = mix(g, h, z), torch.cat((y, y))
+        direct, told = cross_entropy(logits, twice), self.told(z)
+        clean, attacked = (self.c_ce * direct + self.c_bce * told + self.c_prod * direct * told).chunk(2)
+        answered = right(logits, twice).chunk(2)[1]
+        return Outcome((self.clean * clean + attacked) / (1 + self.clean), answered)
+
+    @staticmethod
+    def told(z: Tensor) -> Tensor:
+        """(2·B,) binary cross-entropy of the gate; the first half is clean, the second attacked."""
+        clean, attacked = z.chunk(2)
+        return torch.cat((F.softplus(clean), F.softplus(-attacked)))
+
+    def attack(self, model: GatedClassifier, x: Tensor, y: Tensor, stream: Stream) -> Tensor:
+        """(B, C, H, W) every image attacked at its own radius."""
+        eps = self.eps * stream.at("radius").uniform(low=self.least, high=self.most).to(x.dtype)
+        push = stream.at("term").uniform(high=self.term).to(x.dtype) * (self.adversary != "A")
+        steps = self.count(stream)
+        start = within(x + per_example(eps, x) * stream.at("start").uniform(*x.shape[1:], low=-1).to(x.dtype), x,
+                       self.norm, eps)
+        with inference(model):
+            aim = self.aims(model, x, y, stream) if self.adversary == "C" else None
+
+            def loss(at: Tensor) -> Tensor:
+                g, h, z = model.parts(at, soft=True)
+                logits = mix(g, h, z.detach() if self.adversary == "A" else z)
+                value = losses.cross_entropy(logits, y)
+                if aim is not None:
+                    targeted = losses.targeted_dlr(logits, y, aim.clamp_min(0))
+                    value = torch.where(aim < 0, value, targeted)
+                return (1 - push) * value + push * F.softplus(-z)
+
+            if self.adversary == "C":
+                return auto_ascend(loss, x, start, norm=self.norm, eps=eps, steps=steps)
+            return ascend(loss, x, start, norm=self.norm, eps=eps, step_size=2.5 * eps / steps, steps=steps)[-1]
+
+    def aims(self, model: GatedClassifier, x: Tensor, y: Tensor, stream: Stream) -> Tensor:
+        """(B,) a likely other class for every image, −1 for those that are attacked untargeted."""
+        with torch.no_grad():
+            g, h, z = model.parts(x)
+            others = ranked(mix(g, h, z), y)
+        place = stream.at("target").integers(min(TARGETS, others.shape[1]))
+        aim = others.gather(1, place.unsqueeze(1)).squeeze(1)
+        return torch.where(stream.at("kind").uniform() < self.untargeted, -1, aim)
+
+    def count(self, stream: Stream) -> int:
+        """Steps of this batch: χ² with `steps` degrees of freedom, by the chance of its first image."""
+        drawn = float(stream[:1].at("steps").normal(self.steps).square().sum())
+        return min(max(round(drawn), 1), 3 * self.steps)
