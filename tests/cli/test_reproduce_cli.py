@@ -14,6 +14,8 @@ from equipoise.cli.main import run
     (["local-smoothing", "--size", "ful"], "did you mean 'full'?"),
     (["local-smoothing", "--part", "trusts"], "did you mean 'trust'?"),
     (["local-smoothing", "--size", "full"], "`accurate` must be given"),
+    (["adaptive-smoothing", "--part", "trusts"], "`part` must be one of ablation, adversaries, aimed, choose"),
+    (["adaptive-smoothing", "--size", "full"], "`accurate` must be given"),
 ])
 def test_mistakes_are_one_sentence(arguments: list[str], said: str, tmp_path: Path,
                                    capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from equipoise import checks
 from equipoise.cli import options
 from equipoise.device import pick
-from equipoise.studies.local_size import SIZES
-from equipoise.studies.local_smoothing import PARTS, local_smoothing
+from equipoise.studies import adaptive_smoothing as adaptive
+from equipoise.studies import local_smoothing as local
 
-STUDIES = {"local-smoothing": local_smoothing}
+STUDIES = {"adaptive-smoothing": adaptive.adaptive_smoothing, "local-smoothing": local.local_smoothing}
+PARTS = {"adaptive-smoothing": adaptive.PARTS, "local-smoothing": local.PARTS}
+SIZES = ("smoke", "full")
+_PARTS = "; ".join(f"{', '.join(parts)} ({name})" for name, parts in PARTS.items())
 
 
 def reproduce(
@@ -21,7 +25,7 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="Run folder; repeating the command resumes it. runs/NAME if not "
                                              "given.", show_default=False)] = None,
     size: Annotated[str, typer.Option(help="smoke (minutes on two cores) or full.")] = "smoke",
-    part: Annotated[list[str] | None, typer.Option(help="Only this part, may be repeated: " + ", ".join(PARTS) + ".",
+    part: Annotated[list[str] | None, typer.Option(help=f"Only this part, may be repeated: {_PARTS}.",
                                                    show_default=False)] = None,
     accurate: Annotated[str | None, typer.Option(help="The accurate model, for full.", show_default=False)] = None,
     robust: Annotated[str | None, typer.Option(help="The robust model, for full.", show_default=False)] = None,
@@ -32,7 +36,9 @@ def reproduce(
     """Repeat a study and write its page."""
     study = STUDIES[checks.one_of("name", name, STUDIES)]
     checks.one_of("size", size, SIZES)
+    if size == "smoke":
+        torch.set_num_threads(1)  # as in the demo: then the numbers do not depend on the cores
     command = f"equipoise reproduce {name} --size {size} --seed {seed}"
-    page = study(out or Path("runs") / name, size, pick(device), seed=seed, parts=part or PARTS, accurate=accurate,
-                 robust=robust, data_dir=data_dir, command=command)
+    page = study(out or Path("runs") / name, size, pick(device), seed=seed, parts=part or PARTS[name],
+                 accurate=accurate, robust=robust, data_dir=data_dir, command=command)
     typer.echo(str(page))

@@ -51,15 +51,20 @@ def adaptive(
         checks.one_of("adaptive", kind, KINDS)
     if mixture.differentiable and not isinstance(mixture, GatedClassifier):
         return {}
-    auxiliary = None if mixture.differentiable else mixture.surrogate(stand_in=stand_in)
-    if auxiliary is not None:
-        made = {"surrogate": aimed(_with_hinges(mixture, chosen, stand_in), auxiliary),
-                "through": aimed(chosen, straight_through(mixture, auxiliary))}
-    else:
-        made = dict.fromkeys(KINDS, aimed(chosen, None))
+    made = {"surrogate": white_box(mixture, chosen, stand_in)}
+    if not mixture.differentiable:
+        made["through"] = aimed(chosen, straight_through(mixture, mixture.surrogate(stand_in=stand_in)))
     if isinstance(mixture, GatedClassifier):
         made = {kind: with_extra(attack, Lowered(mixture)) for kind, attack in made.items()}
-    return {NAMES[kind]: made[kind] for kind in kinds if auxiliary is not None or kind == "surrogate"}
+    return {NAMES[kind]: made[kind] for kind in kinds if kind in made}
+
+
+def white_box(mixture: MixedClassifier, chosen: Callable[..., Tensor] | Fold, stand_in: nn.Module | None = None
+              ) -> Attack:
+    """The attack with the mixture's own gradients, or where it hides them with those of what stands in for it."""
+    if mixture.differentiable:
+        return aimed(chosen, None)
+    return aimed(_with_hinges(mixture, chosen, stand_in), mixture.surrogate(stand_in=stand_in))
 
 
 def with_extra(chosen: Callable[..., Tensor] | Fold, extra: Extra) -> Attack:

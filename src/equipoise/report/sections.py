@@ -7,6 +7,7 @@ from collections.abc import Callable
 from equipoise.report.alpha import accuracy_against_alpha
 from equipoise.report.certified import certified
 from equipoise.report.examples import examples
+from equipoise.report.gate import ablation, aimed_alphas, alphas, gate_trade_off, perfect_gate, settings
 from equipoise.report.headline import headline
 from equipoise.report.local_policy import crossing, gradients, radii, targets
 from equipoise.report.local_smoothing import fixed, neighbours, trust
@@ -33,6 +34,12 @@ SECTIONS: list[Callable[[RunView], Section | None]] = [
     targets,
     radii,
     gradients,
+    perfect_gate,
+    alphas,
+    gate_trade_off,
+    aimed_alphas,
+    settings,
+    ablation,
     examples,
     margins,
     mapped_margins,

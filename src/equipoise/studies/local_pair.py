@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from equipoise import data, models
+from equipoise import checks, data, models
 from equipoise.data import Dataset
 from equipoise.evaluate import Conditions
 from equipoise.models import checkpoint
@@ -29,9 +29,16 @@ class Pair:
     accurate: nn.Module
     robust: nn.Module
     learnt: Dataset  # the policy learns from them
-    remembered: Dataset  # the neighbours
+    remembered: Dataset  # all images that may be learnt from; the neighbours
     held_out: Dataset  # finds the crossing and the scale of the trust terms; unseen by both bases
     test: Dataset
+
+
+def asked(full: bool, accurate: str | None, robust: str | None) -> None:
+    """The full size is told its bases, the smoke size trains its own."""
+    for name, value in (("accurate", accurate), ("robust", robust)):
+        must = "be given for the full size" if full else "be left out for the smoke size, which trains its own"
+        checks.require((value is not None) == full, name, must, value)
 
 
 def digits(out: Path, conditions: Conditions) -> Pair:

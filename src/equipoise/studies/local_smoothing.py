@@ -57,15 +57,13 @@ def local_smoothing(out: Path, size: str, device: torch.device, *, seed: int = 0
     """
     chosen = SIZES[checks.one_of("size", size, SIZES)]
     full = size == "full"
-    for name, value in (("accurate", accurate), ("robust", robust)):
-        must = "be given for the full size" if full else "be left out for the smoke size, which trains its own"
-        checks.require((value is not None) == full, name, must, value)
+    local_pair.asked(full, accurate, robust)
     for part in parts:
         checks.one_of("part", part, PARTS)
     threat = Threat("linf", 8 / 255 if full else local_pair.EPS)
     conditions = Conditions(threat, device, seed, chosen.batch_size)
-    asked = {"accurate": accurate, "robust": robust} if full else {}
-    run = Run(out, {"verb": "reproduce", "study": "local-smoothing", "size": size, "seed": seed, **asked,
+    named = {"accurate": accurate, "robust": robust} if full else {}
+    run = Run(out, {"verb": "reproduce", "study": "local-smoothing", "size": size, "seed": seed, **named,
                     "threat": threat.facts()}, {**facts(conditions), "command": command})
     if full:
         pair = local_pair.cifar10(str(accurate), str(robust), data_dir)

@@ -1,0 +1,175 @@
+"""Choosing among mixtures of one kind, such as the ranges of a gate, by what they keep on images held out.
+
+[Bai2024, D.1] sets α_min "by enforcing a desired level of either clean validation accuracy or robustness". Robustness
+of a candidate is not known before it is attacked, and attacking each one is dear. So a pool of attacked images is kept:
+every candidate is judged on all of it, the best one is attacked itself, its images join the pool, until the best one
+has been. What is chosen has always met its own attack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise import checks, memory, progress, rng
+from equipoise.attacks import Fold
+from equipoise.data import Dataset, pixels
+from equipoise.mixing import GatedClassifier, MixedClassifier, mix
+from equipoise.modes import inference
+from equipoise.threat import Threat
+
+FIRST = 3  # candidates attacked before any choice
+ROUNDS = 6
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Both sides and the gate's own answer on N images, whatever range, scale and shift turn it into an alpha."""
+
+    g: Tensor  # (N, K) log-probabilities
+    h: Tensor  # (N, K)
+    u: Tensor  # (N,) the gate before scale and shift; zero without a gate
+    y: Tensor  # (N,)
+
+    def right(self, candidate: MixedClassifier) -> Tensor:
+        """(N,) which images a candidate answers rightly."""
+        gate = candidate.gate
+        if isinstance(candidate, GatedClassifier):
+            gate = candidate.ranged(candidate.scale * self.u + candidate.shift)
+        return mix(self.g, self.h, gate.to(self.u.device)).argmax(dim=1) == self.y
+
+
+@dataclass(frozen=True)
+class Match:
+    """A chosen mixture and what it reached on the images that chose it, which flatters it."""
+
+    model: MixedClassifier
+    clean: float
+    attacked: float  # over every image of the pool
+    met: bool  # whether it keeps the target
+    strikes: int  # candidates that were attacked
+
+    def facts(self) -> dict[str, float | bool | int | str]:
+        """As it stands beside the mixture."""
+        return {"clean": self.clean, "attacked": self.attacked, "met": self.met, "strikes": self.strikes,
+                "mixture": self.model.extra_repr()}
+
+
+@dataclass(frozen=True)
+class Arena:
+    """The images that choose, and what the adversary may do."""
+
+    data: Dataset
+    threat: Threat
+    device: torch.device
+    seed: int = 0
+    batch_size: int = 128
+
+    def look(self, model: MixedClassifier, images: Tensor | None = None) -> Seen:
+        """What both sides say of the images, or of attacked ones in their place."""
+
+        def some(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+            x = pixels(self.data.images[rows].to(self.device)) if images is None else images[rows].to(self.device)
+            if isinstance(model, GatedClassifier):
+                g, h, z = model.parts(x)
+                return g, h, (z - model.shift) / model.scale
+            return (*model.both(x), x.new_zeros(len(x)))
+
+        with inference(model), torch.no_grad():
+            parts = [part for _, part in memory.in_batches(some, len(self.data), self.batch_size)]
+        g, h, u = (torch.cat(side) for side in zip(*parts, strict=True))
+        return Seen(g, h, u, self.data.labels.to(self.device))
+
+    def struck(self, model: MixedClassifier, fold: Fold) -> Seen:
+        """What both sides say of the images that an attack on this model leaves."""
+        def some(rows: slice) -> Tensor:
+            x, y = pixels(self.data.images[rows].to(self.device)), self.data.labels[rows].to(self.device)
+            chance = rng.stream(self.seed, "candidates", self.data.index[rows].to(self.device))
+            return fold(model, x, y, threat=self.threat, stream=chance)
+
+        with progress.task(f"attacking a candidate (alpha {model.alpha:g})", total=len(self.data)) as task, \
+                inference(model):
+            images = []
+            for rows, part in memory.in_batches(some, len(self.data), self.batch_size):
+                images.append(part)
+                task.advance(rows.stop - rows.start)
+        return self.look(model, torch.cat(images))
+
+
+class Contest:
+    """Candidates with the same sides (of one map and one gate, with other alphas, ranges, scales, shifts) and a pool.
+
+    Args:
+        candidates: the mixtures to choose from.
+        arena: images that are never evaluated on.
+        strike: the attack on a candidate.
+    """
+
+    def __init__(self, candidates: Sequence[MixedClassifier], arena: Arena,
+                 strike: Callable[[MixedClassifier], Fold]) -> None:
+        checks.require(len(candidates) > 0, "candidates", "be given", 0)
+        self.candidates, self.arena, self.strike = candidates, arena, strike
+        seen = arena.look(candidates[0])
+        self.accuracy = torch.stack([seen.right(each) for each in candidates]).float().mean(dim=1)
+        self.stands = torch.ones(len(candidates), len(arena.data), dtype=torch.bool, device=self.accuracy.device)
+        self.struck: list[int] = []
+
+    def choose(self, *, robust: float | None = None, clean: float | None = None, rounds: int = ROUNDS) -> Match:
+        """The candidate with the highest clean accuracy that keeps a robust one, or the other way round.
+
+        Args:
+            robust: least accuracy over the pool of attacked images; the most accurate candidate on clean images wins.
+            clean: least accuracy on clean images; the most robust candidate wins. One of the two is given.
+            rounds: candidates attacked at most, after the first few.
+        """
+        one = (robust is None) != (clean is None)
+        checks.require(one, "robust or clean", "be given, one of them", (robust, clean))
+        if not self.struck:
+            order, last = self.accuracy.argsort(stable=True).tolist(), len(self.candidates) - 1
+            for number in dict.fromkeys(order[last * place // (FIRST + 1)] for place in range(1, FIRST + 1)):
+                self._attack(number)
+        for _ in range(rounds):
+            number = _best(self.accuracy, self.kept, robust, clean)
+            if number in self.struck:
+                break
+            self._attack(number)
+        own = torch.tensor(self.struck, device=self.accuracy.device)
+        number = self.struck[_best(self.accuracy[own], self.kept[own], robust, clean)]
+        reached, answered = float(self.kept[number]), float(self.accuracy[number])
+        met = reached >= robust - ROUNDING if robust is not None else answered >= float(clean or 0) - ROUNDING
+        return Match(self.candidates[number], answered, reached, met, len(self.struck))
+
+    @property
+    def kept(self) -> Tensor:
+        """(candidates,) accuracy over the pool so far, at most that of the clean images."""
+        return self.stands.float().mean(dim=1)
+
+    def _attack(self, number: int) -> None:
+        seen = self.arena.struck(self.candidates[number], self.strike(self.candidates[number]))
+        for row, candidate in enumerate(self.candidates):
+            self.stands[row] &= seen.right(candidate)
+        self.struck.append(number)
+
+
+def _best(accuracy: Tensor, stands: Tensor, robust: float | None, clean: float | None) -> int:
+    """Of those that keep the target, the best in the other respect; else the one that comes nearest to it."""
+    held, other, least = (stands, accuracy, robust) if robust is not None else (accuracy, stands, clean)
+    keeps = held >= float(least or 0) - ROUNDING
+    # Of equals in the first respect, the better in the second.
+    score = torch.where(keeps, 10 + other + 1e-3 * held, held + 1e-3 * other)
+    return int(score.argmax())
+
+
+def shift_for(model: GatedClassifier, seen: Seen, clean: float, shifts: Sequence[float]) -> GatedClassifier:
+    """The same gate with the greatest shift, and so the most cautious, that still reaches a clean accuracy.
+
+    [Bai2024, C.2]; where none does, the one that comes nearest.
+    """
+    made = [model.with_range(*model.range, shift=shift) for shift in sorted(shifts)]
+    reached = [float(seen.right(each).float().mean()) for each in made]
+    keeping = [each for each, value in zip(made, reached, strict=True) if value >= clean]
+    return keeping[-1] if keeping else made[max(range(len(made)), key=lambda at: reached[at])]

@@ -1,0 +1,75 @@
+"""How much of the study of adaptive smoothing is done: minutes on two cores, or what the paper did and more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from equipoise.attacks import Apgd, Stage, Targeted
+from equipoise.attacks.auto import VERSIONS
+from equipoise.train import Plan
+from equipoise.train.objectives.gate import SETTINGS
+
+WEIGHTS = tuple((c_ce, round(1.5 - c_ce, 1), c_prod) for c_prod in (0.0, 0.1, 0.2) for c_ce in (0.0, 0.5, 1.0, 1.5))
+SCALES = (0.5, 1.0, 2.0, 4.0)
+SHIFTS = tuple(round(-8 + 0.1 * step, 1) for step in range(161))
+BEST = (0.0, 1.5, 0.2)  # c_CE, c_BCE, c_prod [Bai2024, Table 6]
+
+
+def short() -> list[Stage]:
+    """The attack on candidates, where many have to be tried."""
+    return [Apgd("margin", 20), *(Targeted(rank, 15, "distance") for rank in range(1, 4))]
+
+
+def _gate_plan() -> Plan:
+    return Plan(epochs=4, batch_size=500, optimizer="adamw", lr=5e-4, weight_decay=1e-5, schedule="cosine", warmup=0.2,
+                ema=0.8, clip=10.0, pad=4, flip=True, held_out=0, precision="bf16", compile="off")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is done; the defaults are the full size."""
+
+    plan: Plan = field(default_factory=_gate_plan)
+    width: int = 96
+    momentum: float = 0.05
+    steps: int = 15  # of the training attacks; the paper has 75
+    settings: tuple[str, ...] = SETTINGS
+    keep: float = 0.93  # share of h's robust accuracy that every chosen mixture keeps on the images that choose
+    keeps: tuple[float, ...] = (0.85, 0.97)  # further shares, for the trade-off
+    version: Callable[[], list[Stage]] = VERSIONS["standard"]
+    light: Callable[[], list[Stage]] = VERSIONS["fast"]
+    strike: Callable[[], list[Stage]] = short
+    pgd: int = 20
+    targets: tuple[float, ...] = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+    plain: tuple[float, ...] = tuple(round(0.5 + 0.01 * step, 2) for step in range(50))
+    thresholds: tuple[float, ...] = tuple(round(0.02 * step, 2) for step in range(1, 49))
+    gaps: tuple[float, ...] = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
+    shifts: tuple[float, ...] = (-1.0, 0.4, 2.0)
+    rounds: int = 6  # candidates of a kind attacked at most, for every share
+    nuts: tuple[int, int] = (50, 9)  # steps and targets of the attack that fits the map
+    ablation: Plan = field(default_factory=lambda: Plan(
+        epochs=1, batch_size=500, optimizer="adamw", lr=5e-4, weight_decay=1e-5, warmup=0.2, ema=0.8, clip=10.0, pad=4,
+        flip=True, held_out=0, precision="bf16", compile="off"))
+    ablation_steps: int = 8
+    weights: tuple[tuple[float, float, float], ...] = WEIGHTS
+    scales: tuple[float, ...] = SCALES
+    tested: int = 1000
+    batch_size: int = 500
+
+
+def _swift() -> list[Stage]:
+    return [Apgd("margin", 10), Targeted(1, 8), Targeted(2, 8)]
+
+
+SMOKE = Size(
+    plan=Plan(epochs=4, batch_size=64, optimizer="adamw", lr=5e-3, weight_decay=1e-5, warmup=0.3, ema=0.8, clip=10.0,
+              held_out=0),
+    width=8, momentum=0.1, steps=8, keep=0.95, keeps=(0.85,), version=VERSIONS["fast"], light=short, strike=_swift,
+    targets=(0.0, 0.5, 0.8, 0.95, 1.0), plain=tuple(round(0.5 + 0.02 * step, 2) for step in range(25)),
+    thresholds=tuple(round(0.05 * step, 2) for step in range(1, 20)), gaps=(0.0, 0.1, 0.25, 0.5, 0.75, 0.95), rounds=3,
+    nuts=(10, 3),
+    ablation=Plan(epochs=2, batch_size=64, optimizer="adamw", lr=5e-3, weight_decay=1e-5, warmup=0.3, ema=0.8,
+                  clip=10.0, held_out=0),
+    ablation_steps=4, tested=120, batch_size=240)
+SIZES = {"smoke": SMOKE, "full": Size()}

@@ -1,0 +1,329 @@
+"""Adaptive smoothing on any pair: a gate is trained, four kinds of mixtures are matched, and all are attacked.
+
+The story of [Bai2024], sections 4 and 5.2, appendices C.2 and D.1, and one combination that the papers do not have: the
+gate over the map of MixedNUTS. Parts can be told one at a time, repeated and resumed; the page shows those that are
+there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equipoise import checks, fit, mixing, records, report, summary
+from equipoise.attacks import Fold, pgd
+from equipoise.data import Dataset, pixels
+from equipoise.evaluate import Conditions, Subject, facts, untouched
+from equipoise.evaluate.adaptive import white_box
+from equipoise.evaluate.gated import adversaries, lowering, witnessed
+from equipoise.evaluate.subject import known_by
+from equipoise.fit.match import Arena, Contest, Match, shift_for
+from equipoise.mixing import GatedClassifier, MixedClassifier, new_gate
+from equipoise.mixing.gate import load_gate, save_gate
+from equipoise.mixing.gated import Lowered
+from equipoise.records import Row, Run
+from equipoise.studies import local_pair
+from equipoise.studies.adaptive_size import BEST, SHIFTS, SIZES, Size
+from equipoise.studies.local_pair import Pair
+from equipoise.threat import Threat
+from equipoise.train import Plan, train
+from equipoise.train.objectives.gate import GateLoss
+
+PARTS = ("train", "choose", "adversaries", "aimed", "trade-off", "settings", "ablation")
+KINDS = ("plain", "MixedNUTS", "gate", "gate on MixedNUTS")
+SETTING = "C"  # of the gate that is compared; the others are for the table of settings
+
+
+def adaptive_smoothing(out: Path, size: str, device: torch.device, *, seed: int = 0, parts: Sequence[str] = PARTS,
+                       accurate: str | None = None, robust: str | None = None, data_dir: Path | None = None,
+                       command: str = "") -> Path:
+    """Tell the story into `out` and return the page; a folder of the same study is resumed.
+
+    Args:
+        out: run folder.
+        size: smoke trains two small networks on digits; full takes any two classifiers of CIFAR-10.
+        device: where to compute.
+        seed: of all chance.
+        parts: of :data:`PARTS`.
+        accurate, robust: model references, for full.
+        data_dir: where CIFAR-10 lies, for full.
+        command: to be shown on the page.
+    """
+    chosen = SIZES[checks.one_of("size", size, SIZES)]
+    full = size == "full"
+    local_pair.asked(full, accurate, robust)
+    for part in parts:
+        checks.one_of("part", part, PARTS)
+    threat = Threat("linf", 8 / 255 if full else local_pair.EPS)
+    conditions = Conditions(threat, device, seed, chosen.batch_size)
+    named = {"accurate": accurate, "robust": robust} if full else {}
+    run = Run(out, {"verb": "reproduce", "study": "adaptive-smoothing", "size": size, "seed": seed, **named,
+                    "threat": threat.facts()}, {**facts(conditions), "command": command})
+    if full:
+        pair, references = local_pair.cifar10(str(accurate), str(robust), data_dir), (str(accurate), str(robust))
+    else:
+        pair = local_pair.digits(out / "bases", conditions)
+        references = (str(out / "bases" / "accurate.safetensors"), str(out / "bases" / "robust.safetensors"))
+    return Study(run, pair, references, chosen, conditions).tell(parts)
+
+
+class Study:
+    """The parts of the story; each can be told again at no cost."""
+
+    def __init__(self, run: Run, pair: Pair, references: tuple[str, str], size: Size, conditions: Conditions) -> None:
+        self.run, self.out, self.pair, self.references = run, run.folder, pair, references
+        self.size, self.conditions = size, conditions
+        self.test = pair.test.slice(0, min(size.tested, len(pair.test)))
+        for base in (pair.accurate, pair.robust):
+            base.to(conditions.device).eval().requires_grad_(False)
+        self.began = time.monotonic()
+
+    def tell(self, parts: Sequence[str]) -> Path:
+        """Do the parts, then write the page of all that is there."""
+        for part in PARTS:
+            if part in parts:
+                getattr(self, f"_{part.replace('-', '_')}")()
+        bases = {"accurate": self.pair.accurate, "robust": self.pair.robust}
+        steep = partial(pgd, steps=self.size.pgd)
+        self._measure(self.run, [Subject(name, model, attack, how) for name, model in bases.items()
+                                 for attack, how in (("clean", untouched), ("B", steep))], self.test)
+        rows, threat = self.run.finish(), self.conditions.threat
+        told: dict[str, Any] = {"bounds": _bounds(rows, threat)}
+        if self._path(KINDS[0]).exists():
+            told["chosen"] = {kind: _read(self._path(kind)) for kind in KINDS if self._path(kind).exists()}
+        pairs = [("gate", "plain"), ("gate", "MixedNUTS"), ("gate on MixedNUTS", "MixedNUTS"), ("gate", "robust")]
+        self.run.summarise("reproduce", time.monotonic() - self.began, summary.results(rows, threat),
+                           study="adaptive-smoothing", differences=summary.differences(rows, pairs, threat), **told)
+        return report.write(self.out)
+
+    def _measure(self, run: Run, subjects: Sequence[Subject], data: Dataset) -> list[Row]:
+        for subject in subjects:
+            subject.model.to(self.conditions.device)
+            witnessed(subject, data, run, self.conditions)
+        return run.finish()
+
+    def _part(self, name: str, subjects: Sequence[Subject], **more: object) -> None:
+        """A run folder of its own with these subjects."""
+        began, data, threat = time.monotonic(), self.test, self.conditions.threat
+        identity = {"verb": "evaluate", "part": name, "seed": self.conditions.seed,
+                    "models": {subject.name: known_by(subject.model) for subject in subjects},
+                    "attacks": sorted({str(subject) for subject in subjects}),
+                    "data": {"name": data.name, "split": data.split, "count": len(data), "digest": data.digest()},
+                    "threat": threat.facts()}
+        run = Run(self.out / name, identity, facts(self.conditions))
+        rows = self._measure(run, subjects, data)
+        run.summarise("evaluate", time.monotonic() - began, summary.results(rows, threat),
+                      bounds=_bounds(rows, threat), **more)
+
+    # Training
+
+    def _train(self) -> None:
+        """The gate, against the strongest training attacks."""
+        self._learnt(SETTING, self.size.plan, "gates", GateLoss(adversary=SETTING, **self._threat()))
+
+    def _threat(self) -> dict[str, Any]:
+        threat = self.conditions.threat
+        c_ce, c_bce, c_prod = BEST
+        return {"norm": threat.norm, "eps": threat.eps, "steps": self.size.steps, "c_ce": c_ce, "c_bce": c_bce,
+                "c_prod": c_prod}
+
+    def _learnt(self, name: str, plan: Plan, shelf: str, objective: GateLoss) -> GatedClassifier:
+        """A gate trained by this objective, now or in an earlier sitting, over all of (0, 1)."""
+        pair, path = self.pair, self.out / shelf / f"{name}.safetensors"
+        if not path.exists():
+            model, learnt = self._fresh(), pair.remembered
+            train(model, objective, learnt, plan, device=self.conditions.device, out=self.out / f"{shelf}-{name}",
+                  facts={"arch": "gated", "num_classes": str(learnt.num_classes),
+                         "image_shape": ",".join(map(str, learnt.image_shape))})
+            path.parent.mkdir(exist_ok=True)
+            save_gate(path, model.network, pair.accurate, pair.robust, {"objective": repr(objective)})
+        gate = load_gate(path, pair.accurate, pair.robust)
+        return GatedClassifier(pair.accurate, pair.robust, gate).to(self.conditions.device).eval()
+
+    def _fresh(self) -> GatedClassifier:
+        pair, size = self.pair, self.size
+        example = pixels(pair.held_out.images[:2].to(self.conditions.device))
+        gate = new_gate(pair.accurate, pair.robust, example, width=size.width, momentum=size.momentum,
+                        seed=self.conditions.seed)
+        return GatedClassifier(pair.accurate, pair.robust, gate).to(self.conditions.device)
+
+    def _gate(self) -> GatedClassifier:
+        if not (self.out / "gates" / f"{SETTING}.safetensors").exists():
+            raise checks.InputError("`part` must come after the part train, which this study has not done yet")
+        return self._learnt(SETTING, self.size.plan, "gates", GateLoss(adversary=SETTING, **self._threat()))
+
+    # Choosing
+
+    def _choose(self) -> None:
+        """Four kinds of mixtures, each the most accurate of its kind that keeps the same robustness on held-out images.
+
+        None of these images is evaluated on.
+        """
+        shares = (self.size.keep, *self.size.keeps)
+        for kind in KINDS:
+            if all(self._path(kind, share).exists() for share in shares):
+                continue
+            contest = Contest(self._candidates(kind), self._arena(), self._strike)
+            for share in shares:
+                found = contest.choose(robust=share * self._standard(), rounds=self.size.rounds)
+                self._keep(kind, share, found)
+
+    def _arena(self) -> Arena:
+        return Arena(self.pair.held_out, self.conditions.threat, self.conditions.device, self.conditions.seed,
+                     self.conditions.batch_size)
+
+    def _strike(self, model: MixedClassifier) -> Fold:
+        """The attack on a candidate: short, with the surrogate's gradients where there are no others."""
+        return Fold(tuple(self.size.strike()), surrogate=None if model.differentiable else model.surrogate(),
+                    extra=Lowered(model) if isinstance(model, GatedClassifier) else None)
+
+    def _standard(self) -> float:
+        """Robust accuracy of h on the held-out images, under the attack that candidates meet."""
+        path = self.out / "mixtures" / "robust.json"
+        if not path.exists():
+            alone = MixedClassifier(self.pair.accurate, self.pair.robust, 1.0).to(self.conditions.device).eval()
+            seen = self._arena().struck(alone, self._strike(alone))
+            _write(path, {"attacked": float(seen.right(alone).float().mean())})
+        return float(_read(path)["attacked"])
+
+    def _candidates(self, kind: str) -> list[MixedClassifier]:
+        pair, size = self.pair, self.size
+        if kind == "plain":
+            return [self._placed(MixedClassifier(pair.accurate, pair.robust, alpha)) for alpha in size.plain]
+        if kind == "gate":
+            gate = self._gate()
+            ranges = [(1 / (1 + high), 1 / (1 + low)) for low in size.gaps for high in size.gaps if low < high]
+            ranges += [(low, high) for low in (0.0, 0.3) for high in (0.8, 0.9, 1.0)]
+            return [gate.with_range(*ends, shift=shift) for ends in ranges for shift in size.shifts]
+        nuts = self._nuts()
+        if kind == "MixedNUTS":
+            return [self._placed(MixedClassifier(pair.accurate, pair.robust, 1 / (1 + q), logit_map=nuts.logit_map,
+                                                 hard=True, surrogate_alpha=nuts.surrogate_alpha))
+                    for q in size.thresholds]
+        over = self._gate().on(nuts)
+        return [over.with_range(1 / (1 + high), 1 / (1 + low), shift=shift) for low in size.gaps for high in size.gaps
+                if low < high for shift in size.shifts]
+
+    def _placed(self, model: MixedClassifier) -> MixedClassifier:
+        return model.to(self.conditions.device).eval()
+
+    def _nuts(self) -> MixedClassifier:
+        """The map of MixedNUTS, fitted on the held-out images for the loss that is allowed here."""
+        folder, pair = self.out / "mixtures" / "nuts-fit", self.pair
+        if not (folder / "mixture.toml").exists():
+            points = 100 * (1 - self.size.keep) * self._standard()
+            settings = fit.Settings(seed=self.conditions.seed, strength=fit.Strength(*self.size.nuts))
+            found = fit.fit(pair.accurate, pair.robust, pair.held_out, threat=self.conditions.threat,
+                            target=fit.lose_at_most(points), device=self.conditions.device,
+                            batch_size=self.conditions.batch_size, settings=settings)
+            mixing.save(folder, found.mixture, accurate=self.references[0], robust=self.references[1])
+        kept = self._loaded(folder)
+        return self._placed(MixedClassifier(pair.accurate, pair.robust, kept.alpha, logit_map=kept.logit_map, hard=True,
+                                            surrogate_alpha=kept.surrogate_alpha))
+
+    def _path(self, kind: str, share: float | None = None) -> Path:
+        share = self.size.keep if share is None else share
+        return self.out / "mixtures" / f"{kind.replace(' ', '-').lower()}-{share:g}" / "match.json"
+
+    def _keep(self, kind: str, share: float, found: Match) -> None:
+        path = self._path(kind, share)
+        mixing.save(path.parent, found.model, accurate=self.references[0], robust=self.references[1])
+        _write(path, {**found.facts(), "keep": share, "target": share * self._standard()})
+
+    def _kept(self, kind: str, share: float | None = None) -> MixedClassifier:
+        path = self._path(kind, share)
+        if not path.exists():
+            raise checks.InputError("`part` must come after the part choose, which this study has not done yet")
+        return self._loaded(path.parent)
+
+    def _loaded(self, folder: Path) -> MixedClassifier:
+        model = mixing.load(f"mixture:{folder}")
+        assert isinstance(model, MixedClassifier)
+        return self._placed(model)
+
+    # Attacking
+
+    def _adversaries(self) -> None:
+        """All four kinds and both bases under A to D and under transfer attacks."""
+        stages = self.size.version()
+        for name, model in {"accurate": self.pair.accurate, "robust": self.pair.robust}.items():
+            self._measure(self.run, adversaries(name, model, stages, steps=self.size.pgd), self.test)
+        for kind in KINDS:
+            self._measure(self.run, adversaries(kind, self._kept(kind), stages, steps=self.size.pgd), self.test)
+
+    def _aimed(self) -> None:
+        """Attacks that ignore the gate and aim at one fixed alpha."""
+        self._part("aimed", [subject for kind in KINDS for subject in adversaries(
+            kind, self._kept(kind), (), steps=self.size.pgd, targets=self.size.targets) if subject.alpha is not None])
+
+    def _trade_off(self) -> None:
+        """Clean accuracy and adversary D at several shares of h's robustness."""
+        stages, subjects = self.size.light(), []
+        for kind in KINDS:
+            for share in sorted({self.size.keep, *self.size.keeps}):
+                model = self._kept(kind, share)
+                attack = lowering(model, stages) if isinstance(model, GatedClassifier) else white_box(
+                    model, Fold(tuple(stages)))
+                name = f"{kind}, {share:g}"
+                subjects += [Subject(name, model, "clean", untouched), Subject(name, model, "D", attack)]
+        self._part("trade-off", subjects)
+
+    def _settings(self) -> None:
+        """Gates trained against A, B and C under all four adversaries [Bai2024, Tables 2 and 3], over all of (0, 1)."""
+        subjects: list[Subject] = []
+        for setting in self.size.settings:
+            model = self._learnt(setting, self.size.plan, "gates", GateLoss(adversary=setting, **self._threat()))
+            subjects += adversaries(f"trained against {setting}", model, self.size.light(), steps=self.size.pgd,
+                                    transfer=False)
+        self._part("settings", subjects)
+
+    def _ablation(self) -> None:
+        """Loss weights [Bai2024, Table 6] and the scale before the sigmoid [Table 7], at one clean accuracy."""
+        arena, pair = self._arena(), self.pair
+        g, h, *fixed = [self._placed(MixedClassifier(pair.accurate, pair.robust, alpha))
+                        for alpha in (0.0, 1.0, *self.size.plain)]
+        seen = arena.look(g)
+
+        def answered(model: MixedClassifier) -> float:
+            return float(seen.right(model).float().mean())
+
+        clean = (answered(g) + answered(h)) / 2
+        made = {"constant": next((each for each in reversed(fixed) if answered(each) >= clean), fixed[0])}
+        for weights in self.size.weights:
+            name = "c_CE {:g}, c_BCE {:g}, c_prod {:g}".format(*weights)
+            threat = self._threat() | dict(zip(("c_ce", "c_bce", "c_prod"), weights, strict=True))
+            threat["steps"] = self.size.ablation_steps
+            model = self._learnt("-".join(f"{w:g}" for w in weights), self.size.ablation, "ablation-gates",
+                                 GateLoss(adversary="B", **threat))
+            said = arena.look(model)
+            made[name] = shift_for(model, said, clean, SHIFTS)
+            if weights == BEST:
+                for scale in self.size.scales:
+                    scaled = model.with_range(0.0, 1.0, scale=scale)
+                    made[f"scale {scale:g}"] = shift_for(scaled, said, clean, SHIFTS)
+        steep = partial(pgd, steps=self.size.pgd)
+        self._part("ablation", [Subject(name, model, kind, how) for name, model in made.items()
+                                for kind, how in (("clean", untouched), ("B", steep))], clean_target=clean)
+
+
+def _bounds(rows: Sequence[Row], threat: Threat) -> list[Row]:
+    """Results of a perfect gate on the very images that each result was measured on [Bai2024, Theorem 4.1]."""
+    seen = [{**row, "correct": row["possible"]} for row in rows if "possible" in row]
+    return [row for row in summary.results(seen, threat) if row["metric"] != "worst"]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return told
+
+
+def _write(path: Path, told: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records.write(path, json.dumps(told, indent=1) + "\n")
+

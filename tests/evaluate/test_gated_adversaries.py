@@ -1,0 +1,118 @@
+"""The adversaries A to D: who sees what, what the rows tell, and that they resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise import data, models, records, summary
+from equipoise.attacks import Apgd, Fold, Square, pgd
+from equipoise.data import Dataset, pixels
+from equipoise.evaluate import Conditions, Subject
+from equipoise.evaluate.adaptive import adaptive
+from equipoise.evaluate.gated import adversaries, witnessed
+from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, gate_of, mix, new_gate
+from equipoise.mixing.gated import Followed, Lowered
+from equipoise.records import Run
+from equipoise.threat import Threat
+
+STAGES = (Apgd("margin", 5), Square(20))
+
+
+def _gated() -> GatedClassifier:
+    g, h = (models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed).eval() for seed in (1, 2))
+    model = GatedClassifier(g, h, new_gate(g, h, torch.rand(2, 1, 8, 8), width=4), alpha_min=0.3, alpha_max=0.9)
+    return model.eval()
+
+
+def _images(model: MixedClassifier, count: int = 12) -> Dataset:
+    """Digits with the model's own answers as labels, so that there is something to lose."""
+    digits = data.load("digits", split="test", count=count)
+    with torch.no_grad():
+        labels = model(pixels(digits.images)).argmax(dim=1)
+    labels[-1] = (labels[-1] + 1) % 10  # and one that is wrong untouched
+    return Dataset(digits.name, digits.split, digits.images, labels, digits.index, digits.classes)
+
+
+def _conditions() -> Conditions:
+    return Conditions(Threat("linf", 0.1), torch.device("cpu"), 0, 5)
+
+
+def _named(model: torch.nn.Module, **more: object) -> dict[str, Subject]:
+    return {subject.attack: subject for subject in adversaries("m", model, STAGES, steps=3, **more)}  # type: ignore[arg-type]
+
+
+def test_every_adversary_sees_what_it_should() -> None:
+    model = _gated()
+    found = _named(model, targets=(0.2, 1.0))
+    assert list(found) == ["clean", "A", "B", "C", "D", "std", "rob", "aimed"]
+    grey = found["A"].run.keywords["surrogate"]  # type: ignore[attr-defined]
+    assert isinstance(grey, Followed) and grey.stopped
+    assert found["B"].run.keywords["surrogate"] is None  # type: ignore[attr-defined]
+    assert found["std"].run.keywords["surrogate"] is model.accurate  # type: ignore[attr-defined]
+    assert found["rob"].run.keywords["surrogate"] is model.robust  # type: ignore[attr-defined]
+    c, d = found["C"].run, found["D"].run
+    assert isinstance(c, Fold) and isinstance(d, Fold)
+    assert c.extra is None and isinstance(d.extra, Lowered) and c.stages == d.stages == STAGES
+    assert [s.alpha for s in adversaries("m", model, STAGES, targets=(0.2, 1.0)) if s.attack == "aimed"] == [0.2, 1.0]
+    # Without a gate there is nothing that A may not see, and nothing for D to push.
+    assert list(_named(MixedClassifier(model.accurate, model.robust, 0.7))) == ["clean", "B", "C", "std", "rob"]
+    assert list(_named(model.robust)) == ["clean", "B", "C"]
+
+
+def test_over_a_map_gradients_come_from_what_stands_in() -> None:
+    model = _gated()
+    over = model.on(MixedClassifier(model.accurate, model.robust, 0.7, logit_map=LogitMap(2.0, 1.5, 0.1), hard=True))
+    found = _named(over)
+    for attack in ("C", "D"):
+        run = found[attack].run
+        assert isinstance(run, Fold) and isinstance(run.surrogate, Followed) and run.surrogate.relaxed
+        assert [type(stage).__name__ for stage in run.stages] == ["Apgd", "Called", "Square"]
+    assert isinstance(adaptive(model, Fold(STAGES))["adaptive"], Fold)
+    assert set(adaptive(over, pgd)) == {"adaptive"}
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_rows_tell_alpha_and_the_bound(hard: bool, tmp_path: Path) -> None:
+    model: MixedClassifier = _gated()
+    if hard:
+        assert isinstance(model, GatedClassifier)
+        model = model.on(MixedClassifier(model.accurate, model.robust, 0.7, logit_map=LogitMap(2.0, 1.5, 0.1),
+                                         hard=True))
+    images = _images(model)
+    run = Run(tmp_path / "run", {"verb": "test"}, {})
+    subjects = adversaries("m", model, STAGES, steps=3, targets=(0.5,))
+    for subject in subjects:
+        witnessed(subject, images, run, _conditions())
+    rows = run.finish()
+    assert len(rows) == 12 * 8
+    assert all(0.3 <= row["weight"] <= 0.9 for row in rows)
+    assert all(row["possible"] for row in rows if row["correct"])
+    clean = {row["index"]: row for row in rows if row["attack"] == "clean"}
+    with torch.no_grad():
+        alphas = model.alphas(pixels(images.images))
+    torch.testing.assert_close(torch.tensor([clean[i]["weight"] for i in images.index.tolist()]), alphas, atol=1e-5,
+                               rtol=1e-4)
+    # No fixed alpha does better on the clean images than the bound.
+    with torch.no_grad():
+        g, h = model.both(pixels(images.images))
+    best = max(int((mix(g, h, gate_of(a)).argmax(1) == images.labels).sum()) for a in (0.0, 0.2, 0.5, 0.8, 1.0))
+    assert sum(row["possible"] for row in clean.values()) >= best
+    results = summary.results(rows, None)
+    assert summary.value(results, "m", "C") <= summary.value(results, "m", "clean") < 1
+
+
+def test_a_run_that_was_cut_goes_on(tmp_path: Path) -> None:
+    model = _gated()
+    images = _images(model)
+    subject = _named(model)["D"]
+    whole = Run(tmp_path / "whole", {"verb": "test"}, {})
+    witnessed(subject, images, whole, _conditions())
+    cut = Run(tmp_path / "cut", {"verb": "test"}, {})
+    witnessed(subject, images.take(torch.arange(5)), cut, _conditions())
+    again = Run(tmp_path / "cut", {"verb": "test"}, {})
+    witnessed(subject, images, again, _conditions())
+    assert again.finish() == whole.finish()
+    assert len(records.read(tmp_path / "cut")) == 12
