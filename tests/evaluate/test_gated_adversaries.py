@@ -36,8 +36,8 @@ def _images(model: MixedClassifier, count: int = 12) -> Dataset:
     return Dataset(digits.name, digits.split, digits.images, labels, digits.index, digits.classes)
 
 
-def _conditions() -> Conditions:
-    return Conditions(Threat("linf", 0.1), torch.device("cpu"), 0, 5)
+def _conditions(batch_size: int = 5) -> Conditions:
+    return Conditions(Threat("linf", 0.1), torch.device("cpu"), 0, batch_size)
 
 
 def _named(model: torch.nn.Module, **more: object) -> dict[str, Subject]:
@@ -85,7 +85,7 @@ def test_rows_tell_alpha_and_the_bound(hard: bool, tmp_path: Path) -> None:
     run = Run(tmp_path / "run", {"verb": "test"}, {})
     subjects = adversaries("m", model, STAGES, steps=3, targets=(0.5,))
     for subject in subjects:
-        witnessed(subject, images, run, _conditions())
+        witnessed(subject, images, run, _conditions(12))
     rows = run.finish()
     assert len(rows) == 12 * 8
     assert all(0.3 <= row["weight"] <= 0.9 for row in rows)

@@ -14,8 +14,9 @@ from equipoise.evaluate import Conditions
 from equipoise.mixing import GatedClassifier
 from equipoise.models import checkpoint
 from equipoise.records import Run
+from equipoise.studies.adaptive_choice import KINDS
 from equipoise.studies.adaptive_size import Size
-from equipoise.studies.adaptive_smoothing import KINDS, PARTS, Study, adaptive_smoothing
+from equipoise.studies.adaptive_smoothing import PARTS, Study, adaptive_smoothing
 from equipoise.studies.learning import learn
 from equipoise.studies.local_pair import Pair
 from equipoise.threat import Threat

@@ -87,7 +87,8 @@ def witnessed(subject: Subject, data: Dataset, run: Run, conditions: Conditions)
 
 
 def _rows(subject: Subject, batch: Dataset, conditions: Conditions) -> list[Row]:
-    x, y, model = pixels(batch.images.to(conditions.device)), batch.labels.to(conditions.device), subject.model
+    x = pixels(batch.images.to(conditions.device)).contiguous(memory_format=torch.channels_last)
+    y, model = batch.labels.to(conditions.device), subject.model
     chance = rng.stream(conditions.seed, subject.attack, batch.index.to(conditions.device))
     with inference(model):
         x_adv = subject.run(model, x, y, threat=conditions.threat, stream=chance)

@@ -87,7 +87,8 @@ class Arena:
     def struck(self, model: MixedClassifier, fold: Fold) -> Seen:
         """What both sides say of the images that an attack on this model leaves."""
         def some(rows: slice) -> Tensor:
-            x, y = pixels(self.data.images[rows].to(self.device)), self.data.labels[rows].to(self.device)
+            x = pixels(self.data.images[rows].to(self.device)).contiguous(memory_format=torch.channels_last)
+            y = self.data.labels[rows].to(self.device)
             chance = rng.stream(self.seed, "candidates", self.data.index[rows].to(self.device))
             return fold(model, x, y, threat=self.threat, stream=chance)
 

@@ -7,7 +7,6 @@ there.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -16,19 +15,19 @@ from typing import Any
 
 import torch
 
-from equipoise import checks, fit, mixing, records, report, summary
+from equipoise import checks, report, summary
 from equipoise.attacks import Fold, pgd
 from equipoise.data import Dataset, pixels
 from equipoise.evaluate import Conditions, Subject, facts, untouched
 from equipoise.evaluate.adaptive import white_box
 from equipoise.evaluate.gated import adversaries, lowering, witnessed
 from equipoise.evaluate.subject import known_by
-from equipoise.fit.match import Arena, Contest, Match, shift_for
+from equipoise.fit.match import shift_for
 from equipoise.mixing import GatedClassifier, MixedClassifier, new_gate
 from equipoise.mixing.gate import load_gate, save_gate
-from equipoise.mixing.gated import Lowered
 from equipoise.records import Row, Run
 from equipoise.studies import local_pair
+from equipoise.studies.adaptive_choice import KINDS, Shelf
 from equipoise.studies.adaptive_size import BEST, SHIFTS, SIZES, Size
 from equipoise.studies.local_pair import Pair
 from equipoise.threat import Threat
@@ -36,7 +35,6 @@ from equipoise.train import Plan, train
 from equipoise.train.objectives.gate import GateLoss
 
 PARTS = ("train", "choose", "adversaries", "aimed", "trade-off", "settings", "ablation")
-KINDS = ("plain", "MixedNUTS", "gate", "gate on MixedNUTS")
 SETTING = "C"  # of the gate that is compared; the others are for the table of settings
 
 
@@ -77,11 +75,12 @@ class Study:
     """The parts of the story; each can be told again at no cost."""
 
     def __init__(self, run: Run, pair: Pair, references: tuple[str, str], size: Size, conditions: Conditions) -> None:
-        self.run, self.out, self.pair, self.references = run, run.folder, pair, references
+        self.run, self.out, self.pair = run, run.folder, pair
         self.size, self.conditions = size, conditions
         self.test = pair.test.slice(0, min(size.tested, len(pair.test)))
         for base in (pair.accurate, pair.robust):
             base.to(conditions.device).eval().requires_grad_(False)
+        self.shelf = Shelf(self.out / "mixtures", pair, references, size, conditions)
         self.began = time.monotonic()
 
     def tell(self, parts: Sequence[str]) -> Path:
@@ -95,8 +94,8 @@ class Study:
                                  for attack, how in (("clean", untouched), ("B", steep))], self.test)
         rows, threat = self.run.finish(), self.conditions.threat
         told: dict[str, Any] = {"bounds": _bounds(rows, threat)}
-        if self._path(KINDS[0]).exists():
-            told["chosen"] = {kind: _read(self._path(kind)) for kind in KINDS if self._path(kind).exists()}
+        if found := self.shelf.told():
+            told["chosen"] = found
         pairs = [("gate", "plain"), ("gate", "MixedNUTS"), ("gate on MixedNUTS", "MixedNUTS"), ("gate", "robust")]
         self.run.summarise("reproduce", time.monotonic() - self.began, summary.results(rows, threat),
                            study="adaptive-smoothing", differences=summary.differences(rows, pairs, threat), **told)
@@ -120,8 +119,6 @@ class Study:
         rows = self._measure(run, subjects, data)
         run.summarise("evaluate", time.monotonic() - began, summary.results(rows, threat),
                       bounds=_bounds(rows, threat), **more)
-
-    # Training
 
     def _train(self) -> None:
         """The gate, against the strongest training attacks."""
@@ -158,96 +155,9 @@ class Study:
             raise checks.InputError("`part` must come after the part train, which this study has not done yet")
         return self._learnt(SETTING, self.size.plan, "gates", GateLoss(adversary=SETTING, **self._threat()))
 
-    # Choosing
-
     def _choose(self) -> None:
-        """Four kinds of mixtures, each the most accurate of its kind that keeps the same robustness on held-out images.
-
-        None of these images is evaluated on.
-        """
-        shares = (self.size.keep, *self.size.keeps)
-        for kind in KINDS:
-            if all(self._path(kind, share).exists() for share in shares):
-                continue
-            contest = Contest(self._candidates(kind), self._arena(), self._strike)
-            for share in shares:
-                found = contest.choose(robust=share * self._standard(), rounds=self.size.rounds)
-                self._keep(kind, share, found)
-
-    def _arena(self) -> Arena:
-        return Arena(self.pair.held_out, self.conditions.threat, self.conditions.device, self.conditions.seed,
-                     self.conditions.batch_size)
-
-    def _strike(self, model: MixedClassifier) -> Fold:
-        """The attack on a candidate: short, with the surrogate's gradients where there are no others."""
-        return Fold(tuple(self.size.strike()), surrogate=None if model.differentiable else model.surrogate(),
-                    extra=Lowered(model) if isinstance(model, GatedClassifier) else None)
-
-    def _standard(self) -> float:
-        """Robust accuracy of h on the held-out images, under the attack that candidates meet."""
-        path = self.out / "mixtures" / "robust.json"
-        if not path.exists():
-            alone = MixedClassifier(self.pair.accurate, self.pair.robust, 1.0).to(self.conditions.device).eval()
-            seen = self._arena().struck(alone, self._strike(alone))
-            _write(path, {"attacked": float(seen.right(alone).float().mean())})
-        return float(_read(path)["attacked"])
-
-    def _candidates(self, kind: str) -> list[MixedClassifier]:
-        pair, size = self.pair, self.size
-        if kind == "plain":
-            return [self._placed(MixedClassifier(pair.accurate, pair.robust, alpha)) for alpha in size.plain]
-        if kind == "gate":
-            gate = self._gate()
-            ranges = [(1 / (1 + high), 1 / (1 + low)) for low in size.gaps for high in size.gaps if low < high]
-            ranges += [(low, high) for low in (0.0, 0.3) for high in (0.8, 0.9, 1.0)]
-            return [gate.with_range(*ends, shift=shift) for ends in ranges for shift in size.shifts]
-        nuts = self._nuts()
-        if kind == "MixedNUTS":
-            return [self._placed(MixedClassifier(pair.accurate, pair.robust, 1 / (1 + q), logit_map=nuts.logit_map,
-                                                 hard=True, surrogate_alpha=nuts.surrogate_alpha))
-                    for q in size.thresholds]
-        over = self._gate().on(nuts)
-        return [over.with_range(1 / (1 + high), 1 / (1 + low), shift=shift) for low in size.gaps for high in size.gaps
-                if low < high for shift in size.shifts]
-
-    def _placed(self, model: MixedClassifier) -> MixedClassifier:
-        return model.to(self.conditions.device).eval()
-
-    def _nuts(self) -> MixedClassifier:
-        """The map of MixedNUTS, fitted on the held-out images for the loss that is allowed here."""
-        folder, pair = self.out / "mixtures" / "nuts-fit", self.pair
-        if not (folder / "mixture.toml").exists():
-            points = 100 * (1 - self.size.keep) * self._standard()
-            settings = fit.Settings(seed=self.conditions.seed, strength=fit.Strength(*self.size.nuts))
-            found = fit.fit(pair.accurate, pair.robust, pair.held_out, threat=self.conditions.threat,
-                            target=fit.lose_at_most(points), device=self.conditions.device,
-                            batch_size=self.conditions.batch_size, settings=settings)
-            mixing.save(folder, found.mixture, accurate=self.references[0], robust=self.references[1])
-        kept = self._loaded(folder)
-        return self._placed(MixedClassifier(pair.accurate, pair.robust, kept.alpha, logit_map=kept.logit_map, hard=True,
-                                            surrogate_alpha=kept.surrogate_alpha))
-
-    def _path(self, kind: str, share: float | None = None) -> Path:
-        share = self.size.keep if share is None else share
-        return self.out / "mixtures" / f"{kind.replace(' ', '-').lower()}-{share:g}" / "match.json"
-
-    def _keep(self, kind: str, share: float, found: Match) -> None:
-        path = self._path(kind, share)
-        mixing.save(path.parent, found.model, accurate=self.references[0], robust=self.references[1])
-        _write(path, {**found.facts(), "keep": share, "target": share * self._standard()})
-
-    def _kept(self, kind: str, share: float | None = None) -> MixedClassifier:
-        path = self._path(kind, share)
-        if not path.exists():
-            raise checks.InputError("`part` must come after the part choose, which this study has not done yet")
-        return self._loaded(path.parent)
-
-    def _loaded(self, folder: Path) -> MixedClassifier:
-        model = mixing.load(f"mixture:{folder}")
-        assert isinstance(model, MixedClassifier)
-        return self._placed(model)
-
-    # Attacking
+        """The mixtures that are compared."""
+        self.shelf.choose(self._gate)
 
     def _adversaries(self) -> None:
         """All four kinds and both bases under A to D and under transfer attacks."""
@@ -255,19 +165,20 @@ class Study:
         for name, model in {"accurate": self.pair.accurate, "robust": self.pair.robust}.items():
             self._measure(self.run, adversaries(name, model, stages, steps=self.size.pgd), self.test)
         for kind in KINDS:
-            self._measure(self.run, adversaries(kind, self._kept(kind), stages, steps=self.size.pgd), self.test)
+            self._measure(self.run, adversaries(kind, self.shelf.kept(kind), stages, steps=self.size.pgd), self.test)
 
     def _aimed(self) -> None:
         """Attacks that ignore the gate and aim at one fixed alpha."""
-        self._part("aimed", [subject for kind in KINDS for subject in adversaries(
-            kind, self._kept(kind), (), steps=self.size.pgd, targets=self.size.targets) if subject.alpha is not None])
+        size = self.size
+        listed = [adversaries(kind, self.shelf.kept(kind), (), steps=size.pgd, targets=size.targets) for kind in KINDS]
+        self._part("aimed", [subject for some in listed for subject in some if subject.alpha is not None])
 
     def _trade_off(self) -> None:
         """Clean accuracy and adversary D at several shares of h's robustness."""
         stages, subjects = self.size.light(), []
         for kind in KINDS:
             for share in sorted({self.size.keep, *self.size.keeps}):
-                model = self._kept(kind, share)
+                model = self.shelf.kept(kind, share)
                 attack = lowering(model, stages) if isinstance(model, GatedClassifier) else white_box(
                     model, Fold(tuple(stages)))
                 name = f"{kind}, {share:g}"
@@ -285,8 +196,8 @@ class Study:
 
     def _ablation(self) -> None:
         """Loss weights [Bai2024, Table 6] and the scale before the sigmoid [Table 7], at one clean accuracy."""
-        arena, pair = self._arena(), self.pair
-        g, h, *fixed = [self._placed(MixedClassifier(pair.accurate, pair.robust, alpha))
+        arena, pair = self.shelf.arena(), self.pair
+        g, h, *fixed = [self.shelf.placed(MixedClassifier(pair.accurate, pair.robust, alpha))
                         for alpha in (0.0, 1.0, *self.size.plain)]
         seen = arena.look(g)
 
@@ -316,14 +227,3 @@ def _bounds(rows: Sequence[Row], threat: Threat) -> list[Row]:
     """Results of a perfect gate on the very images that each result was measured on [Bai2024, Theorem 4.1]."""
     seen = [{**row, "correct": row["possible"]} for row in rows if "possible" in row]
     return [row for row in summary.results(seen, threat) if row["metric"] != "worst"]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return told
-
-
-def _write(path: Path, told: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    records.write(path, json.dumps(told, indent=1) + "\n")
-

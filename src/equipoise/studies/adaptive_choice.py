@@ -1,0 +1,129 @@
+"""Four kinds of mixtures of one pair, chosen to be equally robust on held-out images, and kept on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from equipoise import checks, fit, mixing, records
+from equipoise.attacks import Fold
+from equipoise.evaluate import Conditions
+from equipoise.fit.match import Arena, Contest, Match
+from equipoise.mixing import GatedClassifier, MixedClassifier
+from equipoise.mixing.gated import Lowered
+from equipoise.studies.adaptive_size import Size
+from equipoise.studies.local_pair import Pair
+
+KINDS = ("plain", "MixedNUTS", "gate", "gate on MixedNUTS")
+
+
+class Shelf:
+    """One folder per kind and share; what is there is not chosen again."""
+
+    def __init__(self, folder: Path, pair: Pair, references: tuple[str, str], size: Size,
+                 conditions: Conditions) -> None:
+        self.folder, self.pair, self.references = folder, pair, references
+        self.size, self.conditions = size, conditions
+
+    def choose(self, gate: Callable[[], GatedClassifier]) -> None:
+        """Each kind the most accurate that keeps the same share of h's robustness on held-out images."""
+        shares = (self.size.keep, *self.size.keeps)
+        for kind in KINDS:
+            if all(self._path(kind, share).exists() for share in shares):
+                continue
+            contest = Contest(self._candidates(kind, gate), self.arena(), self._strike)
+            for share in shares:
+                found = contest.choose(robust=share * self._standard(), rounds=self.size.rounds)
+                self._keep(kind, share, found)
+
+    def arena(self) -> Arena:
+        """The held-out images; none of them is evaluated on."""
+        return Arena(self.pair.held_out, self.conditions.threat, self.conditions.device, self.conditions.seed,
+                     self.conditions.batch_size)
+
+    def _strike(self, model: MixedClassifier) -> Fold:
+        """The attack on a candidate: short, with the surrogate's gradients where there are no others."""
+        return Fold(tuple(self.size.strike()), surrogate=None if model.differentiable else model.surrogate(),
+                    extra=Lowered(model) if isinstance(model, GatedClassifier) else None)
+
+    def _standard(self) -> float:
+        """Robust accuracy of h on the held-out images, under the attack that candidates meet."""
+        path = self.folder / "robust.json"
+        if not path.exists():
+            alone = MixedClassifier(self.pair.accurate, self.pair.robust, 1.0).to(self.conditions.device).eval()
+            seen = self.arena().struck(alone, self._strike(alone))
+            _write(path, {"attacked": float(seen.right(alone).float().mean())})
+        return float(_read(path)["attacked"])
+
+    def _candidates(self, kind: str, trained: Callable[[], GatedClassifier]) -> list[MixedClassifier]:
+        pair, size = self.pair, self.size
+        if kind == "plain":
+            return [self.placed(MixedClassifier(pair.accurate, pair.robust, alpha)) for alpha in size.plain]
+        if kind == "gate":
+            gate = trained()
+            ranges = [(1 / (1 + high), 1 / (1 + low)) for low in size.gaps for high in size.gaps if low < high]
+            ranges += [(low, high) for low in (0.0, 0.3) for high in (0.8, 0.9, 1.0)]
+            return [gate.with_range(*ends, shift=shift) for ends in ranges for shift in size.shifts]
+        nuts = self._nuts()
+        if kind == "MixedNUTS":
+            return [self.placed(MixedClassifier(pair.accurate, pair.robust, 1 / (1 + q), logit_map=nuts.logit_map,
+                                                 hard=True, surrogate_alpha=nuts.surrogate_alpha))
+                    for q in size.thresholds]
+        over = trained().on(nuts)
+        return [over.with_range(1 / (1 + high), 1 / (1 + low), shift=shift) for low in size.gaps for high in size.gaps
+                if low < high for shift in size.shifts]
+
+    def placed(self, model: MixedClassifier) -> MixedClassifier:
+        """Where it is computed, in evaluation mode."""
+        return model.to(self.conditions.device).eval()
+
+    def _nuts(self) -> MixedClassifier:
+        """The map of MixedNUTS, fitted on the held-out images for the loss that is allowed here."""
+        folder, pair = self.folder / "nuts-fit", self.pair
+        if not (folder / "mixture.toml").exists():
+            points = 100 * (1 - self.size.keep) * self._standard()
+            settings = fit.Settings(seed=self.conditions.seed, strength=fit.Strength(*self.size.nuts))
+            found = fit.fit(pair.accurate, pair.robust, pair.held_out, threat=self.conditions.threat,
+                            target=fit.lose_at_most(points), device=self.conditions.device,
+                            batch_size=self.conditions.batch_size, settings=settings)
+            mixing.save(folder, found.mixture, accurate=self.references[0], robust=self.references[1])
+        kept = self._loaded(folder)
+        return self.placed(MixedClassifier(pair.accurate, pair.robust, kept.alpha, logit_map=kept.logit_map, hard=True,
+                                            surrogate_alpha=kept.surrogate_alpha))
+
+    def _path(self, kind: str, share: float | None = None) -> Path:
+        share = self.size.keep if share is None else share
+        return self.folder / f"{kind.replace(' ', '-').lower()}-{share:g}" / "match.json"
+
+    def _keep(self, kind: str, share: float, found: Match) -> None:
+        path = self._path(kind, share)
+        mixing.save(path.parent, found.model, accurate=self.references[0], robust=self.references[1])
+        _write(path, {**found.facts(), "keep": share, "target": share * self._standard()})
+
+    def kept(self, kind: str, share: float | None = None) -> MixedClassifier:
+        """The mixture of a kind that was chosen to keep this share."""
+        path = self._path(kind, share)
+        if not path.exists():
+            raise checks.InputError("`part` must come after the part choose, which this study has not done yet")
+        return self._loaded(path.parent)
+
+    def _loaded(self, folder: Path) -> MixedClassifier:
+        model = mixing.load(f"mixture:{folder}")
+        assert isinstance(model, MixedClassifier)
+        return self.placed(model)
+
+    def told(self) -> dict[str, Any]:
+        """What was chosen, and what it reached on the images that chose it."""
+        return {kind: _read(self._path(kind)) for kind in KINDS if self._path(kind).exists()}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return told
+
+
+def _write(path: Path, told: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records.write(path, json.dumps(told, indent=1) + "\n")
