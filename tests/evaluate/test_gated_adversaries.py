@@ -12,7 +12,7 @@ from equipoise.attacks import Apgd, Fold, Square, pgd
 from equipoise.data import Dataset, pixels
 from equipoise.evaluate import Conditions, Subject
 from equipoise.evaluate.adaptive import adaptive
-from equipoise.evaluate.gated import adversaries, witnessed
+from equipoise.evaluate.gated import adversaries, joint, witnessed
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, gate_of, mix, new_gate
 from equipoise.mixing.gated import Followed, Lowered
 from equipoise.records import Run
@@ -70,8 +70,17 @@ def test_over_a_map_gradients_come_from_what_stands_in() -> None:
         run = found[attack].run
         assert isinstance(run, Fold) and isinstance(run.surrogate, Followed) and run.surrogate.relaxed
         assert [type(stage).__name__ for stage in run.stages] == ["Apgd", "Called", "Square"]
-    assert isinstance(adaptive(model, Fold(STAGES))["adaptive"], Fold)
-    assert set(adaptive(over, pgd)) == {"adaptive"}
+    (lowered,) = adaptive(model, Fold(STAGES)).items()
+    assert lowered[0] == "adaptive-lowered" and isinstance(lowered[1], Fold) and lowered[1].extra is not None
+    assert set(adaptive(over, pgd)) == {"adaptive", "adaptive-lowered"}
+
+
+def test_c_and_d_are_counted_together() -> None:
+    told = [("m", "C", [True, True, False]), ("m", "D", [True, False, True]), ("n", "C", [True, True, False])]
+    rows = [{"index": i, "model": model, "attack": attack, "correct": right} for model, attack, found in told
+            for i, right in enumerate(found)]
+    found = {row["model"]: row["value"] for row in joint(rows, Threat("linf", 0.1))}
+    assert found == {"m": pytest.approx(1 / 3), "n": pytest.approx(2 / 3)}
 
 
 @pytest.mark.parametrize("hard", [False, True])

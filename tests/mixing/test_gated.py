@@ -156,7 +156,9 @@ def test_the_extra_term_pushes_alpha_down() -> None:
     moved = (pushed != x).flatten(1).any(dim=1)  # an attack that comes no nearer keeps the image
     assert bool(moved.any()) and bool((model.alphas(pushed) < model.alphas(x))[moved].all())
     assert bool((model.alphas(pushed) < model.alphas(plain))[moved].all())
-    torch.testing.assert_close(Lowered(model, 2.0)(x), -2 * torch.log(torch.sigmoid(model.parts(x)[2])))
+    alpha = torch.sigmoid(model.parts(x)[2])
+    torch.testing.assert_close(Lowered(model, 2.0)(x), -2 * alpha)
+    torch.testing.assert_close(Lowered(model, 2.0, "published")(x), -2 * torch.log(alpha))
 
 
 def test_prediction_asks_the_gate_only_where_it_can_decide() -> None:

@@ -51,7 +51,7 @@ def _study(folder: Path) -> Study:
 def test_every_part_leaves_its_rows_and_its_section(tmp_path: Path) -> None:
     page = _study(tmp_path).tell(PARTS)
     text = page.read_text()
-    for title in ("What a perfect gate could do", "What the gate says", "The trade-off under adversary D",
+    for title in ("What a perfect gate could do", "What the gate says", "The trade-off under C and D",
                   "Attacks that ignore the gate", "Which attacks to train against", "Loss weights and scale"):
         assert f"<h2>{title}</h2>" in text
     rows = records.read(tmp_path / "run")
@@ -63,6 +63,8 @@ def test_every_part_leaves_its_rows_and_its_section(tmp_path: Path) -> None:
     for row in told["bounds"]:
         assert row["value"] >= value[row["model"], row["metric"]]
     assert set(told["chosen"]) == set(KINDS)
+    both = {row["model"]: row["value"] for row in told["joint"]}
+    assert both["plain"] == value["plain", "C"] and both["gate"] <= min(value["gate", "C"], value["gate", "D"])
     loaded = mixing.load(f"mixture:{tmp_path}/run/mixtures/gate-0.9")
     assert isinstance(loaded, GatedClassifier)
     ablated = {row["model"] for row in records.read(tmp_path / "run" / "ablation")}

@@ -37,7 +37,7 @@ def adaptive(
 ) -> dict[str, Attack]:
     """The adaptive attacks on a mixture, by the name they get in the rows; none on one that hides nothing.
 
-    Against a gate every one of them also pushes alpha down (adversary D of [Bai2024]).
+    Against a gate they come with a term that pushes alpha down (adversary D of [Bai2024]), their names saying so.
 
     Args:
         mixture: what is attacked; it alone decides success.
@@ -54,9 +54,12 @@ def adaptive(
     made = {"surrogate": white_box(mixture, chosen, stand_in)}
     if not mixture.differentiable:
         made["through"] = aimed(chosen, straight_through(mixture, mixture.surrogate(stand_in=stand_in)))
+    found = {NAMES[kind]: made[kind] for kind in kinds if kind in made}
     if isinstance(mixture, GatedClassifier):
-        made = {kind: with_extra(attack, Lowered(mixture)) for kind, attack in made.items()}
-    return {NAMES[kind]: made[kind] for kind in kinds if kind in made}
+        lowered = {f"{name}-lowered": with_extra(attack, Lowered(mixture)) for name, attack in found.items()}
+        # The plain attack is in every evaluation; where it has no gradients, the surrogate's is wanted too.
+        return lowered if mixture.differentiable else {**found, **lowered}
+    return found
 
 
 def white_box(mixture: MixedClassifier, chosen: Callable[..., Tensor] | Fold, stand_in: nn.Module | None = None

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, losses, progress, rng
+from equipoise import checks, losses, progress, rng, summary
 from equipoise.attacks import Fold, pgd
 from equipoise.attacks.called import inside
 from equipoise.attacks.worst_case import Stage
@@ -20,9 +20,10 @@ from equipoise.mixing.gated import Lowered
 from equipoise.mixing.perfect import perfect
 from equipoise.modes import inference
 from equipoise.records import Row, Run, rows_of
+from equipoise.threat import Threat
 
 ADVERSARIES = ("A", "B", "C", "D")
-AIMED = "aimed"
+AIMED, JOINT = "aimed", "C and D"
 
 
 def adversaries(name: str, model: nn.Module, stages: Sequence[Stage], *, steps: int = 20, transfer: bool = True,
@@ -32,6 +33,8 @@ def adversaries(name: str, model: nn.Module, stages: Sequence[Stage], *, steps: 
     - A: PGD that does not see the gate's gradient; B: PGD that does;
     - C: the list of attacks (AutoAttack) with all gradients; D: the same, with a term that pushes alpha down;
     - std, rob: PGD on either base alone; aimed: PGD on a fixed mixture with another alpha.
+
+    D alone can be weaker than C on some images; :func:`joint` counts both.
 
     Without a gate A is B and D is C, and they are left out. Where a map or a hard decision hides the gradients, they
     come from what stands in for it (:func:`~equipoise.evaluate.adaptive.white_box`).
@@ -62,10 +65,22 @@ def adversaries(name: str, model: nn.Module, stages: Sequence[Stage], *, steps: 
     return found
 
 
-def lowering(model: GatedClassifier, stages: Sequence[Stage], weight: float = 1.0) -> Attack:
+def lowering(model: GatedClassifier, stages: Sequence[Stage]) -> Attack:
     """Adversary D."""
     attack = white_box(model, Fold(tuple(stages)))
-    return with_extra(attack, Lowered(model, weight))
+    return with_extra(attack, Lowered(model))
+
+
+def joint(rows: Sequence[Row], threat: Threat) -> list[Row]:
+    """Results under C and D together: a term that helps against one image may hinder against another."""
+    stands: dict[tuple[str, int], bool] = {}
+    for row in rows:
+        if row["attack"] in ("C", "D") and "alpha" not in row:
+            key = (row["model"], row["index"])
+            stands[key] = stands.get(key, True) and row["correct"]
+    met = [{**row, "attack": JOINT, "correct": stands[row["model"], row["index"]]} for row in rows
+           if row["attack"] == "C"]
+    return [row for row in summary.results(met, threat) if row["metric"] == JOINT]
 
 
 def _place(attack: str) -> int:

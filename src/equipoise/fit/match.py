@@ -55,8 +55,8 @@ class Match:
 
     def facts(self) -> dict[str, float | bool | int | str]:
         """As it stands beside the mixture."""
-        return {"clean": self.clean, "attacked": self.attacked, "met": self.met, "strikes": self.strikes,
-                "mixture": self.model.extra_repr()}
+        return {"clean": round(self.clean, 6), "attacked": round(self.attacked, 6), "met": self.met,
+                "strikes": self.strikes, "mixture": self.model.extra_repr()}
 
 
 @dataclass(frozen=True)

@@ -185,19 +185,26 @@ class Followed(nn.Module):
         return f"stopped={self.stopped}, relaxed={self.relaxed}, less={self.less:g}, {self.model.extra_repr()}"
 
 
+FORMS = ("share", "published")
+
+
 @dataclass(frozen=True)
 class Lowered:
-    """An extra term for attacks: −weight·log sigmoid(gate) [Bai2024, adversary D].
+    """An extra term for attacks that pushes alpha down, whatever the range [Bai2024, adversary D].
 
-    It is near 0 where the gate trusts h; raising it pushes alpha down, whatever the range. On CUDA the pass runs in
-    bfloat16, as the attack's own do.
+    `share` is −weight·sigmoid(gate), of the size of a margin, so that it bends the way of an attack and does not
+    replace its goal. `published` is −weight·log sigmoid(gate), of which the official evaluation has weight 1; measured
+    here it makes attacks on margins and ratios weaker, because it grows without bound where the gate has long given in.
+    On CUDA the pass runs in bfloat16, as the attack's own do.
     """
 
     model: GatedClassifier
-    weight: float = 1.0
+    weight: float = 0.25
+    form: str = "share"
 
     def __call__(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B,)."""
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=x.is_cuda, cache_enabled=False):
             z = self.model.parts(x)[2]
-        return self.weight * F.softplus(-z.to(x.dtype))
+        z = z.to(x.dtype)
+        return self.weight * (-torch.sigmoid(z) if self.form == "share" else F.softplus(-z))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ SAID = {"A": "PGD that does not see the gate's gradient", "B": "PGD through the 
         "C": "a list of attacks (AutoAttack) through the gate",
         "D": "the same with a term that pushes alpha down", "std": "PGD on the accurate model",
         "rob": "PGD on the robust model"}
+JOINT = "C and D"
 BINS = 30
 
 
@@ -43,6 +44,13 @@ def _models(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["model"] for row in rows))
 
 
+def _looks(palette: Palette, shown: Iterable[str]) -> dict[str, dict[str, str]]:
+    """A colour and a mark for every kind, always the same."""
+    looks = dict(zip(KINDS, ((palette.muted, "s"), (palette.others[0], "^"), (palette.mixed, "o"), (palette.wrong, "D")),
+                     strict=True))
+    return {kind: {"color": looks[kind][0], "marker": looks[kind][1]} for kind in KINDS if kind in set(shown)}
+
+
 def perfect_gate(view: RunView) -> Section | None:
     """The bound of Theorem 4.1 beside every result, and how the mixtures were chosen."""
     bounds: list[Row] = view.summary.get("bounds", []) if _own(view) else []
@@ -50,7 +58,8 @@ def perfect_gate(view: RunView) -> Section | None:
         return None
     attacks = [attack for attack in ("clean", *SAID) if any(row["metric"] == attack for row in bounds)]
     prose = ["The adversaries: " + "; ".join(f"{name} is {SAID[name]}" for name in attacks if name in SAID) + ". "
-             "Without a gate A is B and D is C.",
+             "Without a gate A is B and D is C. The term of D can also lead an attack astray, so C and D are counted "
+             "together as well.",
              "A perfect gate knows the label and picks the best alpha in [0, 1] for every image. On the very images "
              "that each adversary left, it would answer as many as the table says: what lies between a result and "
              "its bound is what a better gate could win against this attack, and no gate over these two models can "
@@ -58,6 +67,12 @@ def perfect_gate(view: RunView) -> Section | None:
     body = [[Cell(model), *(_cell(bounds, model, attack) for attack in attacks)] for model in _models(bounds)]
     tables = [Table("Images that a perfect gate would answer rightly, with exact 95 % intervals.", ["model", *attacks],
                     body)]
+    joint: list[Row] = view.summary.get("joint", [])
+    if joint:
+        body = [[Cell(model), _cell(view.results, model, "clean"), _cell(joint, model, JOINT)]
+                for model in _models(joint)]
+        tables.insert(0, Table("Images answered rightly, clean and under C and D together.", ["model", "clean", JOINT],
+                               body))
     chosen: dict[str, Any] = view.summary.get("chosen", {})
     if chosen:
         body = [[Cell(kind), Cell(told["mixture"]), Cell(numbers.percent(told["clean"])),
@@ -101,7 +116,7 @@ def alphas(view: RunView) -> Section | None:
                       label="D")
             axes.set_title(model, loc="left", color=palette.ink)
             axes.locator_params(axis="y", nbins=3, integer=True)
-        panels[0].legend(loc="upper left", labelcolor=palette.ink)
+        panels[0].legend(loc="upper center", ncols=3, labelcolor=palette.ink)
         panels[-1].set_xlabel("alpha")
         figure.supylabel("images", fontsize=9, color=palette.muted)
         return figure
@@ -128,9 +143,9 @@ def aimed_alphas(view: RunView) -> Section | None:
 
         figure = Figure(figsize=(style.WIDTH, 3.0))
         axes = figure.subplots()
-        for kind, colour in palette.of(curves).items():
-            axes.plot([row["alpha"] for row in curves[kind]], [100 * row["value"] for row in curves[kind]], marker="o",
-                      color=colour, label=kind)
+        for kind, look in _looks(palette, curves).items():
+            axes.plot([row["alpha"] for row in curves[kind]], [100 * row["value"] for row in curves[kind]], label=kind,
+                      **look)
         axes.set(xlabel="alpha at which the attack aims", ylabel="answered rightly, %")
         axes.legend(labelcolor=palette.ink)
         return figure
@@ -140,19 +155,19 @@ def aimed_alphas(view: RunView) -> Section | None:
 
 
 def gate_trade_off(view: RunView) -> Section | None:
-    """Clean accuracy against adversary D at several targets, for every kind of mixture."""
+    """Clean accuracy against adversaries C and D at several targets, for every kind of mixture."""
     found = _part(view, "trade-off")
     if found is None:
         return None
     points: dict[str, list[tuple[str, Row, Row]]] = {}
-    by = {(row["model"], row["metric"]): row for row in found.results}
+    by = {(row["model"], row["metric"]): row for row in [*found.results, *found.summary["joint"]]}
     for model in _models(found.results):
         kind, _, share = model.rpartition(", ")
-        points.setdefault(kind, []).append((share, by[model, "clean"], by[model, "D"]))
+        points.setdefault(kind, []).append((share, by[model, "clean"], by[model, JOINT]))
     n = found.results[0]["n"]
     prose = ["Every kind of mixture at several shares of the robust model's accuracy that it was chosen to keep on "
-             f"held-out images, here on n = {n} others under adversary D. A kind is better where its line lies further "
-             "up and right; bars are exact 95 % intervals."]
+             f"held-out images, here on n = {n} others under adversaries C and D. A kind is better where its line lies "
+             "further up and right; bars are exact 95 % intervals."]
     body = [[Cell(f"{kind}, keeps {share}"), *(Cell(numbers.percent(row["value"]), numbers.interval(
         row["low"], row["high"])) for row in rows)] for kind, held in points.items() for share, *rows in held]
 
@@ -161,18 +176,18 @@ def gate_trade_off(view: RunView) -> Section | None:
 
         figure = Figure(figsize=(style.WIDTH, 3.4))
         axes = figure.subplots()
-        for kind, colour in palette.of(points).items():
+        for kind, look in _looks(palette, points).items():
             held = [lowered for _, _, lowered in points[kind]]
             spread = [[100 * abs(row["value"] - row[end]) for row in held] for end in ("low", "high")]
             axes.errorbar([100 * clean["value"] for _, clean, _ in points[kind]], [100 * row["value"] for row in held],
-                          yerr=spread, marker="o", color=colour, label=kind, elinewidth=0.6, capsize=2)
-        axes.set(xlabel="clean images answered rightly, %", ylabel="under adversary D, %")
+                          yerr=spread, label=kind, elinewidth=0.6, capsize=2, **look)
+        axes.set(xlabel="clean images answered rightly, %", ylabel="under C and D, %")
         axes.legend(labelcolor=palette.ink)
         return figure
 
-    return Section("The trade-off under adversary D", prose,
-                   [Table("Images answered rightly.", ["mixture", "clean", "D"], body)],
-                   [Picture("gate-trade-off", "Accuracy under adversary D against clean accuracy", draw)])
+    return Section("The trade-off under C and D", prose,
+                   [Table("Images answered rightly.", ["mixture", "clean", JOINT], body)],
+                   [Picture("gate-trade-off", "Accuracy under C and D against clean accuracy", draw)])
 
 
 def settings(view: RunView) -> Section | None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 from equipoise import checks, fit, mixing, records
-from equipoise.attacks import Fold
+from equipoise.attacks import Called, Fold
 from equipoise.evaluate import Conditions
 from equipoise.fit.match import Arena, Contest, Match
 from equipoise.mixing import GatedClassifier, MixedClassifier
 from equipoise.mixing.gated import Lowered
+from equipoise.rng import Stream
 from equipoise.studies.adaptive_size import Size
 from equipoise.studies.local_pair import Pair
+from equipoise.threat import Threat
 
 KINDS = ("plain", "MixedNUTS", "gate", "gate on MixedNUTS")
 
@@ -44,9 +49,17 @@ class Shelf:
                      self.conditions.batch_size)
 
     def _strike(self, model: MixedClassifier) -> Fold:
-        """The attack on a candidate: short, with the surrogate's gradients where there are no others."""
-        return Fold(tuple(self.size.strike()), surrogate=None if model.differentiable else model.surrogate(),
-                    extra=Lowered(model) if isinstance(model, GatedClassifier) else None)
+        """The attack on a candidate: short, a gate meets it with and without the term that pushes alpha down."""
+        stages = tuple(self.size.strike())
+        plain = Fold(stages, surrogate=None if model.differentiable else model.surrogate())
+        if not isinstance(model, GatedClassifier):
+            return plain
+
+        def unmoved(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream,
+                    **other: object) -> Tensor:
+            return plain(model, x, y, threat=threat, stream=stream)
+
+        return replace(plain, stages=(*stages, Called("unmoved", unmoved)), extra=Lowered(model))
 
     def _standard(self) -> float:
         """Robust accuracy of h on the held-out images, under the attack that candidates meet."""

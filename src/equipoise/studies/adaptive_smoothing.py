@@ -16,11 +16,10 @@ from typing import Any
 import torch
 
 from equipoise import checks, report, summary
-from equipoise.attacks import Fold, pgd
+from equipoise.attacks import pgd
 from equipoise.data import Dataset, pixels
 from equipoise.evaluate import Conditions, Subject, facts, untouched
-from equipoise.evaluate.adaptive import white_box
-from equipoise.evaluate.gated import adversaries, lowering, witnessed
+from equipoise.evaluate.gated import adversaries, joint, witnessed
 from equipoise.evaluate.subject import known_by
 from equipoise.fit.match import shift_for
 from equipoise.mixing import GatedClassifier, MixedClassifier, new_gate
@@ -93,7 +92,7 @@ class Study:
         self._measure(self.run, [Subject(name, model, attack, how) for name, model in bases.items()
                                  for attack, how in (("clean", untouched), ("B", steep))], self.test)
         rows, threat = self.run.finish(), self.conditions.threat
-        told: dict[str, Any] = {"bounds": _bounds(rows, threat)}
+        told: dict[str, Any] = {"bounds": _bounds(rows, threat), "joint": joint(rows, threat)}
         if found := self.shelf.told():
             told["chosen"] = found
         pairs = [("gate", "plain"), ("gate", "MixedNUTS"), ("gate on MixedNUTS", "MixedNUTS"), ("gate", "robust")]
@@ -118,7 +117,7 @@ class Study:
         run = Run(self.out / name, identity, facts(self.conditions))
         rows = self._measure(run, subjects, data)
         run.summarise("evaluate", time.monotonic() - began, summary.results(rows, threat),
-                      bounds=_bounds(rows, threat), **more)
+                      bounds=_bounds(rows, threat), joint=joint(rows, threat), **more)
 
     def _train(self) -> None:
         """The gate, against the strongest training attacks."""
@@ -174,15 +173,13 @@ class Study:
         self._part("aimed", [subject for some in listed for subject in some if subject.alpha is not None])
 
     def _trade_off(self) -> None:
-        """Clean accuracy and adversary D at several shares of h's robustness."""
-        stages, subjects = self.size.light(), []
+        """Clean accuracy and adversaries C and D at several shares of h's robustness."""
+        subjects = []
         for kind in KINDS:
             for share in sorted({self.size.keep, *self.size.keeps}):
-                model = self.shelf.kept(kind, share)
-                attack = lowering(model, stages) if isinstance(model, GatedClassifier) else white_box(
-                    model, Fold(tuple(stages)))
-                name = f"{kind}, {share:g}"
-                subjects += [Subject(name, model, "clean", untouched), Subject(name, model, "D", attack)]
+                listed = adversaries(f"{kind}, {share:g}", self.shelf.kept(kind, share), self.size.light(),
+                                     transfer=False)
+                subjects += [subject for subject in listed if subject.attack in ("clean", "C", "D")]
         self._part("trade-off", subjects)
 
     def _settings(self) -> None:
