@@ -44,11 +44,11 @@ def _models(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["model"] for row in rows))
 
 
-def _looks(palette: Palette, shown: Iterable[str]) -> dict[str, dict[str, str]]:
+def _looks(palette: Palette, shown: Iterable[str]) -> dict[str, dict[str, Any]]:
     """A colour and a mark for every kind, always the same."""
-    looks = dict(zip(KINDS, ((palette.muted, "s"), (palette.others[0], "^"), (palette.mixed, "o"), (palette.wrong, "D")),
-                     strict=True))
-    return {kind: {"color": looks[kind][0], "marker": looks[kind][1]} for kind in KINDS if kind in set(shown)}
+    colours = (palette.muted, palette.others[0], palette.mixed, palette.wrong)
+    looks = {kind: {"color": colour, "marker": mark} for kind, colour, mark in zip(KINDS, colours, "s^oD", strict=True)}
+    return {kind: look for kind, look in looks.items() if kind in set(shown)}
 
 
 def perfect_gate(view: RunView) -> Section | None:
