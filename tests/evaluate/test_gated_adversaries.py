@@ -125,3 +125,20 @@ def test_a_run_that_was_cut_goes_on(tmp_path: Path) -> None:
     witnessed(subject, images, again, _conditions())
     assert again.finish() == whole.finish()
     assert len(records.read(tmp_path / "cut")) == 12
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_adversaries_on_cuda_are_as_strong(tmp_path: Path) -> None:
+    """Recorded passes, fewer bits and the extra term find about what the CPU finds."""
+    found = []
+    for place in ("cpu", "cuda"):
+        model = _gated()
+        images = _images(model)
+        run = Run(tmp_path / place, {"verb": "test"}, {})
+        conditions = Conditions(Threat("linf", 0.1), torch.device(place), 0, 12)
+        for subject in adversaries("m", model.to(place), STAGES, steps=5, transfer=False):
+            witnessed(subject, images, run, conditions)
+        found.append({row["metric"]: row["value"] for row in summary.results(run.finish(), None)})
+    assert found[0]["clean"] == found[1]["clean"]
+    assert all(abs(found[0][attack] - found[1][attack]) <= 2 / 12 for attack in "ABCD")
