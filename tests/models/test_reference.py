@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from equipoise.checks import InputError
-from equipoise.models import SCHEMES, Reference, build, checkpoint, digest, load, parse, weights_digest
+from equipoise.models import SCHEMES, Reference, build, checkpoint, digest, load, parse, placed, weights_digest
 
 SHAPE = (1, 8, 8)
 
@@ -146,3 +146,24 @@ def test_python_mistakes_are_one_sentence(here: str, ending: str, message: str) 
 def test_python_refuses_what_it_cannot_honour(here: str) -> None:
     with pytest.raises(InputError, match="`mean` must be left out"):
         load(f"python:{here}:make", mean=[0.5])
+
+
+def test_a_mirrored_model_looks_twice(file: Path) -> None:
+    x = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(1))
+    plain, mirrored = load(f"file:{file}"), load(f"mirrored:{file}")
+    with torch.no_grad():
+        expected = (plain(x) + plain(x.flip(3))) / 2
+        assert torch.equal(mirrored(x), expected)
+        torch.testing.assert_close(mirrored(x.flip(3)), expected)
+        assert not torch.allclose(plain(x), expected)
+
+
+def test_mirrored_once_is_enough(file: Path) -> None:
+    with pytest.raises(InputError, match="mirrored once"):
+        load(f"mirrored:mirrored:{file}")
+
+
+def test_a_reference_can_be_moved(file: Path) -> None:
+    assert placed(f"mirrored:{file}", lambda path: Path(path).name) == f"mirrored:file:{file.name}"
+    assert placed(str(file), lambda path: Path(path).name) == f"file:{file.name}"
+    assert placed("zoo:resnet8", lambda path: "elsewhere") == "zoo:resnet8"

@@ -1,7 +1,8 @@
 """Model references: one string that says where a model comes from.
 
 `file:PATH` is a checkpoint, `zoo:NAME` an architecture with fresh weights, `python:MODULE:FACTORY` a
-function without arguments that returns a module from images in [0, 1] to logits. A bare path is `file:`.
+function without arguments that returns a module from images in [0, 1] to logits, `mirrored:REFERENCE` any of
+them looking at each image and its mirror image. A bare path is `file:`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import nn
 from equipoise import checks
 from equipoise.checks import InputError
 from equipoise.models import checkpoint, zoo
+from equipoise.models.mirrored import Mirrored
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,14 @@ def _python(reference: Reference, wishes: Wishes) -> nn.Module:
     return model
 
 
+def _mirrored(reference: Reference, wishes: Wishes) -> nn.Module:
+    inner = parse(reference.rest)
+    checks.require(inner.scheme != "mirrored", "model", "be mirrored once", reference.text)
+    return Mirrored(SCHEMES[inner.scheme](inner, wishes))
+
+
 Loader = Callable[[Reference, Wishes], nn.Module]
-SCHEMES: dict[str, Loader] = {"file": _file, "python": _python, "zoo": _zoo}
+SCHEMES: dict[str, Loader] = {"file": _file, "mirrored": _mirrored, "python": _python, "zoo": _zoo}
 
 
 def parse(text: str) -> Reference:
@@ -110,6 +118,18 @@ def parse(text: str) -> Reference:
     known = ", ".join(f"{name}:" for name in sorted(SCHEMES))
     hint = f" (did you mean 'zoo:{text}'?)" if text in zoo.ARCHITECTURES else ""
     raise InputError(f"`model` must be a path that exists or begin with one of {known}, got {text!r}{hint}")
+
+
+def placed(text: str, place: Callable[[str], str]) -> str:
+    """A reference whose file, if it names one, lies elsewhere.
+
+    >>> placed("mirrored:file:a.safetensors", "/models/{}".format)
+    'mirrored:file:/models/a.safetensors'
+    """
+    reference = parse(text)
+    if reference.scheme == "mirrored":
+        return f"mirrored:{placed(reference.rest, place)}"
+    return f"file:{place(reference.rest)}" if reference.scheme == "file" else text
 
 
 def load(
