@@ -72,7 +72,7 @@ def test_a_path_that_exists_is_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["tims:resnet18", "nowhere", "", "zoo:", "resnet18"])
 def test_unknown_references_list_the_schemes(text: str) -> None:
-    with pytest.raises(InputError, match="file:, python:, zoo:") as caught:
+    with pytest.raises(InputError, match="file:, mirrored:, python:, zoo:") as caught:
         parse(text)
     assert ("did you mean 'zoo:resnet18'" in str(caught.value)) == (text == "resnet18")
 
