@@ -158,6 +158,7 @@ def test_local_estimate_on_a_linear_model(linear: torch.nn.Module) -> None:
     assert (found.constants <= spread / 2 + 1e-9).all() and found.constants.max() > 0.05 * spread
     assert found.averaged.shape == (4,)
     kept = found.holds(0.9)
+    assert torch.equal(kept, found.margins >= radii.lemma_margin(0.9))
     # Where a random search already breaks the margin, the estimate must not claim to hold.
     for seed in range(20):
         moved = geometry.draw(x, threat, rng.stream(seed, "search", torch.arange(4)))

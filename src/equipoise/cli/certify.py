@@ -19,7 +19,7 @@ from equipoise.evaluate.chosen import Wish, others
 from equipoise.evaluate.crosscheck import CrossCheck
 from equipoise.evaluate.diagnosed import Diagnosis
 from equipoise.records import Row
-from equipoise.report import numbers
+from equipoise.report import numbers, style
 from equipoise.report.certified import named
 
 _PAYS = 3_000_000  # samples from which on a compiled model has earned its compilation
@@ -114,8 +114,9 @@ def _paired(references: Sequence[str], plans: Sequence[Plan]) -> list[tuple[str,
 
 def _explain(told: dict[str, Any]) -> None:
     """What was chosen and where, and the frontier."""
+    called = style.short(row["model"] for row in told["chosen"])
     for row in told["chosen"]:
-        typer.echo(f"{row['model']}: alpha {row['alpha']:.4g} for {numbers.percent(row['wanted'])} clean; "
+        typer.echo(f"{called[row['model']]}: alpha {row['alpha']:.4g} for {numbers.percent(row['wanted'])} clean; "
                    f"{numbers.percent(row['clean-estimate'])} {numbers.interval(row['low'], row['high'])} of the "
                    f"{row['n']} other images that chose it (estimate)")
     table = Table(title="Frontier: the best of these mixtures at every radius")
@@ -123,7 +124,7 @@ def _explain(told: dict[str, Any]) -> None:
         table.add_column(name, justify="left" if name == "model" else "right")
     for row in told["frontier"]:
         table.add_row(f"{row['radius']:.2f}", f"{numbers.percent(row['value'])} "
-                      f"{numbers.interval(row['low'], row['high'])}", row["model"], f"{row['alpha']:.4g}")
+                      f"{numbers.interval(row['low'], row['high'])}", called[row["model"]], f"{row['alpha']:.4g}")
     Console().print(table)
 
 
@@ -133,6 +134,7 @@ def show(results: list[Row], plan: Plan) -> None:
     sigmas = ", ".join(f"{sigma:g}" for sigma in dict.fromkeys(row["sigma"] for row in results if "sigma" in row))
     table = Table(title=f"Certified on {min(sizes)} images, σ = {sigmas}, failure {plan.failure:g}, "
                         "95 % intervals over images")
+    called = style.short(named(row) for row in results if row["metric"] == "acr")
     table.add_column("model")
     table.add_column("metric")
     table.add_column("value", justify="right")
@@ -145,5 +147,8 @@ def show(results: list[Row], plan: Plan) -> None:
             text = f"{row['broken']} of {row['n']} broken, {row['allowed']} allowed: {verdict}"
         else:
             text = f"{numbers.percent(row['value'])} {numbers.interval(row['low'], row['high'])}"
-        table.add_row(named(row), row["metric"], text)
+        first = row["metric"] == "acr"
+        if first:
+            table.add_section()
+        table.add_row(called.get(named(row), named(row)) if first or "sigma" not in row else "", row["metric"], text)
     Console().print(table)

@@ -75,12 +75,12 @@ def draw(palette: Palette, curves: dict[str, Radii], papers: dict[str, Radii]) -
     figure = Figure(figsize=(style.WIDTH, 3.3))
     axes = figure.subplots()
     longest = max(float(reach.max(initial=0.0)) for reach in curves.values())
-    at = np.linspace(0, max(1.05 * longest, 0.1), GRID)
+    at, called = np.linspace(0, max(1.05 * longest, 0.1), GRID), style.short(curves)
     for (name, reach), colour in zip(curves.items(), palette.of(curves).values(), strict=True):
         shares = share_at(reach, at)
         axes.fill_between(at, [100 * e.low for e in shares], [100 * e.high for e in shares], color=colour,
                           alpha=0.14, linewidth=0, step="pre")
-        axes.step(at, [100 * e.value for e in shares], where="pre", color=colour, label=name)
+        axes.step(at, [100 * e.value for e in shares], where="pre", color=colour, label=called[name])
         if len(theirs := papers.get(name, np.array([]))):
             axes.step(at, [100 * e.value for e in share_at(theirs, at)], where="pre", color=colour, linestyle=":",
                       label="_paper")

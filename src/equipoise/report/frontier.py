@@ -55,7 +55,7 @@ def draw(palette: Palette, mixtures: Mixtures) -> Figure:
     panels = figure.subplots(len(TITLES), 1, sharex=True)
     longest = max(float(base.radius(1.0).max(initial=0.0)) for base, _ in mixtures.values())
     at = np.linspace(0, max(1.05 * longest, 0.1), 2 * GRID)
-    wanted = np.maximum(at, 1e-300)
+    wanted, called = np.maximum(at, 1e-300), style.short(mixtures)
     for axes, (theorem, title) in zip(panels, TITLES.items(), strict=True):
         best, _ = mixture.frontier(list(mixtures.values()), at, theorem)
         axes.step(at, 100 * best, where="pre", color=palette.muted, alpha=0.35, linewidth=5, label="best mixture")
@@ -63,7 +63,7 @@ def draw(palette: Palette, mixtures: Mixtures) -> Figure:
             for weight, line, width in ((alpha, "-", 1.6), (1.0, "--", 1.0)):
                 reach = base.radius(weight, theorem)
                 axes.step(at, 100 * (reach[:, None] >= wanted).mean(axis=0), where="pre", color=colour,
-                          linestyle=line, linewidth=width, label=name if line == "-" else "_alone")
+                          linestyle=line, linewidth=width, label=called[name] if line == "-" else "_alone")
         axes.set_title(title, loc="left", color=palette.ink)
         axes.set(xlim=(0, at[-1]), ylim=(0, 103))
     panels[0].legend(loc="upper right", labelcolor=palette.ink)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from equipoise.report.alpha import accuracy_against_alpha
 from equipoise.report.certified import certified
+from equipoise.report.estimates import estimates
 from equipoise.report.examples import examples
 from equipoise.report.frontier import frontier
 from equipoise.report.headline import headline
@@ -37,6 +38,7 @@ SECTIONS: list[Callable[[RunView], Section | None]] = [
     gradients,
     examples,
     margins,
+    estimates,
     mapped_margins,
     landscape,
     cost,
