@@ -14,6 +14,7 @@ from equipoise.certify import Plan, mixture
 from equipoise.checks import InputError
 from equipoise.data import Dataset
 from equipoise.evaluate import certified as room
+from equipoise.evaluate import chosen
 from equipoise.evaluate.certified import Smoothed, Terms, certified
 from equipoise.evaluate.chosen import CHOOSE, Wish, others
 
@@ -50,8 +51,9 @@ def subjects() -> list[Smoothed]:
     return [Smoothed(f"s{sigma}", Brightness(0.08), Brightness(), replace(PLAN, sigma=sigma)) for sigma in (0.1, 0.3)]
 
 
-def test_others_are_other_images() -> None:
+def test_others_are_other_images(monkeypatch: pytest.MonkeyPatch) -> None:
     images, rest = halves()
+    monkeypatch.setattr(chosen, "FEWEST", 5)
     assert rest.index.tolist() == list(range(1, 40, 2))
     assert others(data(), images.slice(0, 5)).index.tolist() == [1, 12, 19, 26, 33], "as many, evenly spread"
     with pytest.raises(InputError, match="`count` must leave images"):

@@ -114,15 +114,21 @@ def alpha_for(base: Base, clean: float) -> float:
     candidate is known; alpha should be chosen on images that are not evaluated afterwards.
     """
     checks.within("clean", clean, 0, 1)
-    # Just above a margin g has won that image; the last bits go to g.
-    steps = np.unique(np.concatenate([[0.0], base.gap[(base.gap >= 0) & (base.gap < 1)]]))
-    best = 0.0
-    for step in steps:
-        alpha = 1.0 if step == 0 and clean_accuracy(base, 1.0) >= clean else 1 / (1 + step + 1e-9)
-        if (reached := clean_accuracy(base, alpha)) >= clean:
-            return alpha
-        best = max(best, reached)
-    raise checks.InputError(f"`clean` must be reachable with alpha in [0.5, 1], at most {best:g}, got {clean:g}")
+    found = next((alpha for alpha in _candidates(base) if clean_accuracy(base, alpha) >= clean), None)
+    if found is None:
+        raise checks.InputError(f"`clean` must be reachable with alpha in [0.5, 1], at most {most_clean(base):g}, "
+                                f"got {clean:g}")
+    return found
+
+
+def most_clean(base: Base) -> float:
+    """The best clean accuracy that any alpha in [1/2, 1] reaches: an estimate."""
+    return max(clean_accuracy(base, alpha) for alpha in _candidates(base))
+
+
+def _candidates(base: Base) -> list[float]:
+    """Falling; just above a margin g has won that image, so the last bits go to g."""
+    return [1.0, *(1 / (1 + gap + 1e-9) for gap in np.unique(base.gap[(base.gap >= 0) & (base.gap < 1)]).tolist())]
 
 
 def frontier(

@@ -40,8 +40,8 @@ def certify(
     alpha: Annotated[float | None, typer.Option(help="Weight of the smoothed model in the mixture, in [0.5, 1].",
                                                 show_default=False)] = None,
     clean: Annotated[float | None, typer.Option(help="Instead of --alpha: the largest alpha with this estimated clean "
-                                                "accuracy, such as 0.9, chosen per model and sigma on as many other "
-                                                "images of the split; shows the frontier over them.",
+                                                "accuracy, such as 0.9, chosen per model and sigma on other images of "
+                                                "the split; shows the frontier over them.",
                                                 show_default=False)] = None,
     tolerance: Annotated[float | None, typer.Option(help="Stop when the radius is this near to what all samples "
                                                     "would give.", show_default=False)] = None,
@@ -134,7 +134,7 @@ def show(results: list[Row], plan: Plan) -> None:
     sigmas = ", ".join(f"{sigma:g}" for sigma in dict.fromkeys(row["sigma"] for row in results if "sigma" in row))
     table = Table(title=f"Certified on {min(sizes)} images, σ = {sigmas}, failure {plan.failure:g}, "
                         "95 % intervals over images")
-    called = style.short(named(row) for row in results if row["metric"] == "acr")
+    called = style.short(named(row) for row in results)
     table.add_column("model")
     table.add_column("metric")
     table.add_column("value", justify="right")
@@ -150,5 +150,5 @@ def show(results: list[Row], plan: Plan) -> None:
         first = row["metric"] == "acr"
         if first:
             table.add_section()
-        table.add_row(called.get(named(row), named(row)) if first or "sigma" not in row else "", row["metric"], text)
+        table.add_row(called[named(row)] if first or "sigma" not in row else "", row["metric"], text)
     Console().print(table)

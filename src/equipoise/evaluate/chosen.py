@@ -17,6 +17,7 @@ from equipoise.records import Row, Run
 
 CHOOSE = "choose"  # in the place where other rows name their attack
 SAMPLES = 1000  # votes per image; an estimate is enough to choose by
+FEWEST = 100  # images to choose on, where there are so many
 
 
 @dataclass(frozen=True)
@@ -43,18 +44,15 @@ class Wish:
             quick = replace(plan, samples=min(plan.samples, max(SAMPLES, plan.n0)), alpha=1.0, tolerance=None,
                             decide_radius=None, two_sided=False)
             certify_all(subject, self.images, run, replace(terms, plan=quick), CHOOSE)
-        rows, found, sentence = run.finish(), [], ""
-        for subject in subjects:
-            plan = terms.of(subject).plan
-            try:
-                alpha = mixture.alpha_for(mixture.Base.of_rows(_of(rows, subject, CHOOSE), plan.sigma), self.clean)
-            except checks.InputError as error:
-                sentence = str(error)
-                continue
-            found.append(replace(subject, plan=replace(plan, alpha=alpha)))
-        if not found:
-            raise checks.InputError(sentence)
-        return found
+        rows = run.finish()
+        plans = [terms.of(subject).plan for subject in subjects]
+        bases = [mixture.Base.of_rows(_of(rows, subject, CHOOSE), plan.sigma)
+                 for subject, plan in zip(subjects, plans, strict=True)]
+        most = [mixture.most_clean(base) for base in bases]
+        checks.require(max(most) >= self.clean, "clean", f"be reachable with alpha in [0.5, 1], at most {max(most):g}",
+                       self.clean)
+        return [replace(subject, plan=replace(plan, alpha=mixture.alpha_for(base, self.clean)))
+                for subject, plan, base, best in zip(subjects, plans, bases, most, strict=True) if best >= self.clean]
 
     def told(self, subjects: Sequence[Smoothed], rows: Sequence[Row], terms: Terms) -> dict[str, Any]:
         """`chosen`: alpha and sigma per mixture; `frontier`: per radius the best of them [Bai2024, Figures 6, 7]."""
@@ -79,10 +77,10 @@ class Wish:
 
 
 def others(whole: Dataset, images: Dataset) -> Dataset:
-    """As many images of the split, evenly spread over those that are not certified; fewer where there are fewer."""
+    """As many images of the split, a hundred at least, evenly spread over those that are not certified."""
     rest = whole.take(~torch.isin(whole.index, images.index))
     checks.require(len(rest) > 0, "count", "leave images of the split to choose alpha on", len(images))
-    count = min(len(rest), len(images))
+    count = min(len(rest), max(len(images), FEWEST))
     return rest.take(torch.arange(count) * len(rest) // count)
 
 

@@ -41,7 +41,7 @@ def certified(view: RunView) -> Section | None:
     alt = "Certified accuracy against radius of " + " and ".join(curves)
     picture = Picture("certified", alt, lambda palette: draw(palette, curves, papers))
     tables = [_table(view.results), *_confidences(view.results)]
-    return Section("Certified accuracy", prose, tables, [picture])
+    return Section("Certified accuracy", prose, tables, [picture, *_ratios(view.rows)])
 
 
 def found(rows: Sequence[Row]) -> dict[str, Radii]:
@@ -134,6 +134,30 @@ def _confidences(results: Sequence[Row]) -> list[Table]:
     rows = [row for row in results if row["metric"].startswith(("true@", "off@")) or row["metric"] == "ratio"]
     return [_grid("Share of votes for the true class and for the best other class under attacks of growing ℓ2 radius, "
                   "and the mean equal-confidence mixing ratio: estimates.", rows, folded=True)] if rows else []
+
+
+def _ratios(rows: Sequence[Row]) -> list[Picture]:
+    """Equal-confidence mixing ratios [SmoothMix, Figure 3], where a run has looked."""
+    seen: dict[str, list[float]] = {}
+    for row in rows:
+        if row.get("ratio") is not None:
+            seen.setdefault(row["model"], []).append(row["ratio"])
+    alt = "Histograms of equal-confidence mixing ratios, estimates, of " + " and ".join(seen)
+    return [Picture("mixing-ratios", alt, lambda palette: draw_ratios(palette, seen))] if seen else []
+
+
+def draw_ratios(palette: Palette, seen: dict[str, list[float]]) -> Figure:
+    """How far towards its adversarial image each image keeps its class; further right is better calibrated."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(style.WIDTH, 2.4))
+    axes, called = figure.subplots(), style.short(seen)
+    for (name, ratios), colour in zip(seen.items(), palette.of(seen).values(), strict=True):
+        axes.hist(ratios, bins=np.linspace(0, 1, 21).tolist(), histtype="step", linewidth=1.4, color=colour,
+                  label=f"{called[name]} (n = {len(ratios)})", density=True)
+    axes.set(xlim=(0, 1), xlabel="equal-confidence mixing ratio (estimate)", ylabel="density of images")
+    axes.legend(loc="upper right", labelcolor=palette.ink)
+    return figure
 
 
 def named(row: Row) -> str:
