@@ -67,13 +67,13 @@ def begin(
     checks.require(len(data.index.unique()) == len(data), "images", "have an index each", f"{len(data)} images with "
                    f"{len(data.index.unique())} different ones")
     for name, model in {subject.name: subject.model for subject in subjects}.items():
-        _try(name, model.to(conditions.device), data, conditions)
+        usable(name, model.to(conditions.device), data, conditions.device)
     return Run(out, identity(subjects, data, conditions), {**facts(conditions), **(settings or {})})
 
 
-def _try(name: str, model: nn.Module, data: Dataset, conditions: Conditions) -> None:
+def usable(name: str, model: nn.Module, data: Dataset, device: torch.device) -> None:
     """One image through the model, so that a model of another kind is one sentence now and not a trace later."""
-    image = pixels(data.images[:1].to(conditions.device))
+    image = pixels(data.images[:1].to(device))
     try:
         with inference(model), torch.no_grad():
             logits = checks.logits(model(image), 1, name=f"logits of {name}")

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from equipoise.report.alpha import accuracy_against_alpha
 from equipoise.report.certified import certified
+from equipoise.report.estimates import estimates
 from equipoise.report.examples import examples
+from equipoise.report.frontier import frontier
 from equipoise.report.headline import headline
 from equipoise.report.local_policy import crossing, gradients, radii, targets
 from equipoise.report.local_smoothing import fixed, neighbours, trust
@@ -23,6 +25,7 @@ SECTIONS: list[Callable[[RunView], Section | None]] = [
     symptoms,
     training,
     certified,
+    frontier,
     promise,
     trade_off,
     accuracy_against_alpha,
@@ -35,6 +38,7 @@ SECTIONS: list[Callable[[RunView], Section | None]] = [
     gradients,
     examples,
     margins,
+    estimates,
     mapped_margins,
     landscape,
     cost,
