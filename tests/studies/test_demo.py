@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise import mixing, summary
+from equipoise import data, mixing, records, summary
+from equipoise.fit import Strength
 from equipoise.mixing import MixedClassifier
 from equipoise.studies import demo as story
 from equipoise.studies.demo import Told, demo
@@ -16,7 +17,8 @@ from equipoise.studies.demo import Told, demo
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same story with few images and hardly any training."""
-    for name, value in {"TRAINED": 4992, "TESTED": 40, "EPOCHS": (1, 1), "ALPHAS": (0.0, 0.5, 1.0)}.items():
+    for name, value in {"TRAINED": 4992, "TESTED": 24, "EPOCHS": (1, 1), "LOSE": 20.0, "SWEPT": 40,
+                        "STRENGTH": Strength(steps=2, targets=1, pool=1), "ALPHAS": (0.0, 0.5, 1.0)}.items():
         monkeypatch.setattr(story, name, value)
 
 
@@ -27,20 +29,31 @@ def _told(out: Path) -> Told:
 def test_the_story_leaves_everything_it_promises(tmp_path: Path, small: None) -> None:
     told = _told(tmp_path / "demo")
     there = {str(path.relative_to(tmp_path / "demo")) for path in (tmp_path / "demo").rglob("*") if path.is_file()}
-    assert {"run.toml", "rows.jsonl", "summary.json", "report.html", "mixture/mixture.toml", "sweep/summary.json",
-            "figures/alpha.svg"} <= there
+    assert {"run.toml", "rows.jsonl", "summary.json", "report.html", "mixture/mixture.toml", "mixture/summary.json",
+            "accurate/last.safetensors", "robust/last.safetensors", "sweep/summary.json", "figures/alpha.svg",
+            "figures/nuts-margins.svg", "figures/nuts-landscape.svg", "figures/nuts-trade-off.svg"} <= there
     kept = json.loads((tmp_path / "demo" / "summary.json").read_text())
     assert {(row["model"], row["metric"]) for row in kept["results"]} >= {
         (model, metric) for model in ("accurate", "robust", "mixed") for metric in ("clean", "worst")}
+    assert {row["attack"] for row in records.read(tmp_path / "demo") if row["model"] == "mixed"} == {
+        "clean", "fast", "adaptive"}
     mixture = mixing.load(f"mixture:{tmp_path}/demo/mixture")
-    assert isinstance(mixture, MixedClassifier) and mixture.alpha == told.alpha == kept["alpha"]
-    assert str(tmp_path) not in told.page.read_text(), "the page says nothing of this machine's folders"
+    assert isinstance(mixture, MixedClassifier) and mixture.fitted is not None and mixture.logit_map is not None
+    assert told.promise == kept["promise"] == mixture.fitted.promise and kept["verb"] == "demo"
+    # What is judged was neither learnt from nor fitted on: that is another split.
+    assert not mixture.fitted.overlap(data.load("shapes", split="test", count=24))
+    assert mixture.fitted.overlap(data.load("shapes", split="train").slice(4992, 128))
+    page = told.page.read_text()
+    for title in ("What was fitted", "Trade-off against plain mixing", "Margins before and after the map", "Landscape",
+                  "Cost of a prediction"):
+        assert f"<h2>{title}</h2>" in page
+    assert str(tmp_path) not in page, "the page says nothing of this machine's folders"
 
 
 def test_the_same_numbers_every_time_also_when_resumed(tmp_path: Path, small: None) -> None:
     _told(tmp_path / "one")
     _told(tmp_path / "two")
-    for name in ("rows.jsonl", "sweep/rows.jsonl", "mixture/robust.safetensors"):
+    for name in ("rows.jsonl", "sweep/rows.jsonl", "mixture/rows.jsonl", "robust/last.safetensors"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     before = (tmp_path / "one" / "rows.jsonl").read_bytes()
     (tmp_path / "one" / "summary.json").unlink()
@@ -57,6 +70,6 @@ def test_the_trade_off_is_there_and_the_mixture_has_the_better_of_it(tmp_path: P
                     for metric in ("clean", "worst"))
     gap = clean["accurate"] - clean["robust"]
     assert gap >= 0.05
-    assert clean["mixed"] >= clean["robust"] + 0.4 * gap
-    assert worst["mixed"] >= 0.85 * worst["robust"]
+    assert clean["mixed"] >= clean["robust"] + 0.6 * gap
+    assert worst["mixed"] >= worst["robust"] - 0.03
     assert worst["accurate"] <= 0.10
