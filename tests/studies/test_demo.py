@@ -21,7 +21,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TRAINED": 4992, "TESTED": 16, "EPOCHS": (1, 1), "LOSE": 20.0, "SWEPT": 24,
                         "STRENGTH": Strength(steps=2, targets=1, pool=1), "ALPHAS": (0.0, 0.5, 1.0)}.items():
         monkeypatch.setattr(story, name, value)
-    monkeypatch.setattr(story.attacks, "named", lambda name: Fold((Apgd("margin", 4), Square(4))))
+    monkeypatch.setattr("equipoise.attacks.named", lambda name: Fold((Apgd("margin", 4), Square(4))))
 
 
 def _told(out: Path) -> Told:
@@ -54,7 +54,7 @@ def test_the_story_leaves_everything_it_promises(tmp_path: Path, small: None) ->
 
 def test_the_same_numbers_every_time_also_when_resumed(tmp_path: Path, small: None,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(story.report, "write", lambda out: out / "report.html")  # drawing is half of the time
+    monkeypatch.setattr("equipoise.report.write", lambda out: out / "report.html")  # drawing is half of the time
     _told(tmp_path / "one")
     _told(tmp_path / "two")
     names = ("rows.jsonl", "sweep/rows.jsonl", "mixture/rows.jsonl", "mixture/mixture.toml", "robust/last.safetensors")
