@@ -103,8 +103,8 @@ def landscape(view: RunView) -> Section | None:
     kind = str(view.arrays["nuts_landscape_of"]) if "nuts_landscape_of" in view.arrays else "maps"
     prose = [f"Clean accuracy of the mixture on the half of the fitting images that chooses, for {kind}: every scale "
              "s, power p and shift c of the grid, each at the threshold that keeps the target. A cross marks "
-             "candidates that were rejected. The search goes on between the points of the grid, beyond its edges, and to other "
-             "kinds of maps."]
+             "candidates that were rejected. The search goes on between the points of the grid, beyond its edges, and "
+             "to other kinds of maps."]
     if "nuts_chosen" in view.arrays:
         s, p, c, *_ = view.arrays["nuts_chosen"].tolist()
         prose.append(f"It settled on s = {s:.3g}, p = {p:.3g}, c = {c:.3g}.")
