@@ -9,10 +9,12 @@ import torch
 
 from equipoise import data, mixing, records, summary
 from equipoise.attacks import Apgd, Fold, Square
+from equipoise.cli.main import run
 from equipoise.fit import Strength
 from equipoise.mixing import MixedClassifier
 from equipoise.studies import demo as story
 from equipoise.studies.demo import Told, demo
+from equipoise.threat import Threat
 
 
 @pytest.fixture
@@ -67,6 +69,19 @@ def test_the_same_numbers_every_time_also_when_resumed(tmp_path: Path, small: No
     assert first == {name: (tmp_path / "one" / name).read_bytes() for name in names}
     with np.load(tmp_path / "one" / "arrays.npz") as arrays:
         assert {"example_clean", "nuts_landscape"} <= set(arrays.files)
+
+
+def test_the_verb_tells_the_promise_and_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                 capsys: pytest.CaptureFixture[str]) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    row = {"model": "mixed", "metric": "clean", "value": 0.5, "low": 0.4, "high": 0.6, "n": 9}
+    monkeypatch.setattr(story, "demo", lambda out, device, seed: Told([row], f"keeps seed {seed}", Threat("linf", 0.1),
+                                                                      out / "report.html"))
+    assert run(["demo", "--out", str(tmp_path / "D"), "--device", "cpu", "--seed", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "50.0 %" in out and "the mixture keeps seed 3" in out and "report.html" in out
+    assert threads == [1], "the numbers must not depend on the number of cores"
 
 
 @pytest.mark.slow
