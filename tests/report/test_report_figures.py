@@ -121,6 +121,6 @@ def test_symptoms_are_told_alarms_first(tmp_path: Path) -> None:
     calm = {**seen[1], "attack": "adaptive", "alarm": False}
     records.Run(tmp_path / "both", {"verb": "v"}, {}).summarise("v", 0.0, [], symptoms=[*seen, calm])
     section = symptoms.symptoms(view(tmp_path / "both"))
-    assert section is not None and "what alarms in m: under them nothing does" in section.prose[2]
+    assert section is not None and "What alarms in m is why" in section.prose[2]
     records.Run(tmp_path / "none", {"verb": "v"}, {}).summarise("v", 0.0, [])
     assert symptoms.symptoms(view(tmp_path / "none")) is None

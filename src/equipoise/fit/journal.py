@@ -66,9 +66,11 @@ def arrays(fit: Fit) -> dict[str, NDArray[Any]]:
         found[f"nuts_attacked_{name}"] = _attacked_margin(cache, log_p).abs().numpy()
     found["nuts_clean_right"] = (cache.clean.argmax(dim=1) == cache.labels).numpy()
     found["nuts_attacked_right"] = cache.standing.numpy()
-    tables = {family: table for family, table in fit.search.tables.items() if family.free}
-    scored = {family: fit.search.scored(fit.target, table) for family, table in tables.items()}
-    best = max(scored, key=lambda family: float(scored[family].worth.amax()))
+    scored = {family: fit.search.scored(fit.target, table) for family, table in fit.search.tables.items()}
+    worth = {family: float(one.worth.amax()) for family, one in scored.items()}
+    found["nuts_kinds"] = np.array([str(family) for family in worth])
+    found["nuts_kinds_worth"] = np.array(list(worth.values()))
+    best = max((family for family in worth if family.free), key=lambda family: worth[family])
     found["nuts_landscape_of"] = np.array(str(best))
     cube = (fit.search.start.steps,) * 3
     grid = slice(fit.search.start.steps**3)  # it comes before all later candidates: s fastest, then p, then c

@@ -109,8 +109,19 @@ def landscape(view: RunView) -> Section | None:
         s, p, c, *_ = view.arrays["nuts_chosen"].tolist()
         prose.append(f"It settled on s = {s:.3g}, p = {p:.3g}, c = {c:.3g}.")
     alt = "Heat maps of clean accuracy over scale and power, one for every shift"
-    return Section("Landscape", prose, pictures=[
+    return Section("Landscape", prose, _kinds(view), [
         Picture("nuts-landscape", alt, lambda palette: draw_landscape(palette, worth, usable, axes))])
+
+
+def _kinds(view: RunView) -> list[Table]:
+    """The best of every kind of map; −inf where all candidates were rejected."""
+    if "nuts_kinds" not in view.arrays:
+        return []
+    kinds, worth = (view.arrays[name].tolist() for name in ("nuts_kinds", "nuts_kinds_worth"))
+    body = [[Cell(kind), Cell(numbers.percent(best) if np.isfinite(best) else "–")]
+            for kind, best in zip(kinds, worth, strict=True)]
+    return [Table("The best of every kind of map, on the half of the fitting images that chooses.", ["maps", "clean"],
+                  body, words=True)]
 
 
 def draw_landscape(palette: Palette, worth: Array, usable: Array, axes: list[Array]) -> Figure:
@@ -120,7 +131,8 @@ def draw_landscape(palette: Palette, worth: Array, usable: Array, axes: list[Arr
     scales, powers, shifts = axes
     figure = Figure(figsize=(style.WIDTH, 0.6 + 1.35 * -(-len(shifts) // 4)))
     grid = figure.subplots(-(-len(shifts) // 4), min(4, len(shifts)), sharex=True, sharey=True, squeeze=False)
-    low, high = 100 * float(worth.min()), 100 * float(worth.max())
+    high = 100 * float(worth.max())
+    low = min(100 * float(worth.min()), high - 1)  # a plateau is drawn as one
     for place, panel in enumerate(grid.flat):
         if place >= len(shifts):
             panel.set_axis_off()

@@ -23,8 +23,8 @@ def symptoms(view: RunView) -> Section | None:
     calm = sorted({row["model"] for row in alarms} & known
                   - {row["model"] for row in alarms if row["attack"].startswith("adaptive")})
     if calm:
-        prose.append(f"Attacks that know how it is built go round what alarms in {', '.join(calm)}: under them nothing "
-                     "does, and the worst case counts them.")
+        prose.append(f"What alarms in {', '.join(calm)} is why there are also adaptive attacks, which know how a "
+                     "mixture is built: under them nothing alarms, and the worst case counts them.")
     ordered = sorted(seen, key=lambda row: (not row["alarm"], row["model"], row["attack"], row["name"]))
     tables = [Table(caption, ("symptom", "model and attack", "value"), [_line(row) for row in rows], words=True,
                     folded=not alarming)
