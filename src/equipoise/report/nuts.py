@@ -88,7 +88,7 @@ def draw_margins(palette: Palette, held: dict[str, Array], q: float) -> Figure:
         axes.set_title(f"{when} the map", loc="left", color=palette.ink)
         axes.locator_params(axis="y", nbins=3, integer=True)
     panels[1].axvline(q, color=palette.muted, linewidth=1.0, linestyle=(0, (1, 2)))
-    panels[0].legend(loc="upper right", ncols=2, labelcolor=palette.ink)
+    panels[0].legend(loc="upper center", ncols=2, labelcolor=palette.ink)
     figure.supylabel("images", fontsize=9, color=palette.muted)
     panels[1].set_xlabel("margin")
     return figure
@@ -105,9 +105,11 @@ def landscape(view: RunView) -> Section | None:
              "s, power p and shift c of the grid, each at the threshold that keeps the target. A cross marks "
              "candidates that were rejected. The search goes on between the points of the grid, beyond its edges, and "
              "to other kinds of maps."]
+    if float(worth.max()) - float(worth.min()) < 1e-6:
+        prose.append("All of them do equally well here: a plateau.")
     if "nuts_chosen" in view.arrays:
         s, p, c, *_ = view.arrays["nuts_chosen"].tolist()
-        prose.append(f"It settled on s = {s:.3g}, p = {p:.3g}, c = {c:.3g}.")
+        prose.append(f"The search settled on s = {s:.3g}, p = {p:.3g}, c = {c:.3g}.")
     alt = "Heat maps of clean accuracy over scale and power, one for every shift"
     return Section("Landscape", prose, _kinds(view), [
         Picture("nuts-landscape", alt, lambda palette: draw_landscape(palette, worth, usable, axes))])
