@@ -95,12 +95,16 @@ def judge(
     run: Run,
     pairs: Sequence[tuple[str, str]] = (),
     told: Mapping[str, Any] | None = None,
+    *,
+    verb: str = "evaluate",
+    begun: float | None = None,
 ) -> list[Row]:
     """Like :func:`evaluate`, with an attack list of its own for every model; `pairs` are compared image by image.
 
-    `told` are further facts for `summary.json`.
+    `told` are further facts for `summary.json`. A longer story of which this is the end gives its `verb`, and when
+    it has `begun` (:func:`time.monotonic`).
     """
-    start = time.monotonic()
+    start = time.monotonic() if begun is None else begun
     for subject in subjects:
         subject.model.to(conditions.device)
         attacked(subject, data, run, conditions)
@@ -111,7 +115,7 @@ def judge(
     more: dict[str, Any] = {"differences": differences} if differences else {}
     if seen := suspicion(subjects, data, conditions, run, rows):
         more["symptoms"] = seen
-    run.summarise("evaluate", time.monotonic() - start, results, **more, **(told or {}))
+    run.summarise(verb, time.monotonic() - start, results, **more, **(told or {}))
     return results
 
 
