@@ -97,6 +97,47 @@ def test_shards_do_not_matter(model: nn.Module, whole: Outcome, world: int) -> N
         assert _numbers(part) == tuple(column[rank::world] for column in _numbers(whole))
 
 
+class Sociable(Net):
+    """Answers a little differently in other company, as convolutions on CUDA do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add(len(x))
+        return super().forward(x) + 0.3 * torch.sin(torch.arange(6.0) * len(x))
+
+
+def test_shares_of_a_rigid_batch_meet_the_shapes_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA every pass has one shape; a share or a rest with fewer images must not have another."""
+    room = sys.modules["equipoise.attacks.worst_case"]._Room
+    monkeypatch.setattr(room, "rigid", True)
+    model = Sociable().eval()
+    monkeypatch.setattr("equipoise.attacks.adversary.swift", lambda model, x: model)
+    monkeypatch.setattr("equipoise.attacks.adversary.frozen", lambda model, x: model)
+    data = _data(model)
+    examples: list[Tensor] = []
+    real = Adversary.__post_init__
+
+    def spied(self: Adversary) -> None:
+        examples.append(self.example)
+        real(self)
+
+    monkeypatch.setattr(Adversary, "__post_init__", spied)
+
+    def run(rows: Tensor) -> Outcome:
+        model.seen.clear()
+        found = worst_case(STAGES, model, data.take(rows), threat=THREAT, seed=0, batch_size=16, whole=data)
+        assert model.seen == {8, 16}, "8 at first, to try the copies"
+        return found
+
+    expected = _numbers(run(torch.arange(37)))
+    for rows in (torch.arange(0, 37, 2), torch.arange(3, 9), torch.tensor([36])):
+        assert _numbers(run(rows)) == tuple([column[row] for row in rows] for column in expected)
+    assert all(torch.equal(example, examples[0]) for example in examples), "the precision is tried on the same images"
+
+
 class KilledError(Exception):
     pass
 

@@ -89,6 +89,7 @@ def worst_case(
     precision: str = "auto",
     batch_size: int = 128,
     device: torch.device | str = "cpu",
+    whole: Dataset | None = None,
     known: Outcome | None = None,
     note: Callable[[int, Found], None] | None = None,
     keep_images: bool = False,
@@ -97,8 +98,10 @@ def worst_case(
     """Fold a list of attacks over the images that none of them has broken yet.
 
     Images stay bytes; only a batch of them is in work at a time, refilled across the whole data set as
-    images break. Verdict and margin of an image do not depend on the batch size, on the other images, on
-    the number of processes, or on where a run was interrupted (:mod:`equipoise.attacks.search`).
+    images break. Verdict and margin of an image do not depend on the other images, on the number of
+    processes, or on where a run was interrupted (:mod:`equipoise.attacks.search`); on the CPU not on the
+    batch size either. On CUDA every pass sees exactly `batch_size` images, or as many as `whole` has, so
+    another batch size rounds differently, and so does a batch that was halved for lack of memory.
 
     Args:
         stages: the attacks, cheap and strong first; :func:`~equipoise.attacks.auto.stages_of` has lists.
@@ -109,6 +112,8 @@ def worst_case(
         surrogate, extra, follow, precision: see :class:`~equipoise.attacks.adversary.Adversary`.
         batch_size: images in work at a time; halved when memory runs out.
         device: where to compute.
+        whole: the set of which `data` is a share or what is left, if it is one: shapes of batches and tests of
+            precision follow it, so that every share meets the same.
         known: what an earlier sitting has learnt; it is taken up there.
         note: called with every finding, for those who keep a journal.
         keep_images: also keep the nearest point of every image.
@@ -117,7 +122,8 @@ def worst_case(
     checks.whole("batch_size", batch_size, least=1)
     outcome = known or fresh(stages, len(data), pixels(data.images) if keep_images else None)
     where = torch.device(device)
-    room = _Room(data, seed, where, min(batch_size, len(data)))
+    whole = data if whole is None else whole
+    room = _Room(data, seed, where, min(batch_size, len(whole)))
 
     def learn(number: int, found: Found) -> None:
         outcome.learn(number, found)
@@ -125,9 +131,9 @@ def worst_case(
             note(number, found)
 
     with inference(model, surrogate), progress.task(title, total=len(data)) as task:
-        adversary = Adversary(model, surrogate, extra, follow, precision, pixels(data.images[:8].to(where)),
-                              lasting=True)
-        room.separate(adversary)
+        first = _batch(whole, torch.arange(CPU_GRAIN) % len(whole), seed, where)
+        adversary = Adversary(model, surrogate, extra, follow, precision, first.x, lasting=True)
+        room.separate(adversary, first)
         _look(adversary, room, outcome, learn)
         meter = _Meter(task, stages, outcome)
         for number, stage in enumerate(stages, start=1):
@@ -228,28 +234,30 @@ class _Room:
         self.alike = False
 
     @property
+    def rigid(self) -> bool:
+        """Whether every pass sees the whole batch: on CUDA, where a recorded graph has one shape."""
+        return self.device.type == "cuda"
+
+    @property
     def grain(self) -> Grain:
-        if self.device.type == "cuda":
+        if self.rigid:
             return Grain(self.slots, self.slots)
         return Grain(1 if self.alike else CPU_GRAIN, CPU_GRAIN)
 
-    def separate(self, adversary: Adversary) -> None:
+    def separate(self, adversary: Adversary, batch: Batch) -> None:
         """On the CPU, let blocks of images go alone through a network that would answer differently in company."""
-        if self.device.type != "cuda":
-            batch = self.fetch(torch.arange(CPU_GRAIN) % len(self.data))
+        if not self.rigid:
             checks.labels(batch.y, adversary.classes)
             try:
                 self.alike = indifferent(adversary, batch.x, batch.y, self.slots)
             except RuntimeError as error:
                 self.shrink(error)
-                self.separate(adversary)
+                self.separate(adversary, batch)
                 return
             adversary.block = None if self.alike else CPU_GRAIN
 
     def fetch(self, jobs: Tensor) -> Batch:
-        part = self.data.take(jobs)
-        x = pixels(part.images.to(self.device)).contiguous(memory_format=torch.channels_last)
-        return Batch(x, part.labels.to(self.device), rng.stream(self.seed, "attack", part.index.to(self.device)))
+        return _batch(self.data, jobs, self.seed, self.device)
 
     def work(self, start: Callable[..., object], learn: Callable[[Found], None], meter: _Meter) -> None:
         """Take in findings until the jobs are done; out of memory halves the batch, and the rest comes again."""
@@ -267,6 +275,12 @@ class _Room:
         self.slots = (self.slots + 1) // 2
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _batch(data: Dataset, rows: Tensor, seed: int, device: torch.device) -> Batch:
+    part = data.take(rows)
+    x = pixels(part.images.to(device)).contiguous(memory_format=torch.channels_last)
+    return Batch(x, part.labels.to(device), rng.stream(seed, "attack", part.index.to(device)))
 
 
 class _Meter:

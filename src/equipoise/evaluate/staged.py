@@ -50,7 +50,7 @@ def staged(subject: Subject, fold: Fold, data: Dataset, run: Run, conditions: Co
     worst_case(
         fold.stages, subject.model, left, threat=conditions.threat, seed=conditions.seed, surrogate=fold.surrogate,
         extra=fold.extra, follow=fold.follow, precision=conditions.precision, batch_size=conditions.batch_size,
-        device=conditions.device, known=outcome, note=note, title=str(subject))
+        device=conditions.device, whole=data, known=outcome, note=note, title=str(subject))
     undecided = [row for row, i in enumerate(left.index.tolist())
                  if (i, subject.name, subject.attack, subject.alpha) not in run.done]
     run.append(_rows(subject, left, outcome, torch.tensor(undecided, dtype=torch.int64)))
