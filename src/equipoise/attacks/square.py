@@ -70,7 +70,8 @@ class Square:
     def name(self) -> str:
         """As it stands in rows and reports."""
         return ("square" + (f"-{self.restart + 1}" if self.restart else "")
-                + ("" if self.queries == 5000 else f"@{self.queries}"))
+                + ("" if self.queries == 5000 else f"@{self.queries}")
+                + ("" if self.share == 0.8 else f"-{self.share:g}"))
 
     @property
     def cost(self) -> float:
