@@ -46,6 +46,9 @@ class Terms:
     precision: str = "auto"
     compiled: bool = False
 
+    def __post_init__(self) -> None:
+        device.usable(self.precision, self.device)
+
     def facts(self) -> dict[str, Any]:
         """What may differ between two sittings of the same run."""
         return {"batch_size": Engine(self.batch_size).batch_on(self.device), "compiled": self.compiled,
