@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,11 +15,14 @@ from torch import Tensor, nn
 from equipoise import attacks, losses
 from equipoise.attacks import Apgd, Called, Fab, Found, Outcome, Square, Stage, Targeted, worst_case
 from equipoise.attacks.adversary import Adversary
+from equipoise.attacks.apgd import Ascent
 from equipoise.attacks.company import indifferent
+from equipoise.attacks.graphed import Graphed
 from equipoise.attacks.swift import swift
+from equipoise.attacks.targeted import CANDIDATES, nearest_first, ranked
 from equipoise.checks import InputError
 from equipoise.data import Dataset, pixels
-from equipoise.rng import Stream
+from equipoise.rng import Stream, stream
 from equipoise.threat import Threat
 
 THREAT = Threat("linf", 0.01)
@@ -186,6 +190,104 @@ def test_out_of_memory_halves_the_batch() -> None:
     model.room = 0
     with pytest.raises(torch.OutOfMemoryError):
         worst_case(STAGES, model, data, threat=THREAT, seed=0)
+
+
+def test_out_of_memory_lets_recorded_passes_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for graphs on CUDA: what was recorded for large batches is gone when smaller ones come."""
+    held: list[tuple[int, list[int]]] = []
+    pools: list[list[int]] = []
+
+    def recording(self: Graphed, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        assert inputs[0] is not None
+        size = len(inputs[0])
+        held.append((size, [kept for kept in self.recorded if isinstance(kept, int)]))
+        self.recorded[size] = None
+        self.pool.append(size)
+        pools.append(self.pool)
+        return self.function(*inputs)
+
+    monkeypatch.setattr(Graphed, "__call__", recording)
+    monkeypatch.setattr(sys.modules["equipoise.attacks.worst_case"]._Room, "rigid", True)
+
+    class GreedyForGradients(Greedy):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if torch.is_grad_enabled() else Net.forward(self, x)
+
+    model = GreedyForGradients().eval()
+    data = _data(model)
+    model.room = 10
+    worst_case(STAGES, model, data, threat=THREAT, seed=0, batch_size=32)
+    large = [at for at, (size, _) in enumerate(held) if size > 10]
+    assert large, "a large batch was tried and failed"
+    assert all(max(kept, default=0) <= 10 for _, kept in held[large[-1] + 1 :])
+    assert max(pools[-1], default=0) <= 10
+
+
+def test_what_is_taken_up_must_fit(model: nn.Module) -> None:
+    from equipoise.attacks.worst_case import fresh
+
+    data = _data(model)
+    good = fresh(STAGES, len(data))
+    for wrong, sentence in (
+        (fresh(STAGES[:2], len(data)), "`known` must be of the stages"),
+        (fresh(STAGES, 5), r"`known.predicted` must be torch.int64 of shape \(37,\)"),
+        (replace(good, margin=good.margin.double()), "`known.margin` must be torch.float32"),
+        (replace(good, broken=good.broken + 9), r"`known.broken` must lie in -1..5"),
+        (replace(good, images=torch.zeros(1)), "`known.images` must be None"),
+        ("outcome.pt", "`known` must be an Outcome"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            worst_case(STAGES, model, data, threat=THREAT, seed=0, known=wrong)  # type: ignore[arg-type]
+
+
+def test_stages_that_differ_have_different_names() -> None:
+    listed: list[Stage] = [
+        Targeted(1, 20), Targeted(1, 20, "distance"), Targeted(2, 20), Targeted(1, 30), Square(50),
+        Square(50, share=0.3), Square(50, restart=1), Fab(1), Fab(2), Fab(1, 50), Apgd("ce"), Apgd("dlr"),
+        Apgd("ce", restart=1), Apgd("ce", 50)]
+    assert len({stage.name for stage in listed}) == len(listed)
+
+
+def test_order_of_targets_takes_few_bytes_an_image() -> None:
+    """A thousand classes must not cost a thousand numbers an image."""
+    chance = torch.Generator().manual_seed(0)
+    layer = nn.Linear(105, 1000).requires_grad_(False)
+    net = nn.Sequential(nn.Flatten(), layer)
+    x = torch.rand(6, 3, 5, 7, generator=chance)
+    y = torch.arange(6)
+    adversary = Adversary(net, None, None, "model", "fp32", x)
+    order = nearest_first(adversary, x, y, stream(0, "s", torch.arange(6)), "l2")
+    assert sum(map(len, adversary.memory.values())) <= 6 * 100
+    assert torch.equal(order, nearest_first(adversary, x, y, stream(0, "s", torch.arange(6)), "l2"))
+    with torch.no_grad():
+        z, weight = net(x), layer.weight
+    gap = (z.gather(1, y.view(-1, 1)) - z) / (weight[y].unsqueeze(1) - weight).norm(dim=2)  # linear: exact
+    candidates = ranked(z, y)[:, :CANDIDATES]
+    expected = candidates.gather(1, gap.gather(1, candidates).argsort(dim=1))
+    assert torch.equal(order, expected)
+    far = Targeted(CANDIDATES + 2, 3, "distance").search(adversary, THREAT)
+    assert isinstance(far, Ascent)
+    assert torch.equal(far.start(x, y, stream(0, "s", torch.arange(6)))["aim"], ranked(z, y)[:, CANDIDATES + 1])
+
+
+class Rounded(nn.Module):
+    """A network whose answers in bfloat16 are nonsense."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, :6] * (1 if not torch.is_autocast_enabled("cpu") else -1)
+
+
+def test_reduced_precision_must_suit_the_surrogate_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.device.has_bf16", lambda kind: True)
+    x = torch.rand(8, 3, 5, 7, generator=torch.Generator().manual_seed(0))
+
+    class Steady(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)[:, :6]
+
+    assert Adversary(Steady(), Steady(), None, "model", "bf16", x).reduced
+    assert not Adversary(Steady(), Rounded(), None, "model", "bf16", x).reduced
+    assert not Adversary(Rounded(), Steady(), None, "model", "bf16", x).reduced
 
 
 def test_any_attack_can_be_a_stage(model: nn.Module) -> None:

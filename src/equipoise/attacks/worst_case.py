@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from equipoise.threat import Threat
 
 STANDING, CLEAN = -1, 0
 CPU_GRAIN = 8
+T = TypeVar("T")
 
 
 class Stage(Protocol):
@@ -76,6 +77,25 @@ def fresh(stages: Sequence[Stage], count: int, images: Tensor | None = None) -> 
                    torch.full((count,), STANDING), torch.zeros(count, dtype=torch.int64), images)
 
 
+def _taken_up(known: Outcome, like: Outcome) -> Outcome:
+    """An outcome from outside, if it is one of these stages over so many images."""
+    checks.require(isinstance(known, Outcome), "known", "be an Outcome", type(known).__name__)
+    checks.require(known.stages == like.stages, "known", f"be of the stages {', '.join(like.stages)}", known.stages)
+    for name in ("predicted", "margin", "broken", "passed", "images"):
+        there, here = _kind(getattr(known, name)), _kind(getattr(like, name))
+        checks.require(there == here, f"known.{name}", f"be {here}", there)
+    last = len(like.stages)
+    for name, low, high in (("broken", STANDING, last), ("passed", 0, last + 1)):
+        value = getattr(known, name)
+        checks.require(bool(((value >= low) & (value <= high)).all()), f"known.{name}", f"lie in {low}..{high}",
+                       value.tolist())
+    return known
+
+
+def _kind(value: object) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
 def worst_case(
     stages: Sequence[Stage],
     model: nn.Module,
@@ -120,7 +140,8 @@ def worst_case(
         title: of the progress bar.
     """
     checks.whole("batch_size", batch_size, least=1)
-    outcome = known or fresh(stages, len(data), pixels(data.images) if keep_images else None)
+    kept = pixels(data.images) if keep_images else None
+    outcome = fresh(stages, len(data), kept) if known is None else _taken_up(known, fresh(stages, len(data), kept))
     where = torch.device(device)
     whole = data if whole is None else whole
     room = _Room(data, seed, where, min(batch_size, len(whole)))
@@ -143,7 +164,7 @@ def worst_case(
                 continue
             _excuse(stage, outcome, number)
             while len(jobs := _due(outcome, number)):
-                room.work(partial(hunt, search, adversary, room.fetch, jobs), partial(learn, number), meter)
+                room.work(adversary, partial(hunt, search, adversary, room.fetch, jobs), partial(learn, number), meter)
         meter.show()
     return outcome
 
@@ -217,10 +238,8 @@ def _look(adversary: Adversary, room: _Room, outcome: Outcome, learn: Callable[[
     while len(rows := (outcome.passed == 0).nonzero().squeeze(1)[: room.slots]):
         batch = room.fetch(torch.tensor(room.grain.filled(rows.tolist())))
         checks.labels(batch.y, adversary.classes)
-        try:
-            verdict = adversary.judge(batch.x, batch.y)
-        except RuntimeError as error:
-            room.shrink(error)
+        verdict = room.attempt(adversary, partial(adversary.judge, batch.x, batch.y))
+        if verdict is None:
             continue
         n = len(rows)
         learn(CLEAN, Found(rows, batch.x[:n], verdict.predicted[:n], verdict.margin[:n], verdict.wrong(batch.y)[:n]))
@@ -248,33 +267,38 @@ class _Room:
         """On the CPU, let blocks of images go alone through a network that would answer differently in company."""
         if not self.rigid:
             checks.labels(batch.y, adversary.classes)
-            try:
-                self.alike = indifferent(adversary, batch.x, batch.y, self.slots)
-            except RuntimeError as error:
-                self.shrink(error)
-                self.separate(adversary, batch)
-                return
-            adversary.block = None if self.alike else CPU_GRAIN
+            alike = None
+            while alike is None:
+                alike = self.attempt(adversary, partial(indifferent, adversary, batch.x, batch.y, self.slots))
+            self.alike = alike
+            adversary.block = None if alike else CPU_GRAIN
 
     def fetch(self, jobs: Tensor) -> Batch:
         return _batch(self.data, jobs, self.seed, self.device)
 
-    def work(self, start: Callable[..., object], learn: Callable[[Found], None], meter: _Meter) -> None:
-        """Take in findings until the jobs are done; out of memory halves the batch, and the rest comes again."""
-        try:
-            for found in start(slots=self.slots, grain=self.grain):  # type: ignore[attr-defined]
+    def work(self, adversary: Adversary, start: Callable[..., Iterator[Found]], learn: Callable[[Found], None],
+             meter: _Meter) -> None:
+        """Take in findings until the jobs are done, or until memory runs out; then the rest comes again."""
+        def take_in() -> None:
+            for found in start(slots=self.slots, grain=self.grain):
                 learn(found)
                 meter.show()
-        except RuntimeError as error:
-            self.shrink(error)
 
-    def shrink(self, error: RuntimeError) -> None:
-        """Halve the batch, unless the error is another one or there is nothing to halve."""
-        if not memory.is_out_of_memory(error) or self.slots == 1:
-            raise error
+        self.attempt(adversary, take_in)
+
+    def attempt(self, adversary: Adversary, work: Callable[[], T]) -> T | None:
+        """What `work` gives; or None if memory ran out, and then the batch is half as large from now on."""
+        try:
+            return work()
+        except RuntimeError as error:
+            if not memory.is_out_of_memory(error) or self.slots == 1:
+                raise
+        # Only here, where the error and the frames it holds are gone, is there memory to give back.
         self.slots = (self.slots + 1) // 2
+        adversary.release()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        return None
 
 
 def _batch(data: Dataset, rows: Tensor, seed: int, device: torch.device) -> Batch:
