@@ -18,6 +18,7 @@ from equipoise.attacks.adversary import Adversary
 from equipoise.attacks.apgd import Ascent
 from equipoise.attacks.company import indifferent
 from equipoise.attacks.graphed import Graphed
+from equipoise.attacks.outcome import fresh
 from equipoise.attacks.swift import swift
 from equipoise.attacks.targeted import CANDIDATES, nearest_first, ranked
 from equipoise.checks import InputError
@@ -27,6 +28,7 @@ from equipoise.threat import Threat
 
 THREAT = Threat("linf", 0.01)
 STAGES: list[Stage] = [Apgd("margin", 9), Targeted(1, 12), Targeted(2, 12, within=0.5), Fab(1, 10), Square(60)]
+NAMES = [stage.name for stage in STAGES]
 
 
 class Net(nn.Module):
@@ -151,9 +153,7 @@ def test_taken_up_after_a_stop(model: nn.Module, whole: Outcome, fatal: int) -> 
     data = _data(model)
     known = attacks.worst_case([], model, data.slice(0, 1), threat=THREAT, seed=0)  # any list folds, even none
     assert known.stages == ()
-    from equipoise.attacks.worst_case import fresh
-
-    known = fresh(STAGES, len(data))
+    known = fresh(NAMES, len(data))
     seen: list[tuple[int, int]] = []
 
     def note(number: int, found: Found) -> None:
@@ -224,13 +224,11 @@ def test_out_of_memory_lets_recorded_passes_go(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_is_taken_up_must_fit(model: nn.Module) -> None:
-    from equipoise.attacks.worst_case import fresh
-
     data = _data(model)
-    good = fresh(STAGES, len(data))
+    good = fresh(NAMES, len(data))
     for wrong, sentence in (
-        (fresh(STAGES[:2], len(data)), "`known` must be of the stages"),
-        (fresh(STAGES, 5), r"`known.predicted` must be torch.int64 of shape \(37,\)"),
+        (fresh(NAMES[:2], len(data)), "`known` must be of the stages"),
+        (fresh(NAMES, 5), r"`known.predicted` must be torch.int64 of shape \(37,\)"),
         (replace(good, margin=good.margin.double()), "`known.margin` must be torch.float32"),
         (replace(good, broken=good.broken + 9), r"`known.broken` must lie in -1..5"),
         (replace(good, images=torch.zeros(1)), "`known.images` must be None"),

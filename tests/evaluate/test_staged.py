@@ -68,7 +68,7 @@ def test_rows_tell_what_broke_each_image(whole: Path) -> None:
 
 def test_symptoms_stand_in_the_summary(whole: Path) -> None:
     told = records.summary(whole)["symptoms"]
-    assert len(told) == 7 and all(row["model"] == "m" and row["attack"] == "mine" for row in told)
+    assert len(told) == 8 and all(row["model"] == "m" and row["attack"] == "mine" for row in told)
     assert {"name", "value", "alarm", "says"} <= told[0].keys()
     before = (whole / "summary.json").stat().st_mtime_ns
     _run(whole)

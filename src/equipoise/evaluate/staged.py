@@ -16,7 +16,7 @@ import torch
 
 from equipoise import parallel
 from equipoise.attacks import Fold, Found, Outcome, worst_case
-from equipoise.attacks.worst_case import fresh
+from equipoise.attacks.outcome import fresh
 from equipoise.data import Dataset
 from equipoise.evaluate.subject import Conditions, Subject
 from equipoise.records import Row, Run, rows_of
@@ -34,7 +34,7 @@ def staged(subject: Subject, fold: Fold, data: Dataset, run: Run, conditions: Co
     if not missing:
         return
     left = mine.take(torch.tensor(missing))
-    outcome = fresh(fold.stages, len(left))
+    outcome = fresh([stage.name for stage in fold.stages], len(left))
     for row, i in enumerate(left.index.tolist()):
         if i in notes:
             passed, predicted, margin = notes[i]

@@ -16,6 +16,7 @@ from equipoise import __version__, data, mixing, models, records, report, rng, s
 from equipoise.attacks import pgd
 from equipoise.data import Dataset, pixels, shapes
 from equipoise.evaluate import Attack, Conditions, Subject, attacked, begin, facts, judge, untouched
+from equipoise.evaluate.suspicion import suspicion
 from equipoise.mixing import MixedClassifier
 from equipoise.models import checkpoint
 from equipoise.records import Row, Run
@@ -54,10 +55,11 @@ def demo(out: Path, device: torch.device, seed: int = 0) -> Told:
     alpha = _choose(out / "sweep", accurate, robust, held_out, conditions)
     mixed = MixedClassifier(accurate, robust, alpha).to(device).eval()
     mixing.save(out / "mixture", mixed, **{side: f"file:{_file(out, side)}" for side in ("accurate", "robust")})
-    _judge(run, mixed, test, conditions)
+    subjects = _judge(run, mixed, test, conditions)
     rows = run.finish()
     results = summary.results(rows, threat)
     run.summarise("demo", time.monotonic() - start, results, alpha=alpha,
+                  symptoms=suspicion(subjects, test, conditions, run, rows),
                   differences=summary.differences(rows, [("mixed", "robust"), ("mixed", "accurate")], threat))
     _examples(out / "arrays.npz", mixed, test, rows, conditions)
     return Told(results, alpha, threat, report.write(out))
@@ -96,7 +98,7 @@ def _choose(out: Path, accurate: nn.Module, robust: nn.Module, held_out: Dataset
     return max(kept, key=lambda alpha: (found["clean"][alpha], alpha))
 
 
-def _judge(run: Run, mixed: MixedClassifier, test: Dataset, conditions: Conditions) -> None:
+def _judge(run: Run, mixed: MixedClassifier, test: Dataset, conditions: Conditions) -> list[Subject]:
     """All three on the same images; the mixture also under gradients of either base alone."""
     bases: dict[str, nn.Module] = {"accurate": mixed.accurate, "robust": mixed.robust, "mixed": mixed}
     sources = {"pgd": None, "pgd-std": mixed.accurate, "pgd-rob": mixed.robust}
@@ -106,6 +108,7 @@ def _judge(run: Run, mixed: MixedClassifier, test: Dataset, conditions: Conditio
                  if name == "mixed" or source is None]
     for subject in subjects:
         attacked(subject, test, run, conditions)
+    return subjects
 
 
 def _examples(path: Path, mixed: MixedClassifier, test: Dataset, rows: list[Row], conditions: Conditions) -> None:
