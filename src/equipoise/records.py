@@ -62,7 +62,7 @@ class Run:
                         f"{key} = {there.get(key)!r}, this run has {here.get(key)!r}"
                     )
             for part in _parts(self.folder):
-                _cut_torn_line(part)
+                cut_torn_line(part)
         else:
             empty = not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir()))
             checks.require(empty, "out", "be a new folder or hold a run", str(self.folder))
@@ -159,7 +159,7 @@ def _parts(folder: Path) -> list[Path]:
     return sorted((folder / "parts").glob("*.jsonl"))
 
 
-def _cut_torn_line(part: Path) -> None:
+def cut_torn_line(part: Path) -> None:
     """A killed process may leave half a line; appending to it would spoil the next row."""
     data = part.read_bytes()
     if data and not data.endswith(b"\n"):

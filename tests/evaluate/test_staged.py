@@ -109,6 +109,29 @@ def test_killed_and_repeated_gives_the_same_rows(
     assert records.summary(tmp_path / "run")["results"] == records.summary(whole)["results"]
 
 
+def test_a_torn_line_of_the_journal_spoils_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from equipoise.evaluate import staged
+
+    real, left = staged._write, [2]
+
+    def dying(*arguments: Any) -> None:
+        real(*arguments)
+        left[0] -= 1
+        if left[0] == 0:
+            raise KilledError
+
+    monkeypatch.setattr(staged, "_write", dying)
+    journal = tmp_path / "run" / "stages" / "0.jsonl"
+    for _ in range(2):
+        with pytest.raises(KilledError):
+            _run(tmp_path / "run")
+        with journal.open("ab") as file:
+            file.write(b'{"subject": "m, mi')
+        left[0] = 1
+    lines = journal.read_text().splitlines()
+    assert len([json.loads(line) for line in lines[:-1]]) == 3, "two lines of the first sitting, one of the second"
+
+
 @pytest.mark.parametrize("size", [3, 8, 64])
 def test_batch_size_does_not_matter(tmp_path: Path, whole: Path, size: int) -> None:
     _run(tmp_path / "run", Conditions(CONDITIONS.threat, CONDITIONS.device, batch_size=size))
