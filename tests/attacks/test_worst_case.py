@@ -19,7 +19,7 @@ from equipoise.attacks.apgd import Ascent
 from equipoise.attacks.company import indifferent
 from equipoise.attacks.graphed import Graphed
 from equipoise.attacks.outcome import fresh
-from equipoise.attacks.swift import swift
+from equipoise.attacks.swift import agree, swift
 from equipoise.attacks.targeted import CANDIDATES, nearest_first, ranked
 from equipoise.checks import InputError
 from equipoise.data import Dataset, pixels
@@ -318,6 +318,27 @@ def test_within_leaves_safe_images_out(model: nn.Module) -> None:
     limit = float(first.margin[first.standing].median())
     worst_case([Apgd("margin", 5), Square(5, within=limit)], model, data, threat=THREAT, seed=0, note=note)
     assert set(met) == set((first.standing & (first.margin < limit)).nonzero().squeeze(1).tolist())
+
+
+def test_copies_are_compared_where_logits_are_infinite() -> None:
+    truth = torch.tensor([[0.0, -torch.inf, 2.0], [1.0, -torch.inf, 0.0]])
+    assert agree(truth, truth) and agree(truth + 1e-4, truth)
+    assert not agree(truth + 0.1, truth)
+    assert not agree(truth.nan_to_num(), truth), "a finite logit is not an infinite one"
+    assert not agree(truth, truth.nan_to_num())
+    assert not agree(truth * torch.nan, truth)
+
+
+def test_a_list_as_one_attack_has_batches_of_one_size() -> None:
+    """Otherwise an image would round differently when a neighbour is broken."""
+    model = Sociable().eval()
+    data = _data(model).slice(0, 8)
+    model.seen.clear()
+    x_adv = attacks.Fold(tuple(STAGES))(model, pixels(data.images), data.labels, threat=THREAT,
+                                        stream=stream(0, "a", data.index))
+    assert model.seen == {8}
+    with torch.no_grad():
+        assert 0 < int((model(x_adv).argmax(dim=1) != data.labels).sum()) < 8, "some leave early"
 
 
 def test_swift_copy_is_equal_and_leaves_the_model_alone(model: nn.Module) -> None:

@@ -63,7 +63,7 @@ def worst_case(
     another batch size rounds differently, and so does a batch that was halved for lack of memory.
 
     Args:
-        stages: the attacks, cheap and strong first; :func:`~equipoise.attacks.auto.stages_of` has lists.
+        stages: the attacks, cheap and strong first; :mod:`equipoise.attacks.auto` has lists.
         model: decides success: images (B, C, H, W) in [0, 1] → logits (B, K), on `device`.
         data: the images.
         threat: the ball.
@@ -111,9 +111,12 @@ def worst_case(
 
 def strike(
     stages: Sequence[Stage], model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream,
-    surrogate: nn.Module | None, extra: Extra | None, follow: str, precision: str,
+    surrogate: nn.Module | None, extra: Extra | None, follow: str, precision: str, rigid: bool = False,
 ) -> Tensor:
     """The same for one batch in memory, as a function of images: the contract of every attack.
+
+    `rigid`: every pass sees as many rows as there are images, so that no image rounds differently because
+    another one was broken.
 
     Returns:
         (B, C, H, W), detached: per image what fools the model, or else what comes nearest to it.
@@ -140,6 +143,7 @@ def strike(
                 continue
             # On CUDA the shape stays, so that one recording serves the stage.
             grain = Grain(len(jobs), 1) if x.device.type == "cuda" else Grain()
+            grain = Grain(len(x), len(x)) if rigid else grain
             for found in hunt(search, adversary, fetch, jobs, slots=len(jobs), grain=grain):
                 nearer = (found.margin.float().cpu() < outcome.margin[found.jobs]) | found.fooled.cpu()
                 best[found.jobs[nearer].to(x.device)] = found.nearest[nearer.to(x.device)]
@@ -156,10 +160,11 @@ class Fold:
     extra: Extra | None = None
     follow: str = "model"
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
-        """(B, C, H, W) images → attacked images."""
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream,
+                 precision: str = "auto") -> Tensor:
+        """(B, C, H, W) images → attacked images; in a batch of this size each gets the same in any company."""
         return strike(self.stages, model, x, y, threat=threat, stream=stream, surrogate=self.surrogate,
-                      extra=self.extra, follow=self.follow, precision="auto")
+                      extra=self.extra, follow=self.follow, precision=precision, rigid=True)
 
 
 def _excuse(stage: Stage, outcome: Outcome, number: int) -> None:
