@@ -84,7 +84,7 @@ def evaluate(
             listed: dict[str, Attack] = {"clean": untouched, attack: aimed(chosen, own)}
             if isinstance(module, MixedClassifier):
                 mixtures[name] = module
-                listed |= adaptively(module, chosen, kinds, helper)
+                listed |= adaptively(module, chosen, kinds, helper, precision)
             subjects += [Subject(name, voice, key, function) for key, function in listed.items()]
     checks.require(source == "mix" or bool(pairs), "source", "be mix where no model is a mixture", source)
     settings = {"command": options.command(), "references": list(model)}

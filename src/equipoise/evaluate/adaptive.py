@@ -31,7 +31,7 @@ def aimed(chosen: Callable[..., Tensor] | Fold, surrogate: nn.Module | None) -> 
 
 def adaptive(
     mixture: MixedClassifier, chosen: Callable[..., Tensor] | Fold, kinds: Sequence[str] = DEFAULT,
-    stand_in: nn.Module | None = None,
+    stand_in: nn.Module | None = None, precision: str = "auto",
 ) -> dict[str, Attack]:
     """The adaptive attacks on a mixture, by the name they get in the rows; none on one that hides nothing.
 
@@ -42,19 +42,20 @@ def adaptive(
             more that pushes both sides at once; `through` passes the auxiliary gradients straight through the
             mixture itself [B.2.2].
         stand_in: a model with gradients in place of an accurate one without.
+        precision: of the gradients of the attack on both sides.
     """
     for kind in kinds:
         checks.one_of("adaptive", kind, KINDS)
     if mixture.differentiable:
         return {}
     auxiliary = mixture.surrogate(stand_in=stand_in)
-    made = {"surrogate": aimed(_with_hinges(mixture, chosen, stand_in), auxiliary),
+    made = {"surrogate": aimed(_with_hinges(mixture, chosen, stand_in, precision), auxiliary),
             "through": aimed(chosen, straight_through(mixture, auxiliary))}
     return {NAMES[kind]: made[kind] for kind in kinds}
 
 
 def _with_hinges(
-    mixture: MixedClassifier, chosen: Callable[..., Tensor] | Fold, stand_in: nn.Module | None
+    mixture: MixedClassifier, chosen: Callable[..., Tensor] | Fold, stand_in: nn.Module | None, precision: str
 ) -> Callable[..., Tensor] | Fold:
     """The list with the attack on both sides before Square, which should find nothing that gradients missed."""
     if not isinstance(chosen, Fold):
@@ -63,7 +64,7 @@ def _with_hinges(
                 surrogate=mixture.hinges(stand_in=stand_in), follow="surrogate")
 
     def both(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream, **other: object) -> Tensor:
-        return fold(model, x, y, threat=threat, stream=stream)
+        return fold(model, x, y, threat=threat, stream=stream, precision=precision)
 
     last = next((at for at, stage in enumerate(chosen.stages) if isinstance(stage, Square)), len(chosen.stages))
     return replace(chosen, stages=(*chosen.stages[:last], Called("hinges", both, cost=120), *chosen.stages[last:]))

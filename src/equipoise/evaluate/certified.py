@@ -48,6 +48,9 @@ class Terms:
     precision: str = "auto"
     compiled: bool = False
 
+    def __post_init__(self) -> None:
+        device.usable(self.precision, self.device)
+
     def of(self, subject: Smoothed) -> Terms:
         """The same with the subject's own plan."""
         return self if subject.plan is None else replace(self, plan=subject.plan)
