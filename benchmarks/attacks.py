@@ -27,8 +27,9 @@ from equipoise import data, models, progress
 from equipoise.attacks import Outcome, Stage, worst_case
 from equipoise.attacks.auto import VERSIONS
 from equipoise.data import Dataset, pixels
-from equipoise.studies.learning import learn
 from equipoise.threat import Threat
+from equipoise.train import Plan, train
+from equipoise.train.objectives import Adversarial
 
 THREAT = Threat("linf", "8/255")
 KINDS = {"cpu": ("cifar10_resnet8_pgd_at_linf8.safetensors", 128, 128),
@@ -66,11 +67,12 @@ def drawn(asked: argparse.Namespace) -> tuple[str, nn.Module, Dataset, Threat]:
     """A stand-in that needs no files: a ResNet-8 made robust in some seconds, and images of drawn shapes."""
     print("no --weights and --data (nor $EQUIPOISE_WEIGHTS and $EQUIPOISE_DATA), so a stand-in is trained on drawn "
           "shapes; its accuracy means nothing", flush=True)
-    train, threat = data.load("shapes", split="train", count=1024), THREAT
-    model = models.build("resnet8", num_classes=train.num_classes, image_shape=train.image_shape, mean=(0.35,) * 3,
-                         std=(0.2,) * 3).to(asked.device).train()
+    learnt, threat = data.load("shapes", split="train", count=1024), THREAT
+    model = models.build("resnet8", num_classes=learnt.num_classes, image_shape=learnt.image_shape, mean=(0.35,) * 3,
+                         std=(0.2,) * 3)
     begun = time.perf_counter()
-    learn("stand-in", model, train, epochs=3, lr=5e-3, seed=0, threat=threat)
+    plan = Plan(epochs=3, optimizer="adamw", lr=5e-3, schedule="one-cycle", warmup=0.6, held_out=0)
+    train(model, Adversarial(norm=threat.norm, eps=threat.eps, steps=4), learnt, plan, device=asked.device)
     name = f"stand-in ResNet-8 on drawn 16 × 16 shapes (trained in {time.perf_counter() - begun:.0f} s)"
     images = data.load("shapes", split="test", count=asked.count or 32)
     return name, model.requires_grad_(False), images, threat
