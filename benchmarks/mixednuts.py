@@ -168,8 +168,7 @@ def main() -> None:
     parser.add_argument("--pair", default="resnet18")
     parser.add_argument("--part", default="figure,push")
     parser.add_argument("--points", type=float, default=2.0)
-    parser.add_argument("--mirrored", dest="looks", action="store_const", const="mirrored:", default="",
-                        help="the robust model looks at every image and its mirror image")
+    parser.add_argument("--looks", default="", help="looks:2: for a robust model that looks twice, and so on")
     parser.add_argument("--rule", default="auto", help="of `figure`")
     parser.add_argument("--rules", default="auto,nuts,switch", help="of `push`")
     parser.add_argument("--tried", default="2,3,4,6,8,10", help="promised points of `push`")

@@ -33,7 +33,7 @@ def _seed(value: int) -> int:
 
 
 Models = Annotated[list[str], typer.Argument(help="Model references: file:PATH, mixture:DIR, zoo:NAME, "
-                                             "python:MODULE:FACTORY, mirrored:REFERENCE, or a bare path.",
+                                             "python:MODULE:FACTORY, looks:N:REFERENCE, or a bare path.",
                                         show_default=False)]
 Data = Annotated[str, typer.Option(help="shapes, digits, mnist, fashion-mnist, cifar10, cifar100, "
                                    "folder:PATH or npz:PATH.")]

@@ -1,8 +1,8 @@
 """Model references: one string that says where a model comes from.
 
 `file:PATH` is a checkpoint, `zoo:NAME` an architecture with fresh weights, `python:MODULE:FACTORY` a
-function without arguments that returns a module from images in [0, 1] to logits, `mirrored:REFERENCE` any of
-them looking at each image and its mirror image. A bare path is `file:`.
+function without arguments that returns a module from images in [0, 1] to logits, `looks:N:REFERENCE` any of
+them looking at each image N times (2, 6 or 10), mirrored and moved. A bare path is `file:`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 from equipoise import checks
 from equipoise.checks import InputError
 from equipoise.models import checkpoint, zoo
-from equipoise.models.mirrored import Mirrored
+from equipoise.models.looks import SHIFTS, Looks
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,23 @@ def _python(reference: Reference, wishes: Wishes) -> nn.Module:
     return model
 
 
-def _mirrored(reference: Reference, wishes: Wishes) -> nn.Module:
-    inner = parse(reference.rest)
-    checks.require(inner.scheme != "mirrored", "model", "be mirrored once", reference.text)
-    return Mirrored(SCHEMES[inner.scheme](inner, wishes))
+def _looks(reference: Reference, wishes: Wishes) -> nn.Module:
+    count, inner = _counted(reference)
+    checks.require(inner.scheme != "looks", "model", "say looks: once", reference.text)
+    return Looks(SCHEMES[inner.scheme](inner, wishes), count)
+
+
+def _counted(reference: Reference) -> tuple[int, Reference]:
+    """How many looks, and what looks."""
+    count, _, rest = reference.rest.partition(":")
+    known = [str(number) for number in SHIFTS]
+    checks.require(count in known and bool(rest), "model", f"read looks:N:REFERENCE with N among {', '.join(known)}",
+                   reference.text)
+    return int(count), parse(rest)
 
 
 Loader = Callable[[Reference, Wishes], nn.Module]
-SCHEMES: dict[str, Loader] = {"file": _file, "mirrored": _mirrored, "python": _python, "zoo": _zoo}
+SCHEMES: dict[str, Loader] = {"file": _file, "looks": _looks, "python": _python, "zoo": _zoo}
 
 
 def parse(text: str) -> Reference:
@@ -123,12 +132,13 @@ def parse(text: str) -> Reference:
 def placed(text: str, place: Callable[[str], str]) -> str:
     """A reference whose file, if it names one, lies elsewhere.
 
-    >>> placed("mirrored:file:a.safetensors", "/models/{}".format)
-    'mirrored:file:/models/a.safetensors'
+    >>> placed("looks:2:file:a.safetensors", "/models/{}".format)
+    'looks:2:file:/models/a.safetensors'
     """
     reference = parse(text)
-    if reference.scheme == "mirrored":
-        return f"mirrored:{placed(reference.rest, place)}"
+    if reference.scheme == "looks":
+        count, inner = _counted(reference)
+        return f"looks:{count}:{placed(inner.text, place)}"
     return f"file:{place(reference.rest)}" if reference.scheme == "file" else text
 
 
