@@ -110,7 +110,7 @@ def test_settings_from_a_file(place: Path, capsys: pytest.CaptureFixture[str]) -
         (["--stepz", "3"], "--stepz"),
         (["other.safetensors"], "num_classes"),
         (["none.safetensors"], "none.safetensors"),
-        (["cloud:model"], "must be one of file, mixture, python, zoo, got 'cloud'"),
+        (["cloud:model"], "must be one of file, looks, mixture, python, zoo, got 'cloud'"),
         (["python:nowhere:make"], "nowhere"),
         (["images.npz"], "images.npz"),
     ],

@@ -72,7 +72,7 @@ def test_symptoms_of_any_attack_stand_in_the_summary(tmp_path: Path) -> None:
     assert set(told) == {(attack, name) for attack in attacks for name in names}
     assert told["pgd", "vanishing gradients"]["alarm"] and not told["helped", "vanishing gradients"]["alarm"]
     page = report.write(tmp_path / "run").read_text(encoding="utf-8")
-    assert "Symptoms" in page and "vanishing gradients (m)" in page
+    assert "Symptoms" in page and "vanishing gradients (m, pgd)" in page
 
 
 def test_symptoms_are_measured_on_as_many_images_as_fit(tmp_path: Path) -> None:
