@@ -40,4 +40,5 @@ clean:
 
 .venv/.dev: pyproject.toml constraints.txt | .venv
 	$(INSTALL) -e '.[dev]'
+	-$(INSTALL) --no-deps torchattacks  # asks for torchvision and an old requests, and uses neither
 	touch $@

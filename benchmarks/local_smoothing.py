@@ -1,6 +1,6 @@
 """What trust costs: rules of the family and the neighbours against one plain forward pass of the accurate model.
 
-    PYTHONPATH=src python benchmarks/local_smoothing.py [--arch resnet18] [--batch 32] [--threads 1] [--device cpu]
+    PYTHONPATH=src python benchmarks/local_smoothing.py [--arch resnet8] [--batch 32] [--threads 1] [--device cpu]
 
 Medians of several repeats; the ratios are what matters, and hold on a busy machine too because all passes of a
 round are measured in turn.
@@ -39,7 +39,7 @@ def clock(work: dict[str, Callable[[], object]], repeats: int, device: torch.dev
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--arch", default="resnet18")
+    options.add_argument("--arch", default="resnet8")
     options.add_argument("--classes", type=int, default=10)
     options.add_argument("--batch", type=int, default=32)
     options.add_argument("--repeats", type=int, default=5)

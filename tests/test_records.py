@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,3 +126,53 @@ def test_rows_are_plain_json() -> None:
     rows = records.rows_of([7], model="m", attack="a", correct=[True], margin=[0.5])
     assert json.loads(json.dumps(rows)) == [
         {"index": 7, "model": "m", "attack": "a", "correct": True, "margin": 0.5}]
+
+
+SITTING = """
+import sys, time
+from equipoise.records import Run
+run = Run(sys.argv[1], {"verb": "v"}, {})
+print("inside", flush=True)
+time.sleep(600)
+"""
+
+
+def test_one_command_at_a_time(tmp_path: Path) -> None:
+    """The second is told so, whatever it wants; a killed one leaves no lock and nothing else behind."""
+    with subprocess.Popen([sys.executable, "-c", SITTING, str(tmp_path / "run")], stdout=subprocess.PIPE,
+                          text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "inside\n"
+        before = (tmp_path / "run" / "run.toml").read_bytes()
+        for identity in ({"verb": "v"}, {"verb": "w"}):
+            with pytest.raises(InputError, match=r"no other command is writing to, got '.*run'"):
+                Run(tmp_path / "run", identity, {"device": "other"})
+        assert (tmp_path / "run" / "run.toml").read_bytes() == before
+        Run(tmp_path / "another", {"verb": "v"}, {})
+        other.kill()
+    run = Run(tmp_path / "run", {"verb": "v"}, {})
+    assert run is not None and [path.name for path in (tmp_path / "run").iterdir()] == ["run.toml"]
+
+
+def test_one_process_may_open_a_folder_twice(tmp_path: Path) -> None:
+    first = Run(tmp_path / "run", IDENTITY, {})
+    second = Run(tmp_path / "run", IDENTITY, {})
+    del first
+    trial = subprocess.run([sys.executable, "-c", SITTING.replace("600", "0"), str(tmp_path / "run")], check=False,
+                           capture_output=True, text=True)
+    assert "no other command is writing to" in trial.stderr
+    second.append(_rows([1]))
+    del second
+    trial = subprocess.run([sys.executable, "-c", SITTING.replace("600", "0"), str(tmp_path / "run")], check=False,
+                           capture_output=True, text=True)
+    assert "belong to this run" in trial.stderr, "free again; it only is another run"
+
+
+def test_where_there_are_no_locks_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def refused(number: int, how: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    Run(tmp_path / "run", IDENTITY, {}).append(_rows([1]))
+    assert len(records.read(tmp_path / "run")) == 1

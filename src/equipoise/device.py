@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import subprocess
+import sys
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -24,12 +27,40 @@ def pick(name: str) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
+_TRY = """
+import torch
+x, layer = torch.rand(8, 64), torch.nn.Linear(64, 16)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    layer(x).float().sum().backward()
+    torch.nn.Conv2d(64, 16, 3)(torch.rand(8, 64, 8, 8)).float().sum().backward()
+"""
+
+
+@functools.cache
+def has_bf16(kind: str) -> bool:
+    """Whether this kind of device computes in bfloat16.
+
+    Some CPUs, virtual ones above all, claim instructions on which they trap; that ends a process, so another one
+    tries first.
+    """
+    if kind != "cpu":
+        return True
+    return subprocess.run([sys.executable, "-c", _TRY], capture_output=True, check=False).returncode == 0
+
+
+def usable(name: str, device: torch.device) -> str:
+    """A precision that this device has."""
+    checks.one_of("precision", name, PRECISIONS)
+    checks.require(name != "bf16" or has_bf16(device.type), "precision",
+                   f"be auto or fp32 on this {device.type}, which cannot compute in bfloat16", name)
+    return name
+
+
 def precision(name: str, device: torch.device) -> AbstractContextManager[object]:
     """A context for forward passes: `bf16` computes convolutions and products in half the bits.
 
     `auto` is fp32, because a printed accuracy should not depend on the machine that measured it.
     """
-    checks.one_of("precision", name, PRECISIONS)
-    if name == "bf16":
+    if usable(name, device) == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()

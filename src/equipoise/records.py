@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise import checks, config, parallel
+from equipoise import checks, config, lock, parallel
 
 Row = dict[str, Any]
 SCHEMA = 1
@@ -36,7 +36,10 @@ def write(path: Path, content: str | bytes) -> None:
 
 
 class Run:
-    """A run folder, opened for writing; one that belongs to another run is refused."""
+    """A run folder, opened for writing; one that belongs to another run, or that another command is in, is refused.
+
+    The first of several processes holds the lock for all of them.
+    """
 
     def __init__(self, folder: Path | str, identity: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         """`identity` is what makes it the same run; `settings` (device, versions …) may differ."""
@@ -51,6 +54,10 @@ class Run:
 
     def _claim(self, identity: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         told = self.folder / "run.toml"
+        checks.require(self.folder.is_dir() or not self.folder.exists(), "out", "be a new folder or hold a run",
+                       str(self.folder))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = lock.take(self.folder)
         if told.exists():
             asked_before = config.read(told).get("identity")
             checks.require(isinstance(asked_before, dict), "identity", f"be a table in {told}", asked_before)
@@ -62,11 +69,10 @@ class Run:
                         f"{key} = {there.get(key)!r}, this run has {here.get(key)!r}"
                     )
             for part in _parts(self.folder):
-                _cut_torn_line(part)
+                cut_torn_line(part)
         else:
-            empty = not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir()))
+            empty = not any(self.folder.iterdir())
             checks.require(empty, "out", "be a new folder or hold a run", str(self.folder))
-            self.folder.mkdir(parents=True, exist_ok=True)
         asked = {"schema": SCHEMA, "identity": identity, "settings": settings}
         write(told, config.dumps(asked))
 
@@ -159,7 +165,7 @@ def _parts(folder: Path) -> list[Path]:
     return sorted((folder / "parts").glob("*.jsonl"))
 
 
-def _cut_torn_line(part: Path) -> None:
+def cut_torn_line(part: Path) -> None:
     """A killed process may leave half a line; appending to it would spoil the next row."""
     data = part.read_bytes()
     if data and not data.endswith(b"\n"):

@@ -27,10 +27,11 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
     k0, k1 = key
     for _ in range(_ROUNDS):
         first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1 = ((second >> 32) & _WORD) ^ c1 ^ k0, second & _WORD
-        c2, c3 = ((first >> 32) & _WORD) ^ c3 ^ k1, first & _WORD
+        # Only c0 and c2 are multiplied, so only they must be words here; c1 and c3 are cut when they are handed out.
+        c0, c1 = (second >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(_WORD), second
+        c2, c3 = (first >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(_WORD), first
         k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
-    return [c0, c1, c2, c3]
+    return [c0, c1.bitwise_and_(_WORD), c2, c3.bitwise_and_(_WORD)]
 
 
 def _digest(*words: int | str) -> int:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from conftest import Linear, generator
 from equipoise import attacks, geometry, losses
@@ -56,3 +57,34 @@ def test_more_targets_only_lower_the_margin(linear: Linear) -> None:
     spared = attacks.minimum_margin(linear, x, y, threat=threat, stream=chance, steps=12, targets=5, spare_broken=True)
     assert torch.equal(spared.margins < 0, many.margins < 0)
     assert bool((spared.margins >= many.margins).all())
+
+
+class Torn(nn.Module):
+    """Brighter images have larger margins of logits and smaller margins of probabilities."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = (x - 0.5).flatten(1).mean(dim=1) / 0.1
+        rest = (2 * (t - 1)).unsqueeze(1).expand(-1, 4)
+        return torch.cat([(1.1 + 0.1 * t).unsqueeze(1), torch.zeros_like(rest[:, :1]), rest], dim=1)
+
+
+def test_without_gradients_the_margin_of_probabilities_is_lowered() -> None:
+    x, y = torch.full((3, 3, 5, 7), 0.5), torch.zeros(3, dtype=torch.int64)
+    found = attacks.minimum_margin(Torn(), x, y, threat=Threat("linf", 0.1), stream=stream(0, "a", torch.arange(3)),
+                                   gradient_free=True, steps=6)
+    best = losses.probability_margin(Torn()(x + 0.1), y)  # 0.28; the smallest margin of logits has 0.45
+    assert float(best[0]) < 0.29
+    assert bool((found.margins[0] < best + 0.02).all())
+
+
+def test_without_gradients_a_saturated_margin_is_no_wall() -> None:
+    """Probabilities of a confident model are 1 and 0 far around the image; its logits still show the way."""
+    class Sure(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            own = 200 - 3000 * (x - 0.5).flatten(1).mean(dim=1)
+            return torch.stack([own, torch.zeros_like(own), torch.zeros_like(own)], dim=1)
+
+    x, y = torch.full((3, 3, 5, 7), 0.5), torch.zeros(3, dtype=torch.int64)
+    found = attacks.minimum_margin(Sure(), x, y, threat=Threat("linf", 0.1), stream=stream(0, "a", torch.arange(3)),
+                                   gradient_free=True, steps=6)
+    assert bool((found.margins[0] < 0).all())

@@ -139,7 +139,9 @@ def test_foolbox_is_not_stronger(network: nn.Module, images: tuple[Tensor, Tenso
 
 
 def test_torchattacks_is_not_stronger(network: nn.Module, images: tuple[Tensor, Tensor, Stream]) -> None:
-    torchattacks = pytest.importorskip("torchattacks", exc_type=ImportError)
+    torchattacks = pytest.importorskip(
+        "torchattacks", exc_type=ImportError, reason="torchattacks is not installed; it asks for torchvision, which it "
+        "does not use, so it is no extra of ours: pip install --no-deps torchattacks")
     x, y, chance = images
     torch.manual_seed(0)
     theirs = _broken(network, torchattacks.APGD(network, eps=8 / 255, steps=20, loss="ce")(x, y), y)

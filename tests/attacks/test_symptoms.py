@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -43,7 +45,7 @@ def _seen(model: nn.Module, linear: Linear) -> dict[str, Symptom]:
 
 def test_a_healthy_model_has_none(linear: Linear) -> None:
     found = _seen(linear.eval(), linear)
-    assert len(found) == 6 and not any(symptom.alarm for symptom in found.values())
+    assert len(found) == 7 and not any(symptom.alarm for symptom in found.values())
     assert set(found["randomness"].facts()) == {"name", "value", "alarm", "says"}
 
 
@@ -57,6 +59,42 @@ def test_each_is_seen(kind: str, linear: Linear) -> None:
 def test_train_mode_is_seen_and_left(linear: Linear) -> None:
     model = linear.train()
     assert _seen(model, linear)["train mode"].alarm and model.training
+
+
+class Forbidding(nn.Module):
+    """One class is impossible for every image, and a second one sometimes."""
+
+    def __init__(self, base: nn.Module, kind: str) -> None:
+        super().__init__()
+        self.base, self.kind, self.calls = base, kind, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        z: Tensor = self.base(x).clone()
+        z[:, 5] = -torch.inf
+        match self.kind:
+            case "randomness":
+                z = z + 0.1 * self.calls
+            case "random infinities" if self.calls % 2:
+                z[:, 4] = -torch.inf
+            case "batch-size dependence":
+                z = z + 0.1 * len(x)
+        return z
+
+
+def test_infinite_logits_hide_nothing(linear: Linear) -> None:
+    calm = _seen(Forbidding(linear, "calm").eval(), linear)
+    assert calm["infinite logits"].value == 1 and calm["infinite logits"].alarm
+    assert not calm["randomness"].alarm and not calm["batch-size dependence"].alarm
+    assert _seen(Forbidding(linear, "randomness").eval(), linear)["randomness"].alarm
+    assert _seen(Forbidding(linear, "random infinities").eval(), linear)["randomness"].value == 1
+    assert _seen(Forbidding(linear, "batch-size dependence").eval(), linear)["batch-size dependence"].alarm
+    x = stream(3, "x", torch.arange(4)).uniform(3, 5, 7).double()
+    helped = symptoms(Hard(linear), x, linear(x).argmax(1), threat=Threat("linf", 0.02), surrogate=linear,
+                      stream=stream(0, "s", torch.arange(4)))
+    told = next(symptom for symptom in helped if symptom.name == "infinite logits")
+    assert told.value == 1 and not told.alarm and "surrogate" in told.says
+    assert all(math.isfinite(symptom.value) for symptom in [*helped, *calm.values()])
 
 
 class Folded(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,15 +15,20 @@ from torch import Tensor, nn
 from equipoise import attacks, losses
 from equipoise.attacks import Apgd, Called, Fab, Found, Outcome, Square, Stage, Targeted, worst_case
 from equipoise.attacks.adversary import Adversary
+from equipoise.attacks.apgd import Ascent
 from equipoise.attacks.company import indifferent
-from equipoise.attacks.swift import swift
+from equipoise.attacks.graphed import Graphed
+from equipoise.attacks.outcome import fresh
+from equipoise.attacks.swift import agree, swift
+from equipoise.attacks.targeted import CANDIDATES, nearest_first, ranked
 from equipoise.checks import InputError
 from equipoise.data import Dataset, pixels
-from equipoise.rng import Stream
+from equipoise.rng import Stream, stream
 from equipoise.threat import Threat
 
 THREAT = Threat("linf", 0.01)
 STAGES: list[Stage] = [Apgd("margin", 9), Targeted(1, 12), Targeted(2, 12, within=0.5), Fab(1, 10), Square(60)]
+NAMES = [stage.name for stage in STAGES]
 
 
 class Net(nn.Module):
@@ -97,6 +103,47 @@ def test_shards_do_not_matter(model: nn.Module, whole: Outcome, world: int) -> N
         assert _numbers(part) == tuple(column[rank::world] for column in _numbers(whole))
 
 
+class Sociable(Net):
+    """Answers a little differently in other company, as convolutions on CUDA do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add(len(x))
+        return super().forward(x) + 0.3 * torch.sin(torch.arange(6.0) * len(x))
+
+
+def test_shares_of_a_rigid_batch_meet_the_shapes_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA every pass has one shape; a share or a rest with fewer images must not have another."""
+    room = sys.modules["equipoise.attacks.worst_case"]._Room
+    monkeypatch.setattr(room, "rigid", True)
+    model = Sociable().eval()
+    monkeypatch.setattr("equipoise.attacks.adversary.swift", lambda model, x: model)
+    monkeypatch.setattr("equipoise.attacks.adversary.frozen", lambda model, x: model)
+    data = _data(model)
+    examples: list[Tensor] = []
+    real = Adversary.__post_init__
+
+    def spied(self: Adversary) -> None:
+        examples.append(self.example)
+        real(self)
+
+    monkeypatch.setattr(Adversary, "__post_init__", spied)
+
+    def run(rows: Tensor) -> Outcome:
+        model.seen.clear()
+        found = worst_case(STAGES, model, data.take(rows), threat=THREAT, seed=0, batch_size=16, whole=data)
+        assert model.seen == {8, 16}, "8 at first, to try the copies"
+        return found
+
+    expected = _numbers(run(torch.arange(37)))
+    for rows in (torch.arange(0, 37, 2), torch.arange(3, 9), torch.tensor([36])):
+        assert _numbers(run(rows)) == tuple([column[row] for row in rows] for column in expected)
+    assert all(torch.equal(example, examples[0]) for example in examples), "the precision is tried on the same images"
+
+
 class KilledError(Exception):
     pass
 
@@ -106,9 +153,7 @@ def test_taken_up_after_a_stop(model: nn.Module, whole: Outcome, fatal: int) -> 
     data = _data(model)
     known = attacks.worst_case([], model, data.slice(0, 1), threat=THREAT, seed=0)  # any list folds, even none
     assert known.stages == ()
-    from equipoise.attacks.worst_case import fresh
-
-    known = fresh(STAGES, len(data))
+    known = fresh(NAMES, len(data))
     seen: list[tuple[int, int]] = []
 
     def note(number: int, found: Found) -> None:
@@ -147,6 +192,102 @@ def test_out_of_memory_halves_the_batch() -> None:
         worst_case(STAGES, model, data, threat=THREAT, seed=0)
 
 
+def test_out_of_memory_lets_recorded_passes_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for graphs on CUDA: what was recorded for large batches is gone when smaller ones come."""
+    held: list[tuple[int, list[int]]] = []
+    pools: list[list[int]] = []
+
+    def recording(self: Graphed, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        assert inputs[0] is not None
+        size = len(inputs[0])
+        held.append((size, [kept for kept in self.recorded if isinstance(kept, int)]))
+        self.recorded[size] = None
+        self.pool.append(size)
+        pools.append(self.pool)
+        return self.function(*inputs)
+
+    monkeypatch.setattr(Graphed, "__call__", recording)
+    monkeypatch.setattr(sys.modules["equipoise.attacks.worst_case"]._Room, "rigid", True)
+
+    class GreedyForGradients(Greedy):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if torch.is_grad_enabled() else Net.forward(self, x)
+
+    model = GreedyForGradients().eval()
+    data = _data(model)
+    model.room = 10
+    worst_case(STAGES, model, data, threat=THREAT, seed=0, batch_size=32)
+    large = [at for at, (size, _) in enumerate(held) if size > 10]
+    assert large, "a large batch was tried and failed"
+    assert all(max(kept, default=0) <= 10 for _, kept in held[large[-1] + 1 :])
+    assert max(pools[-1], default=0) <= 10
+
+
+def test_what_is_taken_up_must_fit(model: nn.Module) -> None:
+    data = _data(model)
+    good = fresh(NAMES, len(data))
+    for wrong, sentence in (
+        (fresh(NAMES[:2], len(data)), "`known` must be of the stages"),
+        (fresh(NAMES, 5), r"`known.predicted` must be torch.int64 of shape \(37,\)"),
+        (replace(good, margin=good.margin.double()), "`known.margin` must be torch.float32"),
+        (replace(good, broken=good.broken + 9), r"`known.broken` must lie in -1..5"),
+        (replace(good, images=torch.zeros(1)), "`known.images` must be None"),
+        ("outcome.pt", "`known` must be an Outcome"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            worst_case(STAGES, model, data, threat=THREAT, seed=0, known=wrong)  # type: ignore[arg-type]
+
+
+def test_stages_that_differ_have_different_names() -> None:
+    listed: list[Stage] = [
+        Targeted(1, 20), Targeted(1, 20, "distance"), Targeted(2, 20), Targeted(1, 30), Square(50),
+        Square(50, share=0.3), Square(50, restart=1), Fab(1), Fab(2), Fab(1, 50), Apgd("ce"), Apgd("dlr"),
+        Apgd("ce", restart=1), Apgd("ce", 50)]
+    assert len({stage.name for stage in listed}) == len(listed)
+
+
+def test_order_of_targets_takes_few_bytes_an_image() -> None:
+    """A thousand classes must not cost a thousand numbers an image."""
+    chance = torch.Generator().manual_seed(0)
+    layer = nn.Linear(105, 1000).requires_grad_(False)
+    net = nn.Sequential(nn.Flatten(), layer)
+    x = torch.rand(6, 3, 5, 7, generator=chance)
+    y = torch.arange(6)
+    adversary = Adversary(net, None, None, "model", "fp32", x)
+    order = nearest_first(adversary, x, y, stream(0, "s", torch.arange(6)), "l2")
+    assert sum(map(len, adversary.memory.values())) <= 6 * 100
+    assert torch.equal(order, nearest_first(adversary, x, y, stream(0, "s", torch.arange(6)), "l2"))
+    with torch.no_grad():
+        z, weight = net(x), layer.weight
+    gap = (z.gather(1, y.view(-1, 1)) - z) / (weight[y].unsqueeze(1) - weight).norm(dim=2)  # linear: exact
+    candidates = ranked(z, y)[:, :CANDIDATES]
+    expected = candidates.gather(1, gap.gather(1, candidates).argsort(dim=1))
+    assert torch.equal(order, expected)
+    far = Targeted(CANDIDATES + 2, 3, "distance").search(adversary, THREAT)
+    assert isinstance(far, Ascent)
+    assert torch.equal(far.start(x, y, stream(0, "s", torch.arange(6)))["aim"], ranked(z, y)[:, CANDIDATES + 1])
+
+
+class Rounded(nn.Module):
+    """A network whose answers in bfloat16 are nonsense."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, :6] * (1 if not torch.is_autocast_enabled("cpu") else -1)
+
+
+def test_reduced_precision_must_suit_the_surrogate_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.device.has_bf16", lambda kind: True)
+    x = torch.rand(8, 3, 5, 7, generator=torch.Generator().manual_seed(0))
+
+    class Steady(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)[:, :6]
+
+    assert Adversary(Steady(), Steady(), None, "model", "bf16", x).reduced
+    assert not Adversary(Steady(), Rounded(), None, "model", "bf16", x).reduced
+    assert not Adversary(Rounded(), Steady(), None, "model", "bf16", x).reduced
+
+
 def test_any_attack_can_be_a_stage(model: nn.Module) -> None:
     met: list[int] = []
 
@@ -177,6 +318,27 @@ def test_within_leaves_safe_images_out(model: nn.Module) -> None:
     limit = float(first.margin[first.standing].median())
     worst_case([Apgd("margin", 5), Square(5, within=limit)], model, data, threat=THREAT, seed=0, note=note)
     assert set(met) == set((first.standing & (first.margin < limit)).nonzero().squeeze(1).tolist())
+
+
+def test_copies_are_compared_where_logits_are_infinite() -> None:
+    truth = torch.tensor([[0.0, -torch.inf, 2.0], [1.0, -torch.inf, 0.0]])
+    assert agree(truth, truth) and agree(truth + 1e-4, truth)
+    assert not agree(truth + 0.1, truth)
+    assert not agree(truth.nan_to_num(), truth), "a finite logit is not an infinite one"
+    assert not agree(truth, truth.nan_to_num())
+    assert not agree(truth * torch.nan, truth)
+
+
+def test_a_list_as_one_attack_has_batches_of_one_size() -> None:
+    """Otherwise an image would round differently when a neighbour is broken."""
+    model = Sociable().eval()
+    data = _data(model).slice(0, 8)
+    model.seen.clear()
+    x_adv = attacks.Fold(tuple(STAGES))(model, pixels(data.images), data.labels, threat=THREAT,
+                                        stream=stream(0, "a", data.index))
+    assert model.seen == {8}
+    with torch.no_grad():
+        assert 0 < int((model(x_adv).argmax(dim=1) != data.labels).sum()) < 8, "some leave early"
 
 
 def test_swift_copy_is_equal_and_leaves_the_model_alone(model: nn.Module) -> None:

@@ -101,7 +101,7 @@ def test_alpha_for_a_clean_accuracy() -> None:
     assert alpha == pytest.approx(1 / 1.2) and mixture.clean_accuracy(base, alpha) == 0.75
     assert mixture.clean_accuracy(base, mixture.alpha_for(base, 1.0)) == 1.0
     wrong = mixture.Base(0.5, base.chosen, base.lower, 1 - base.accurate, base.gap, base.labels)
-    with pytest.raises(InputError, match="`accuracy` must be reachable"):
+    with pytest.raises(InputError, match="`clean` must be reachable"):
         mixture.alpha_for(wrong, 0.9)
 
 
@@ -113,14 +113,25 @@ def test_frontier_is_the_best_of_all_pairs() -> None:
         found = certify(Bins((0.0, 1.0)), x, plan=Plan(sigma, samples=2000), stream=chance(300),
                         engine=Engine(batch_size=1 << 15))
         bases.append(mixture.Base.of(found, sigma, labels, labels))
-    reach = np.linspace(0, 0.5, 11)
-    best, pairs = mixture.frontier(bases, reach, 0.97)
-    assert (np.diff(best) <= 0).all() and len(pairs) == 11 and {sigma for _, sigma in pairs} <= {0.1, 0.3}
-    for base in bases:
-        alpha = mixture.alpha_for(base, 0.97)
+    reach, alphas = np.linspace(0, 0.5, 11), [mixture.alpha_for(base, 0.97) for base in bases]
+    best, which = mixture.frontier(list(zip(bases, alphas, strict=True)), reach)
+    assert (np.diff(best) <= 0).all() and len(which) == 11 and set(which) == {0, 1}
+    for base, alpha in zip(bases, alphas, strict=True):
         assert mixture.clean_accuracy(base, alpha) >= 0.97
         assert (best >= [(base.radius(alpha) >= max(r, 1e-300)).mean() for r in reach]).all()
-        assert (base.radius(alpha) >= base.radius(alpha, paper=True) - 1e-9).all()
+        for theorem in ("A.2", "3.5"):
+            assert (base.radius(alpha) >= base.radius(alpha, theorem) - 1e-9).all()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.floats(0, 1), st.floats(0.05, 2), alphas)
+def test_the_lipschitz_radius_of_a_bound(p: float, sigma: float, alpha: float) -> None:
+    """Theorem 3.5 with the paper's constant and h_i ≤ 1 − p; never above ours."""
+    h = torch.tensor([[p, 1 - p]], dtype=torch.float64) if p >= 0.5 else torch.tensor([[0.5, 0.5]]).double()
+    constants = torch.full((2,), lipschitz.gaussian_constant(sigma, paper=True), dtype=torch.float64)
+    found = float(radii.lipschitz(p, sigma, alpha))
+    assert found == pytest.approx(float(lipschitz_radius(h, constants, alpha)), abs=1e-7)
+    assert found <= radii.one_sided(p, sigma, alpha) + 1e-9
 
 
 def test_answer_follows_whoever_wins() -> None:
@@ -147,6 +158,7 @@ def test_local_estimate_on_a_linear_model(linear: torch.nn.Module) -> None:
     assert (found.constants <= spread / 2 + 1e-9).all() and found.constants.max() > 0.05 * spread
     assert found.averaged.shape == (4,)
     kept = found.holds(0.9)
+    assert torch.equal(kept, found.margins >= radii.lemma_margin(0.9))
     # Where a random search already breaks the margin, the estimate must not claim to hold.
     for seed in range(20):
         moved = geometry.draw(x, threat, rng.stream(seed, "search", torch.arange(4)))

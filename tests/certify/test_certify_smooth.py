@@ -130,6 +130,23 @@ def test_predict_is_cohens() -> None:
     assert expected[2] == ABSTAIN and expected[1] == 0
 
 
+class Torn(nn.Module):
+    """Class 0 gets most votes, barely each; class 1 few, but each for sure."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        surely = x.flatten(1)[:, 0] > 0.6
+        return torch.stack((torch.where(surely, -50.0, 0.02), torch.zeros(len(x))), dim=1)
+
+
+@pytest.mark.parametrize(("soft", "class_"), [(False, 0), (True, 1)])
+def test_predict_answers_for_what_is_certified(soft: bool, class_: int) -> None:
+    """Votes and mean probabilities are two smoothed classifiers; PREDICT must speak for the one of the plan."""
+    plan = Plan(0.3, samples=3000, n0=50, failure=0.01, soft=soft)
+    x = torch.full((3, 1, 2, 2), 0.5)
+    assert certify(Torn(), x, plan=plan, stream=chance(3)).predicted.tolist() == [class_] * 3
+    assert predict(Torn(), x, plan=plan, stream=chance(3, 1)).tolist() == [class_] * 3
+
+
 def test_averaged_is_differentiable_and_fixed() -> None:
     model = Averaged(Net(), 0.3, (3, 5, 7), copies=5, seed=1)
     x = pictures().requires_grad_()

@@ -50,7 +50,34 @@ def test_plans(place: Path, plan: list[str]) -> None:
     assert len(records.read("run")) == 6
 
 
+def test_alpha_for_a_clean_accuracy(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two sigmas of one model; alpha comes from the three images that are not certified."""
+    wish = ["--sigma", "0.05,0.2", "--accurate", "accurate.safetensors", "--clean", "0", "--count", "3"]
+    assert certify(*wish) == 0
+    said = capsys.readouterr().out
+    assert "Frontier" in said and "3 other images" in said
+    told = records.summary("run")
+    assert [row["sigma"] for row in told["chosen"]] == [0.05, 0.2]
+    assert {row["index"] for row in records.read("run") if row["attack"] == "choose"} == {3, 4, 5}
+    assert run(["report", "run"]) == 0 and Path("run/figures/frontier.svg").exists()
+
+
+def test_several_models_in_one_page(place: Path) -> None:
+    assert run(["certify", "robust.safetensors", "accurate.safetensors", "--data", "npz:images.npz", "--out", "run",
+                "--samples", "150", "--n0", "20", "--sigma", "0.05,0.1", "--diagnose"]) == 0
+    assert {row["sigma"] for row in records.read("run") if row["attack"] == "certify"} == {0.05, 0.1}
+    assert run(["report", "run"]) == 0
+    assert Path("run/figures/certified.svg").exists()
+
+
 @pytest.mark.parametrize(("arguments", "sentence"), [
+    (["--sigma", "0.1,0"], "`sigma` must be positive"),
+    (["--sigma", "much"], "`sigma` must be a number"),
+    (["--sigma", "0.1", "--clean", "0.5"], "`alpha` must be given together with `accurate`"),
+    (["--sigma", "0.1", "--accurate", "accurate.safetensors", "--clean", "0.5"], "`count` must leave images"),
+    (["--sigma", "0.1", "--accurate", "accurate.safetensors", "--clean", "2", "--count", "3"], "`clean` must lie in"),
+    (["--sigma", "0.1", "--accurate", "accurate.safetensors", "--clean", "0.5", "--alpha", "0.8"],
+     "`clean` must be left out beside `alpha`"),
     (["--sigma", "0"], "`sigma` must be positive"),
     (["--sigma", "0.1", "--failure", "1"], "`failure` must lie in (0, 1)"),
     (["--sigma", "0.1", "--n0", "200"], "`samples` must be at least n0"),

@@ -56,11 +56,12 @@ def test_a_mixture_beside_its_bases(place: Path) -> None:
                 robust="robust.safetensors")
     for source in ("mix", "std", "rob"):
         assert run(["evaluate", "mixture:mixture", "--data", "npz:images.npz", "--out", source, "--steps", "2",
-                    "--source", source]) == 0
+                    "--source", source, *(["--estimate"] if source == "mix" else [])]) == 0
         told = records.summary(source)
         assert {row["model"] for row in told["results"]} == {"accurate", "robust", "mixed"}
         assert {(row["model"], row["versus"]) for row in told["differences"]} == {
             ("mixed", "robust"), ("mixed", "accurate")}
+    assert {row["model"] for row in records.summary("mix/estimate")["results"]} == {"robust"}
 
 
 def test_report_of_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +110,7 @@ def test_settings_from_a_file(place: Path, capsys: pytest.CaptureFixture[str]) -
         (["--stepz", "3"], "--stepz"),
         (["other.safetensors"], "num_classes"),
         (["none.safetensors"], "none.safetensors"),
-        (["cloud:model"], "must be one of file, mixture, python, zoo, got 'cloud'"),
+        (["cloud:model"], "must be one of file, looks, mixture, python, zoo, got 'cloud'"),
         (["python:nowhere:make"], "nowhere"),
         (["images.npz"], "images.npz"),
     ],

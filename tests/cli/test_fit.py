@@ -66,13 +66,13 @@ def test_a_mixture_for_a_target(place: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_stopped_fit_goes_on_after_its_attack(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from equipoise.cli import fit as verb
+    from equipoise.studies import fitting
 
     def stopped(*arguments: object, **settings: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(verb, "_write", stopped)
+        patch.setattr(fitting, "_write", stopped)
         assert fit("--lose-at-most", "20") == 130
     assert (place / "M" / "logits.npz").exists() and not (place / "M" / "mixture.toml").exists()
     assert fit("--lose-at-most", "20") == 0 and fit("--lose-at-most", "20", out="N") == 0

@@ -112,7 +112,7 @@ def test_a_mixture(tmp_path: Path) -> None:
         assert row["predicted"] in (ABSTAIN, row["answer"])
     assert summary.value(results, "m", "acr") < summary.value(plain, "m", "acr")
     assert summary.value(results, "m", "clean") >= summary.value(results, "m", "certified@0.00")
-    base = room.bases(rows, 0.1)["m"]
+    base = mixture.Base.of_rows(rows, 0.1)
     assert np.allclose(np.floor(1e6 * base.radius(0.8)) / 1e6,
                        [row["radius"] if row["correct"] else 0 for row in rows], atol=2e-5)
     assert mixture.clean_accuracy(base, 1.0) >= 0.8

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise import records, summary
+from equipoise import records, report, summary
 from equipoise.attacks import pgd
 from equipoise.checks import InputError
 from equipoise.data import Dataset
@@ -49,6 +49,46 @@ def test_results_count_what_the_rows_say(tmp_path: Path) -> None:
     assert all((row["margin"] > 0) == row["correct"] for row in rows)
     assert records.summary(tmp_path / "run")["results"] == json.loads(json.dumps(results))
     assert _run(tmp_path / "run") == results, "a finished run is read, not repeated"
+
+
+class Rounding(nn.Module):
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.base(x)
+        return logits.round()
+
+
+def test_symptoms_of_any_attack_stand_in_the_summary(tmp_path: Path) -> None:
+    """Plain attacks too; gradients are looked at where the attack takes them."""
+    dead = Rounding(_model())
+    attacks: dict[str, Attack] = {"pgd": partial(pgd, steps=3), "helped": partial(pgd, steps=3, surrogate=_model())}
+    evaluate({"m": dead}, _data(), attacks=attacks, conditions=CONDITIONS, out=tmp_path / "run")
+    told = {(row["attack"], row["name"]): row for row in records.summary(tmp_path / "run")["symptoms"]}
+    names = {"train mode", "randomness", "batch-size dependence", "probabilities for logits", "infinite logits",
+             "vanishing gradients", "accuracy rises with budget"}
+    assert set(told) == {(attack, name) for attack in attacks for name in names}
+    assert told["pgd", "vanishing gradients"]["alarm"] and not told["helped", "vanishing gradients"]["alarm"]
+    page = report.write(tmp_path / "run").read_text(encoding="utf-8")
+    assert "Symptoms" in page and "vanishing gradients (m, pgd)" in page
+
+
+def test_symptoms_are_measured_on_as_many_images_as_fit(tmp_path: Path) -> None:
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = _model()
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > 4:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            logits: Tensor = self.base(x)
+            return logits
+
+    evaluate({"m": Small()}, _data(), attacks=ATTACKS, conditions=CONDITIONS, out=tmp_path / "run")
+    assert len(records.summary(tmp_path / "run")["symptoms"]) == 7
 
 
 class KilledError(Exception):

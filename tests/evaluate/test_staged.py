@@ -68,7 +68,7 @@ def test_rows_tell_what_broke_each_image(whole: Path) -> None:
 
 def test_symptoms_stand_in_the_summary(whole: Path) -> None:
     told = records.summary(whole)["symptoms"]
-    assert len(told) == 7 and all(row["model"] == "m" and row["attack"] == "mine" for row in told)
+    assert len(told) == 8 and all(row["model"] == "m" and row["attack"] == "mine" for row in told)
     assert {"name", "value", "alarm", "says"} <= told[0].keys()
     before = (whole / "summary.json").stat().st_mtime_ns
     _run(whole)
@@ -107,6 +107,29 @@ def test_killed_and_repeated_gives_the_same_rows(
     _run(tmp_path / "run")
     assert (tmp_path / "run" / "rows.jsonl").read_bytes() == (whole / "rows.jsonl").read_bytes()
     assert records.summary(tmp_path / "run")["results"] == records.summary(whole)["results"]
+
+
+def test_a_torn_line_of_the_journal_spoils_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from equipoise.evaluate import staged
+
+    real, left = staged._write, [2]
+
+    def dying(*arguments: Any) -> None:
+        real(*arguments)
+        left[0] -= 1
+        if left[0] == 0:
+            raise KilledError
+
+    monkeypatch.setattr(staged, "_write", dying)
+    journal = tmp_path / "run" / "stages" / "0.jsonl"
+    for _ in range(2):
+        with pytest.raises(KilledError):
+            _run(tmp_path / "run")
+        with journal.open("ab") as file:
+            file.write(b'{"subject": "m, mi')
+        left[0] = 1
+    lines = journal.read_text().splitlines()
+    assert len([json.loads(line) for line in lines[:-1]]) == 3, "two lines of the first sitting, one of the second"
 
 
 @pytest.mark.parametrize("size", [3, 8, 64])

@@ -90,6 +90,7 @@ def test_rows_and_arrays_tell_the_story(made: Fit) -> None:
     assert kept["mixed", "clean"] > kept["robust", "clean"]
     assert kept["robust", "minimum-margin"] - 20 <= kept["mixed", "minimum-margin"] <= kept["robust", "minimum-margin"]
     held = journal.arrays(made)
+    assert str(held["nuts_landscape_of"]) in held["nuts_kinds"].tolist() and len(held["nuts_kinds_worth"]) == 3
     assert held["nuts_landscape"].shape == (8, 8, 8) and held["nuts_chosen"].shape == (5,)
     assert held["nuts_clean_before"].shape == held["nuts_clean_after"].shape == (200,)
     assert held["nuts_curve_nuts"].shape[1] == held["nuts_curve_plain"].shape[1] == 2

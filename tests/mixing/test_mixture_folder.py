@@ -58,3 +58,14 @@ def test_a_spoiled_folder(tmp_path: Path, old: str, new: str, message: str) -> N
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"`mixture` must be a folder that holds mixture\.toml"):
         mixing.load(f"mixture:{tmp_path}/none")
+
+
+def test_a_base_that_looks_twice_moves_with_its_folder(tmp_path: Path) -> None:
+    plain = _saved(tmp_path / "m")
+    mixture = MixedClassifier(plain.accurate, models.Looks(plain.robust, 2), 0.3).eval()
+    mixing.save(tmp_path / "m", mixture, accurate=f"file:{tmp_path}/m/accurate.safetensors",
+                robust=f"looks:2:{tmp_path}/m/robust.safetensors")
+    (tmp_path / "m").rename(tmp_path / "moved")
+    x = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = mixing.load(f"mixture:{tmp_path}/moved")(x)
+    assert torch.equal(found, mixture(x)) and not torch.allclose(found, plain(x))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from equipoise.checks import InputError
-from equipoise.models import SCHEMES, Reference, build, checkpoint, digest, load, parse, weights_digest
+from equipoise.models import SCHEMES, Reference, build, checkpoint, digest, load, parse, placed, weights_digest
 
 SHAPE = (1, 8, 8)
 
@@ -72,7 +72,7 @@ def test_a_path_that_exists_is_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["tims:resnet18", "nowhere", "", "zoo:", "resnet18"])
 def test_unknown_references_list_the_schemes(text: str) -> None:
-    with pytest.raises(InputError, match="file:, python:, zoo:") as caught:
+    with pytest.raises(InputError, match="file:, looks:, python:, zoo:") as caught:
         parse(text)
     assert ("did you mean 'zoo:resnet18'" in str(caught.value)) == (text == "resnet18")
 
@@ -146,3 +146,22 @@ def test_python_mistakes_are_one_sentence(here: str, ending: str, message: str) 
 def test_python_refuses_what_it_cannot_honour(here: str) -> None:
     with pytest.raises(InputError, match="`mean` must be left out"):
         load(f"python:{here}:make", mean=[0.5])
+
+
+def test_looks_of_a_file(file: Path) -> None:
+    x = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(1))
+    plain, twice = load(f"file:{file}"), load(f"looks:2:{file}")
+    with torch.no_grad():
+        torch.testing.assert_close(twice(x), (plain(x) + plain(x.flip(3))) / 2)
+
+
+@pytest.mark.parametrize(("count", "message"), [("3", "N among 2, 6, 10"), ("2:looks:2", "looks: once")])
+def test_looks_that_are_none(file: Path, count: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load(f"looks:{count}:{file}")
+
+
+def test_a_reference_can_be_moved(file: Path) -> None:
+    assert placed(f"looks:6:{file}", lambda path: Path(path).name) == f"looks:6:file:{file.name}"
+    assert placed(str(file), lambda path: Path(path).name) == f"file:{file.name}"
+    assert placed("zoo:resnet8", lambda path: "elsewhere") == "zoo:resnet8"

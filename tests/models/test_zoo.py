@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from equipoise.checks import InputError
 from equipoise.models import ARCHITECTURES, build, weights_digest, zoo
+from equipoise.models.cnn import CNN
 
 HEAVY = {"wide_resnet28_10", "wide_resnet34_10", "wide_resnet70_16", "resnet110"}
 LIGHT = sorted(set(ARCHITECTURES) - HEAVY)
@@ -56,6 +57,16 @@ def test_forward_on_odd_shapes(arch: str, image_shape: tuple[int, int, int]) -> 
     assert logits.isfinite().all()
     assert logits.std(dim=0).min() > 0  # every logit depends on the image
     torch.testing.assert_close(alone, logits[2:3], atol=1e-4, rtol=1e-4)
+
+
+def test_the_last_layer_of_the_cnn_is_linear() -> None:
+    model = build("cnn_small", num_classes=6, image_shape=(3, 9, 13)).eval()
+    assert isinstance(model, CNN)
+    x, seen = images(5, 3, 9, 13), []
+    hook = model.conv3.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    logits = model(x)
+    hook.remove()
+    torch.testing.assert_close(logits, model.fc(seen[0].relu().flatten(1)))
 
 
 @pytest.mark.parametrize("arch", LIGHT)

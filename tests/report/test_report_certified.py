@@ -29,6 +29,8 @@ def rows(model: str, shift: float, **more: Any) -> list[Row]:
 def folder(tmp_path: Path) -> Path:
     run = Run(tmp_path / "run", {"verb": "certify", "plan": PLAN.facts(), "data": {"name": "made"}}, {"device": "cpu"})
     run.append(rows("base", 0.0) + rows("better", 0.05) + rows("mixed", 0.0, alpha=0.8, accurate=0, gap=0.0))
+    run.append([{"index": i, "model": "base", "attack": "mixing-ratio", "label": 0, "correct": True,
+                 "ratio": None if i == 0 else i / 10} for i in range(9)])
     everything = run.finish()
     more: list[Row] = [
         {"model": "base", "metric": "broken-pgd", "value": 0.0, "low": 0.0, "high": 0.1, "n": 30, "broken": 0,
@@ -48,8 +50,9 @@ def test_the_section(folder: Path) -> None:
     assert "broke 0 of 30" in text and "Theorem A.2" in text
     with styled(LIGHT):
         figure = section.pictures[0].draw(LIGHT)
-    lines = figure.axes[0].get_lines()
-    assert len(lines) == 4, "three models, and the paper's radii of the mixture"
+        ratios = section.pictures[1].draw(LIGHT)
+    assert len(figure.axes[0].get_lines()) == 4, "three models, and the paper's radii of the mixture"
+    assert ratios.axes[0].get_legend_handles_labels()[1] == ["base (n = 8)"]
 
 
 def test_the_papers_curve_lies_below() -> None:

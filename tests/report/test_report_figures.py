@@ -115,7 +115,12 @@ def test_symptoms_are_told_alarms_first(tmp_path: Path) -> None:
             for name, value, alarm in (("randomness", 0.0, False), ("vanishing gradients", 0.4, True))]
     records.Run(tmp_path / "run", {"verb": "v"}, {}).summarise("v", 0.0, [], symptoms=seen)
     section = symptoms.symptoms(view(tmp_path / "run"))
-    assert section is not None and "vanishing gradients (m)" in section.prose[1]
-    assert [row[0].text for row in section.tables[0].body] == ["vanishing gradients", "randomness"]
+    assert section is not None and "vanishing gradients (m, fast)" in section.prose[1] and len(section.prose) == 2
+    assert [(row[0].text, table.folded) for table in section.tables for row in table.body] == [
+        ("vanishing gradients", False), ("randomness", True)]
+    calm = {**seen[1], "attack": "adaptive", "alarm": False}
+    records.Run(tmp_path / "both", {"verb": "v"}, {}).summarise("v", 0.0, [], symptoms=[*seen, calm])
+    section = symptoms.symptoms(view(tmp_path / "both"))
+    assert section is not None and "What alarms in m is why" in section.prose[2]
     records.Run(tmp_path / "none", {"verb": "v"}, {}).summarise("v", 0.0, [])
     assert symptoms.symptoms(view(tmp_path / "none")) is None

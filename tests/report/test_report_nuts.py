@@ -25,7 +25,8 @@ def run(tmp_path: Path) -> RunView:
     held |= {"nuts_q": np.array(0.3), "nuts_landscape": chance.random((8, 8, 8)),
              "nuts_landscape_usable": chance.random((8, 8, 8)) < 0.9, "nuts_axis_s": np.geomspace(0.05, 5, 8),
              "nuts_axis_p": np.linspace(1, 4, 8), "nuts_axis_c": np.linspace(-1.1, 0, 8),
-             "nuts_curve_nuts": np.array([[0.8, 0.5], [0.85, 0.48]]),
+             "nuts_kinds": np.array(["normed", "one number"]), "nuts_kinds_worth": np.array([-np.inf, 0.875]),
+             "nuts_curve_nuts": np.array([[0.8, 0.5], [0.85, 0.48], [0.85, 0.47]]),
              "nuts_curve_plain": np.array([[0.8, 0.5], [0.82, 0.48]])}
     np.savez(folder / "arrays.npz", allow_pickle=False, **held)
     told = records.summary(folder)
@@ -40,7 +41,8 @@ def run(tmp_path: Path) -> RunView:
 def test_every_section_is_on_the_page(run: RunView) -> None:
     page = report.write(run.folder).read_text()
     for words in ("The mixture loses at most 2 points.", "Trade-off against plain mixing", "Landscape", "1.75 G",
-                  "on 22.0 % of the clean images", "Margins before and after the map", "too &lt;near&gt;", "round 1"):
+                  "87.5 %", "on 22.0 % of the clean images", "Margins before and after the map", "too &lt;near&gt;",
+                  "round 1"):
         assert words.replace(" %", "\u00a0%") in page.replace(" %", "\u00a0%"), words
     for name in ("nuts-margins", "nuts-landscape", "nuts-trade-off"):
         assert (run.folder / "figures" / f"{name}.svg").exists()
@@ -60,7 +62,7 @@ def test_figures_draw_what_they_were_given(run: RunView) -> None:
         axes = nuts.draw_trade_off(style.LIGHT, curves).axes[0]
         panels = nuts.draw_landscape(style.LIGHT, run.arrays["nuts_landscape"], run.arrays["nuts_landscape_usable"],
                                      [run.arrays[f"nuts_axis_{name}"] for name in "spc"]).axes
-    np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata(), dtype=float), [50, 48])
+    np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata(), dtype=float), [50, 48], err_msg="47 gains nothing")
     np.testing.assert_allclose(np.asarray(panels[2].images[0].get_array()), 100 * run.arrays["nuts_landscape"][2])
 
 

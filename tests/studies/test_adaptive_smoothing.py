@@ -17,10 +17,11 @@ from equipoise.records import Run
 from equipoise.studies.adaptive_choice import KINDS
 from equipoise.studies.adaptive_size import Size
 from equipoise.studies.adaptive_smoothing import PARTS, Study, adaptive_smoothing
-from equipoise.studies.learning import learn
 from equipoise.studies.local_pair import Pair
 from equipoise.threat import Threat
 from equipoise.train import Plan
+from equipoise.train import train as learn
+from equipoise.train.objectives import Standard
 
 PLAN = Plan(epochs=1, batch_size=16, optimizer="adamw", lr=1e-3, held_out=0, ema=0.8, clip=10.0)
 THREAT = Threat("linf", 0.03)
@@ -39,7 +40,8 @@ def _study(folder: Path) -> Study:
         path = folder / f"{name}.safetensors"
         if not path.exists():
             model = models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed)
-            checkpoint.save(path, learn(name, model, train.slice(0, 300), epochs=4, lr=5e-3, seed=seed), {})
+            plan = Plan(epochs=4, optimizer="adamw", lr=5e-3, held_out=0, seed=seed)
+            checkpoint.save(path, learn(model, Standard(), train.slice(0, 300), plan), {})
         names.append(str(path))
     pair = Pair(models.load(names[0]), models.load(names[1]), train.slice(0, 32), train.slice(0, 32),
                 train.slice(300, 100), test)

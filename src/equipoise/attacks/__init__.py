@@ -14,6 +14,7 @@ from equipoise.attacks.minimum_margin import MarginPoints as MarginPoints
 from equipoise.attacks.minimum_margin import minimum_margin as minimum_margin
 from equipoise.attacks.named import ATTACKS as ATTACKS
 from equipoise.attacks.named import named as named
+from equipoise.attacks.outcome import Outcome as Outcome
 from equipoise.attacks.pgd import pgd as pgd
 from equipoise.attacks.search import Found as Found
 from equipoise.attacks.square import Square as Square
@@ -25,6 +26,5 @@ from equipoise.attacks.symptoms import symptoms as symptoms
 from equipoise.attacks.targeted import Targeted as Targeted
 from equipoise.attacks.targeted import targeted as targeted
 from equipoise.attacks.worst_case import Fold as Fold
-from equipoise.attacks.worst_case import Outcome as Outcome
 from equipoise.attacks.worst_case import Stage as Stage
 from equipoise.attacks.worst_case import worst_case as worst_case

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, losses
+from equipoise import checks, device, losses
 from equipoise.attacks.graphed import Graphed
 from equipoise.attacks.swift import agree, frozen, swift
 
@@ -66,29 +66,42 @@ class Adversary:
     persist: bool = False
     lasting: bool = False
     block: int | None = None
-    memory: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    memory: dict[tuple[str, int], bytes] = field(default_factory=dict)
     _passes: dict[object, Graphed] = field(default_factory=dict)
     _pool: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         checks.one_of("follow", self.follow, FOLLOW)
-        checks.one_of("precision", self.precision, ("auto", "fp32", "bf16"))
+        device.usable(self.precision, self.example.device)
         self.example = self.example[:8]
-        with torch.no_grad():
-            truth = checks.logits(self.model(self.example), len(self.example), "logits of the model")
+        truth = self._said(self.model, "the model")
         self.classes = truth.shape[1]
-        self.judged = self._swift(self.model)
-        self.source = self.judged if self.surrogate is None else self._swift(self.surrogate)
-        self.reduced = self._agrees(torch.bfloat16, truth, tolerance=0.05)
-        self.half = self.example.device.type == "cuda" and self._agrees(torch.float16, truth, tolerance=0.005)
+        self.judged = self.source = self._swift(self.model)
+        both = [(self.judged, truth)]
+        if self.surrogate is not None:
+            self.source = self._swift(self.surrogate)
+            both.append((self.source, self._said(self.surrogate, "the surrogate")))
+        self.reduced = all(self._agrees(torch.bfloat16, *pair, tolerance=0.05) for pair in both)
+        self.half = self.example.device.type == "cuda" and self._agrees(torch.float16, *both[0], tolerance=0.005)
+
+    @torch.no_grad()
+    def _said(self, model: nn.Module, who: str) -> Tensor:
+        with _exactly(self.example):
+            return checks.logits(model(self.example), len(self.example), f"logits of {who}")
+
+    def release(self) -> None:
+        """Let go of recorded passes and their memory; they are recorded anew when they come again."""
+        for each in self._passes.values():
+            each.forget()
+        self._pool.clear()
 
     def _swift(self, model: nn.Module) -> nn.Module:
         return swift(model, self.example) if self.example.dtype == torch.float32 else model
 
-    def _agrees(self, dtype: torch.dtype, truth: Tensor, tolerance: float) -> bool:
-        """Whether `dtype` is wanted here and gives the logits of the model.
+    def _agrees(self, dtype: torch.dtype, network: nn.Module, truth: Tensor, tolerance: float) -> bool:
+        """Whether `dtype` is wanted here and gives the logits that full precision gives.
 
-        bf16 halves the time on tensor cores. CPUs that claim it may trap on it, so there it is asked for.
+        bf16 halves the time on tensor cores. Few CPUs gain by it, so there it must be asked for.
         """
         kind = self.example.device.type
         if self.precision == "fp32" or self.example.dtype != torch.float32:
@@ -96,7 +109,7 @@ class Adversary:
         if self.precision == "auto" and kind != "cuda":
             return False
         with torch.no_grad(), torch.autocast(kind, dtype=dtype, cache_enabled=False):
-            return agree(self.judged(self.example).float(), truth, tolerance)
+            return agree(network(self.example).float(), truth, tolerance)
 
     def _finely(self, x: Tensor) -> AbstractContextManager[object]:
         """Random search lives on differences that bfloat16 cannot see.

@@ -8,6 +8,8 @@ from torch import Tensor
 from equipoise import losses
 from equipoise.attacks.adversary import Adversary
 
+# Not every size: a layer that rounds differently does so from some size on (measured over all sizes, layer by
+# layer), so a ladder whose last rung is the largest batch finds it.
 SIZES = (9, 12, 15, 16, 17, 19, 24, 31, 33, 48, 63, 64, 96, 127, 128, 191, 256, 512)
 
 

@@ -48,6 +48,11 @@ class Graphed:
         graph.replay()
         return tuple(output.clone() for output in outputs)
 
+    def forget(self) -> None:
+        """Drop what was recorded, and the memory it holds."""
+        self.recorded.clear()
+        self.seen.clear()
+
     def _record(
         self, inputs: tuple[Tensor | None, ...]
     ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], tuple[Tensor, ...]] | None:

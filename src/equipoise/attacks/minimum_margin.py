@@ -53,8 +53,8 @@ def minimum_margin(
     Args:
         model, x, y, threat, stream, surrogate, extra, follow, precision: see :func:`~equipoise.attacks.apgd.apgd`.
         pool: points kept per image.
-        gradient_free: Square instead, for a model without gradients: one start per point of the pool, and 50
-            queries for a step.
+        gradient_free: Square instead, lowering the same margin of probabilities, for a model without gradients
+            [Bai2024nuts, D.5]: one start per point of the pool, and 50 queries for a step.
         steps: gradient steps per run.
         targets: classes tried per image, at most K − 1.
         spare_broken: leave images that one attack has broken out of the next, as the official code does.

@@ -70,7 +70,8 @@ class Square:
     def name(self) -> str:
         """As it stands in rows and reports."""
         return ("square" + (f"-{self.restart + 1}" if self.restart else "")
-                + ("" if self.queries == 5000 else f"@{self.queries}"))
+                + ("" if self.queries == 5000 else f"@{self.queries}")
+                + ("" if self.share == 0.8 else f"-{self.share:g}"))
 
     @property
     def cost(self) -> float:
@@ -84,7 +85,10 @@ class Square:
 
 
 class _Random:
-    """What both norms share: a candidate is kept if its margin is smaller, or if it fools the model."""
+    """What both norms share: a candidate is kept if its margin is smaller.
+
+    That of logits, as in the paper; where the smallest margin of all is wanted, that of probabilities.
+    """
 
     words: int  # random words per query, besides a sign for every channel
 
@@ -116,9 +120,13 @@ class _Random:
             if done == 0 and 0 in ages:
                 candidate = step_towards(state["age"] == 0, state["nearest"], candidate)
             value, margin = self.query(candidate, state["y"])
-            kept = (value < state["value"]) & (state["age"] < self.passes)
-            if not self.persist:  # a row that fooled the model waits for the end of the leg
+            kept = value < state["value"]
+            if self.persist:
+                # The smallest margin of probabilities is wanted; where they saturate, logits still show the way.
+                kept = (margin < state["margin"]) | (kept & (margin == state["margin"]))
+            else:  # a row that fooled the model waits for the end of the leg
                 kept &= state["margin"] > 0
+            kept &= state["age"] < self.passes
             state["nearest"] = step_towards(kept, candidate, state["nearest"])
             state["value"] = torch.where(kept, value, state["value"])
             state["margin"] = torch.where(kept, margin, state["margin"])

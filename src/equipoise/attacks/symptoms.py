@@ -63,9 +63,8 @@ def symptoms(
         with torch.no_grad():
             z, again = model(x), model(x)
             alone = torch.cat([model(x[row : row + 1]) for row in range(min(len(x), 8))])
-        spread = float((z.amax() - z.amin()).clamp_min(1e-12))
-        found += [_randomness(z, again, spread), _company(z[: len(alone)], alone, spread), _probabilities(z),
-                  _vanishing(model if surrogate is None else surrogate, x, y)]
+        found += [_randomness(z, again), _company(z[: len(alone)], alone), _probabilities(z),
+                  _infinite(z, surrogate), _vanishing(model if surrogate is None else surrogate, x, y)]
     return [*found, _budget(model, x, y, threat, stream, surrogate, steps)]
 
 
@@ -82,16 +81,32 @@ def black_box(broken: Mapping[str, int], standing: int) -> Symptom:
                    "share of the images left by gradient attacks that Square broke: gradients are masked")
 
 
-def _randomness(z: Tensor, again: Tensor, spread: float) -> Symptom:
-    value = float((z - again).abs().nan_to_num(posinf=0).amax()) / spread
+def _randomness(z: Tensor, again: Tensor) -> Symptom:
+    value = _change(z, again)
     return Symptom("randomness", value, value > 1e-4,
-                   "largest change of a logit between two equal passes, as a part of the spread of logits")
+                   "largest change of a logit between two equal passes, as a part of the spread of finite logits")
 
 
-def _company(z: Tensor, alone: Tensor, spread: float) -> Symptom:
-    value = float((z - alone).abs().nan_to_num(posinf=0).amax()) / spread
+def _company(z: Tensor, alone: Tensor) -> Symptom:
+    value = _change(z, alone)
     return Symptom("batch-size dependence", value, value > 1e-3,
-                   "largest change of a logit when an image is seen alone, as a part of the spread of logits")
+                   "largest change of a logit when an image is seen alone, as a part of the spread of finite logits")
+
+
+def _change(z: Tensor, other: Tensor) -> float:
+    """Largest |z − other| in units of the spread of finite logits; one that becomes infinite counts as a whole unit."""
+    finite = z[z.isfinite()]
+    spread = float(finite.amax() - finite.amin()) if finite.numel() else 0.0
+    both = z.isfinite() & other.isfinite()
+    moved = torch.where(both, z - other, torch.zeros_like(z)).abs() / (spread or 1.0)
+    return float(torch.where(both, moved, (z != other).to(z.dtype)).amax())
+
+
+def _infinite(z: Tensor, surrogate: nn.Module | None) -> Symptom:
+    share = float(z.isinf().any(dim=1).to(torch.float32).mean())
+    return Symptom("infinite logits", share, share > 0 and surrogate is None,
+                   "share of outputs with a logit of −inf, as a hard decision gives it; losses on them have no "
+                   "gradient" + ("" if surrogate is None else ", and it comes from a surrogate"))
 
 
 def _probabilities(z: Tensor) -> Symptom:

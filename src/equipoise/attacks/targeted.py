@@ -68,6 +68,11 @@ class Targeted:
     @property
     def name(self) -> str:
         """As it stands in rows and reports."""
+        return self.start + ("" if self.order == "logits" else f"-{self.order}")
+
+    @property
+    def start(self) -> str:
+        """The purpose of the random start, which the order of the targets leaves as it is."""
         return f"targeted-{self.rank}" + ("" if self.steps == 100 else f"@{self.steps}")
 
     @property
@@ -82,11 +87,11 @@ class Targeted:
 
 class _Aimed(Ascent):
     def __init__(self, adversary: Adversary, threat: Threat, stage: Targeted) -> None:
-        super().__init__(adversary, threat, stage.steps, stage.name, _objective, ("targeted",))
+        super().__init__(adversary, threat, stage.steps, stage.start, _objective, ("targeted",))
         self.stage = stage
 
     def aims(self, x: Tensor, y: Tensor, chance: Stream) -> Tensor:
-        if self.stage.order == "logits":
+        if self.stage.order == "logits" or self.stage.rank > CANDIDATES:
             return ranked(self.adversary.logits(x), y)[:, self.stage.rank - 1]
         return nearest_first(self.adversary, x, y, chance, self.threat.norm)[:, self.stage.rank - 1]
 
@@ -104,25 +109,26 @@ def ranked(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def nearest_first(adversary: Adversary, x: Tensor, y: Tensor, chance: Stream, norm: str) -> Tensor:
-    """(B, K − 1) the other classes by (z_y − z_j) / ‖∇(z_y − z_j)‖ in the dual norm [MALT2024], smallest first.
+    """(B, R) likeliest other classes by (z_y − z_j) / ‖∇(z_y − z_j)‖ in the dual norm [MALT2024], smallest first.
 
-    Every stage asks again, so the answers are kept with the adversary: one small row per image.
+    R is K − 1, but at most :data:`CANDIDATES`. Every stage asks again, so the answers are kept with the
+    adversary: four bytes a class, whatever the number of classes.
     """
     known = adversary.memory
     index = chance.index.tolist()
     if any((norm, number) not in known for number in index):
-        order = ranked(adversary.logits(x), y)
+        order = ranked(adversary.logits(x), y)[:, :CANDIDATES]
         look = adversary.ascend("difference", difference, plain=True)
-        tried = min(CANDIDATES, order.shape[1])
         distances = []
-        for rank in range(tried):
+        for rank in range(order.shape[1]):
             gap, gradient, _ = look(x, y, order[:, rank])
             dual = gradient.abs().sum(dim=(1, 2, 3)) if norm == "linf" else geometry.size(gradient, "l2")
             distances.append(-gap / dual.clamp_min(1e-12))
-        by_distance = order[:, :tried].gather(1, torch.stack(distances, dim=1).argsort(dim=1, stable=True))
-        for number, row in zip(index, torch.cat([by_distance, order[:, tried:]], dim=1).cpu(), strict=True):
-            known[norm, number] = row
-    return torch.stack([known[norm, number] for number in index]).to(x.device)
+        by_distance = order.gather(1, torch.stack(distances, dim=1).argsort(dim=1, stable=True))
+        for number, row in zip(index, by_distance.to("cpu", torch.int32).numpy(), strict=True):
+            known[norm, number] = row.tobytes()
+    kept = torch.frombuffer(bytearray(b"".join(known[norm, number] for number in index)), dtype=torch.int32)
+    return kept.view(len(index), -1).to(x.device, torch.int64)
 
 
 def difference(z: Tensor, y: Tensor, aim: Tensor | None) -> Tensor:

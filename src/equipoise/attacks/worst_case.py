@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from equipoise import checks, memory, progress, rng
 from equipoise.attacks.adversary import Adversary, Extra
 from equipoise.attacks.company import indifferent
+from equipoise.attacks.outcome import CLEAN, Outcome, fresh, taken_up
 from equipoise.attacks.search import Batch, Found, Grain, Search, hunt
 from equipoise.data import Dataset, pixels
 from equipoise.modes import inference
 from equipoise.rng import Stream
 from equipoise.threat import Threat
 
-STANDING, CLEAN = -1, 0
 CPU_GRAIN = 8
+T = TypeVar("T")
 
 
 class Stage(Protocol):
@@ -32,48 +33,6 @@ class Stage(Protocol):
 
     def search(self, adversary: Adversary, threat: Threat) -> Search | None:
         """The search against this adversary's model."""
-
-
-@dataclass
-class Outcome:
-    """What is known of N images so far, on the CPU; a few numbers per image."""
-
-    stages: tuple[str, ...]
-    predicted: Tensor  # (N,) class at the nearest point
-    margin: Tensor  # (N,) smallest signed probability margin seen
-    broken: Tensor  # (N,) number of the stage that broke the image, 0 if it was wrong untouched, −1 if it stands
-    passed: Tensor  # (N,) stages it has met, the look at the untouched image being the first
-    images: Tensor | None  # (N, C, H, W) nearest points, where they were asked for
-
-    @property
-    def standing(self) -> Tensor:
-        """(N,) which images no attack has broken."""
-        return self.broken == STANDING
-
-    def broken_by(self, row: int) -> str | None:
-        """The name of what broke the image: an attack, or "clean"."""
-        number = int(self.broken[row])
-        return None if number == STANDING else ("clean", *self.stages)[number]
-
-    def learn(self, number: int, found: Found) -> None:
-        """Stage `number` is over for these images."""
-        rows, margin = found.jobs, found.margin.float().cpu()
-        fooled = found.fooled.cpu()
-        nearer = (margin < self.margin[rows]) | fooled
-        self.margin[rows[nearer]] = margin[nearer]
-        self.predicted[rows[nearer]] = found.predicted.cpu()[nearer]
-        self.broken[rows[fooled]] = number
-        self.passed[rows] = number + 1
-        if self.images is not None:
-            self.images[rows[nearer]] = found.nearest.cpu()[nearer].to(self.images.dtype)
-
-
-def fresh(stages: Sequence[Stage], count: int, images: Tensor | None = None) -> Outcome:
-    """Nothing known yet."""
-    names = tuple(stage.name for stage in stages)
-    checks.require(len(set(names)) == len(names), "stages", "have different names", names)
-    return Outcome(names, torch.zeros(count, dtype=torch.int64), torch.full((count,), torch.inf),
-                   torch.full((count,), STANDING), torch.zeros(count, dtype=torch.int64), images)
 
 
 def worst_case(
@@ -89,6 +48,7 @@ def worst_case(
     precision: str = "auto",
     batch_size: int = 128,
     device: torch.device | str = "cpu",
+    whole: Dataset | None = None,
     known: Outcome | None = None,
     note: Callable[[int, Found], None] | None = None,
     keep_images: bool = False,
@@ -97,11 +57,13 @@ def worst_case(
     """Fold a list of attacks over the images that none of them has broken yet.
 
     Images stay bytes; only a batch of them is in work at a time, refilled across the whole data set as
-    images break. Verdict and margin of an image do not depend on the batch size, on the other images, on
-    the number of processes, or on where a run was interrupted (:mod:`equipoise.attacks.search`).
+    images break. Verdict and margin of an image do not depend on the other images, on the number of
+    processes, or on where a run was interrupted (:mod:`equipoise.attacks.search`); on the CPU not on the
+    batch size either. On CUDA every pass sees exactly `batch_size` images, or as many as `whole` has, so
+    another batch size rounds differently, and so does a batch that was halved for lack of memory.
 
     Args:
-        stages: the attacks, cheap and strong first; :func:`~equipoise.attacks.auto.stages_of` has lists.
+        stages: the attacks, cheap and strong first; :mod:`equipoise.attacks.auto` has lists.
         model: decides success: images (B, C, H, W) in [0, 1] → logits (B, K), on `device`.
         data: the images.
         threat: the ball.
@@ -109,15 +71,20 @@ def worst_case(
         surrogate, extra, follow, precision: see :class:`~equipoise.attacks.adversary.Adversary`.
         batch_size: images in work at a time; halved when memory runs out.
         device: where to compute.
+        whole: the set of which `data` is a share or what is left, if it is one: shapes of batches and tests of
+            precision follow it, so that every share meets the same.
         known: what an earlier sitting has learnt; it is taken up there.
         note: called with every finding, for those who keep a journal.
         keep_images: also keep the nearest point of every image.
         title: of the progress bar.
     """
     checks.whole("batch_size", batch_size, least=1)
-    outcome = known or fresh(stages, len(data), pixels(data.images) if keep_images else None)
+    names = [stage.name for stage in stages]
+    outcome = fresh(names, len(data), pixels(data.images) if keep_images else None)
+    outcome = outcome if known is None else taken_up(known, outcome)
     where = torch.device(device)
-    room = _Room(data, seed, where, min(batch_size, len(data)))
+    whole = data if whole is None else whole
+    room = _Room(data, seed, where, min(batch_size, len(whole)))
 
     def learn(number: int, found: Found) -> None:
         outcome.learn(number, found)
@@ -125,9 +92,9 @@ def worst_case(
             note(number, found)
 
     with inference(model, surrogate), progress.task(title, total=len(data)) as task:
-        adversary = Adversary(model, surrogate, extra, follow, precision, pixels(data.images[:8].to(where)),
-                              lasting=True)
-        room.separate(adversary)
+        first = _batch(whole, torch.arange(CPU_GRAIN) % len(whole), seed, where)
+        adversary = Adversary(model, surrogate, extra, follow, precision, first.x, lasting=True)
+        room.separate(adversary, first)
         _look(adversary, room, outcome, learn)
         meter = _Meter(task, stages, outcome)
         for number, stage in enumerate(stages, start=1):
@@ -137,16 +104,19 @@ def worst_case(
                 continue
             _excuse(stage, outcome, number)
             while len(jobs := _due(outcome, number)):
-                room.work(partial(hunt, search, adversary, room.fetch, jobs), partial(learn, number), meter)
+                room.work(adversary, partial(hunt, search, adversary, room.fetch, jobs), partial(learn, number), meter)
         meter.show()
     return outcome
 
 
 def strike(
     stages: Sequence[Stage], model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream,
-    surrogate: nn.Module | None, extra: Extra | None, follow: str, precision: str,
+    surrogate: nn.Module | None, extra: Extra | None, follow: str, precision: str, rigid: bool = False,
 ) -> Tensor:
     """The same for one batch in memory, as a function of images: the contract of every attack.
+
+    `rigid`: every pass sees as many rows as there are images, so that no image rounds differently because
+    another one was broken.
 
     Returns:
         (B, C, H, W), detached: per image what fools the model, or else what comes nearest to it.
@@ -157,7 +127,7 @@ def strike(
         adversary = Adversary(model, surrogate, extra, follow, precision, x)
         checks.labels(y, adversary.classes, len(x))
         clean = adversary.judge(x, y)
-        outcome = fresh(stages, len(x))
+        outcome = fresh([stage.name for stage in stages], len(x))
         outcome.learn(CLEAN, Found(torch.arange(len(x)), x, clean.predicted, clean.margin, clean.wrong(y)))
         best = x.clone()
 
@@ -173,6 +143,7 @@ def strike(
                 continue
             # On CUDA the shape stays, so that one recording serves the stage.
             grain = Grain(len(jobs), 1) if x.device.type == "cuda" else Grain()
+            grain = Grain(len(x), len(x)) if rigid else grain
             for found in hunt(search, adversary, fetch, jobs, slots=len(jobs), grain=grain):
                 nearer = (found.margin.float().cpu() < outcome.margin[found.jobs]) | found.fooled.cpu()
                 best[found.jobs[nearer].to(x.device)] = found.nearest[nearer.to(x.device)]
@@ -189,10 +160,11 @@ class Fold:
     extra: Extra | None = None
     follow: str = "model"
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
-        """(B, C, H, W) images → attacked images."""
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream,
+                 precision: str = "auto") -> Tensor:
+        """(B, C, H, W) images → attacked images; in a batch of this size each gets the same in any company."""
         return strike(self.stages, model, x, y, threat=threat, stream=stream, surrogate=self.surrogate,
-                      extra=self.extra, follow=self.follow, precision="auto")
+                      extra=self.extra, follow=self.follow, precision=precision, rigid=True)
 
 
 def _excuse(stage: Stage, outcome: Outcome, number: int) -> None:
@@ -211,10 +183,8 @@ def _look(adversary: Adversary, room: _Room, outcome: Outcome, learn: Callable[[
     while len(rows := (outcome.passed == 0).nonzero().squeeze(1)[: room.slots]):
         batch = room.fetch(torch.tensor(room.grain.filled(rows.tolist())))
         checks.labels(batch.y, adversary.classes)
-        try:
-            verdict = adversary.judge(batch.x, batch.y)
-        except RuntimeError as error:
-            room.shrink(error)
+        verdict = room.attempt(adversary, partial(adversary.judge, batch.x, batch.y))
+        if verdict is None:
             continue
         n = len(rows)
         learn(CLEAN, Found(rows, batch.x[:n], verdict.predicted[:n], verdict.margin[:n], verdict.wrong(batch.y)[:n]))
@@ -228,45 +198,58 @@ class _Room:
         self.alike = False
 
     @property
+    def rigid(self) -> bool:
+        """Whether every pass sees the whole batch: on CUDA, where a recorded graph has one shape."""
+        return self.device.type == "cuda"
+
+    @property
     def grain(self) -> Grain:
-        if self.device.type == "cuda":
+        if self.rigid:
             return Grain(self.slots, self.slots)
         return Grain(1 if self.alike else CPU_GRAIN, CPU_GRAIN)
 
-    def separate(self, adversary: Adversary) -> None:
+    def separate(self, adversary: Adversary, batch: Batch) -> None:
         """On the CPU, let blocks of images go alone through a network that would answer differently in company."""
-        if self.device.type != "cuda":
-            batch = self.fetch(torch.arange(CPU_GRAIN) % len(self.data))
+        if not self.rigid:
             checks.labels(batch.y, adversary.classes)
-            try:
-                self.alike = indifferent(adversary, batch.x, batch.y, self.slots)
-            except RuntimeError as error:
-                self.shrink(error)
-                self.separate(adversary)
-                return
-            adversary.block = None if self.alike else CPU_GRAIN
+            alike = None
+            while alike is None:
+                alike = self.attempt(adversary, partial(indifferent, adversary, batch.x, batch.y, self.slots))
+            self.alike = alike
+            adversary.block = None if alike else CPU_GRAIN
 
     def fetch(self, jobs: Tensor) -> Batch:
-        part = self.data.take(jobs)
-        x = pixels(part.images.to(self.device)).contiguous(memory_format=torch.channels_last)
-        return Batch(x, part.labels.to(self.device), rng.stream(self.seed, "attack", part.index.to(self.device)))
+        return _batch(self.data, jobs, self.seed, self.device)
 
-    def work(self, start: Callable[..., object], learn: Callable[[Found], None], meter: _Meter) -> None:
-        """Take in findings until the jobs are done; out of memory halves the batch, and the rest comes again."""
-        try:
-            for found in start(slots=self.slots, grain=self.grain):  # type: ignore[attr-defined]
+    def work(self, adversary: Adversary, start: Callable[..., Iterator[Found]], learn: Callable[[Found], None],
+             meter: _Meter) -> None:
+        """Take in findings until the jobs are done, or until memory runs out; then the rest comes again."""
+        def take_in() -> None:
+            for found in start(slots=self.slots, grain=self.grain):
                 learn(found)
                 meter.show()
-        except RuntimeError as error:
-            self.shrink(error)
 
-    def shrink(self, error: RuntimeError) -> None:
-        """Halve the batch, unless the error is another one or there is nothing to halve."""
-        if not memory.is_out_of_memory(error) or self.slots == 1:
-            raise error
+        self.attempt(adversary, take_in)
+
+    def attempt(self, adversary: Adversary, work: Callable[[], T]) -> T | None:
+        """What `work` gives; or None if memory ran out, and then the batch is half as large from now on."""
+        try:
+            return work()
+        except RuntimeError as error:
+            if not memory.is_out_of_memory(error) or self.slots == 1:
+                raise
+        # Only here, where the error and the frames it holds are gone, is there memory to give back.
         self.slots = (self.slots + 1) // 2
+        adversary.release()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        return None
+
+
+def _batch(data: Dataset, rows: Tensor, seed: int, device: torch.device) -> Batch:
+    part = data.take(rows)
+    x = pixels(part.images.to(device)).contiguous(memory_format=torch.channels_last)
+    return Batch(x, part.labels.to(device), rng.stream(seed, "attack", part.index.to(device)))
 
 
 class _Meter:

@@ -64,6 +64,14 @@ class LocalEstimate:
         """(B,) mean over the classes [Bai2024, (C.1), with the signs of the text above it]."""
         return self.constants.mean(dim=1)
 
+    @property
+    def margins(self) -> Tensor:
+        """(B,) estimate of the least lead of the predicted class in the ball, all classes at their worst at once."""
+        y = self.probabilities.argmax(dim=1, keepdim=True)
+        lead = self.probabilities.gather(1, y) - self.probabilities
+        fall = self.threat.eps * (self.constants.gather(1, y) + self.constants)
+        return (lead - fall).scatter(1, y, math.inf).amin(dim=1)
+
     def holds(self, alpha: float) -> Tensor:
         """(B,) estimate of whether the mixture keeps its class at the ball's own radius, the only one searched."""
         radius = lipschitz_radius(self.probabilities, self.constants, alpha)

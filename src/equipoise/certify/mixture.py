@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +13,15 @@ from equipoise import checks
 from equipoise.certify import bounds, radii
 from equipoise.certify.bounds import Floats
 from equipoise.certify.certificate import ABSTAIN, Certificate
+from equipoise.records import Row
 
 Ints = NDArray[np.int64]
+# From a lower bound of h's class alone; "3.5" with the paper's constant [Bai2024].
+THEOREMS: dict[str, Callable[[Floats, float, float], Floats]] = {
+    "ours": radii.one_sided,
+    "A.2": lambda p, sigma, alpha: radii.paper(p, 1 - p, sigma, alpha),
+    "3.5": radii.lipschitz,
+}
 
 
 def keeps_class(probabilities: Tensor, alpha: float) -> Tensor:
@@ -79,58 +86,66 @@ class Base:
         return Base(sigma, found.chosen.numpy(), found.lower.numpy(), accurate.cpu().numpy(),
                     gap_of(found, accurate.cpu()).numpy(), labels.cpu().numpy())
 
-    def radius(self, alpha: float, *, paper: bool = False) -> Floats:
-        """(N,) certified radius of the mixture; zero where h's class is wrong."""
-        found = radii.paper(self.lower, 1 - self.lower, self.sigma, alpha) if paper else radii.one_sided(
-            self.lower, self.sigma, alpha)
-        return np.where(self.chosen == self.labels, found, 0.0)
+    @staticmethod
+    def of_rows(rows: Sequence[Row], sigma: float) -> Base:
+        """From the rows of a certified mixture; `sigma` where rows have none."""
+        column = {key: np.array([row[key] for row in rows]) for key in ("top", "lower", "accurate", "gap", "label")}
+        return Base(rows[0].get("sigma", sigma), *column.values())
+
+    def radius(self, alpha: float, theorem: str = "ours") -> Floats:
+        """(N,) certified radius of the mixture by one of THEOREMS; zero where h's class is wrong."""
+        return np.where(self.chosen == self.labels, THEOREMS[theorem](self.lower, self.sigma, alpha), 0.0)
+
+
+def winners(base: Base, alpha: float) -> Ints:
+    """(N,) class of the mixture on clean images: an estimate, from estimated probabilities of h."""
+    return np.where(base.gap < radii.lemma_margin(alpha), base.accurate, base.chosen)
 
 
 def clean_accuracy(base: Base, alpha: float) -> float:
-    """Accuracy of the mixture on clean images: an estimate, from estimated probabilities of h."""
-    answers = np.where(base.gap < radii.lemma_margin(alpha), base.accurate, base.chosen)
-    return float((answers == base.labels).mean())
+    """Accuracy of the mixture on clean images: an estimate."""
+    return float((winners(base, alpha) == base.labels).mean())
 
 
-def alpha_for(base: Base, accuracy: float) -> float:
-    """The largest alpha in [1/2, 1] with which the mixture's clean accuracy is at least `accuracy`.
+def alpha_for(base: Base, clean: float) -> float:
+    """The largest alpha in [1/2, 1] with which the mixture's clean accuracy is at least `clean`.
 
     The accuracy only changes where the margin of h over g's class equals (1 − alpha)/alpha, so that every
     candidate is known; alpha should be chosen on images that are not evaluated afterwards.
     """
-    checks.within("accuracy", accuracy, 0, 1)
-    # Just above a margin g has won that image; the last bits go to g.
-    steps = np.unique(np.concatenate([[0.0], base.gap[(base.gap >= 0) & (base.gap < 1)]]))
-    best = 0.0
-    for step in steps:
-        alpha = 1.0 if step == 0 and clean_accuracy(base, 1.0) >= accuracy else 1 / (1 + step + 1e-9)
-        if (reached := clean_accuracy(base, alpha)) >= accuracy:
-            return alpha
-        best = max(best, reached)
-    raise checks.InputError(f"`accuracy` must be reachable with alpha in [0.5, 1], at most {best:g}, got {accuracy:g}")
+    checks.within("clean", clean, 0, 1)
+    found = next((alpha for alpha in _candidates(base) if clean_accuracy(base, alpha) >= clean), None)
+    if found is None:
+        raise checks.InputError(f"`clean` must be reachable with alpha in [0.5, 1], at most {most_clean(base):g}, "
+                                f"got {clean:g}")
+    return found
 
 
-def frontier(bases: Sequence[Base], reach: ArrayLike, accuracy: float) -> tuple[Floats, list[tuple[float, float]]]:
-    """Certified accuracy at every radius of the best pair of alpha and sigma with one clean accuracy.
+def most_clean(base: Base) -> float:
+    """The best clean accuracy that any alpha in [1/2, 1] reaches: an estimate."""
+    return max(clean_accuracy(base, alpha) for alpha in _candidates(base))
 
-    Each base gets the alpha that :func:`alpha_for` finds (bases that cannot reach the accuracy are left
-    out); per radius the best base counts [Bai2024, Figures 6 and 7].
+
+def _candidates(base: Base) -> list[float]:
+    """Falling; just above a margin g has won that image, so the last bits go to g."""
+    return [1.0, *(1 / (1 + gap + 1e-9) for gap in np.unique(base.gap[(base.gap >= 0) & (base.gap < 1)]).tolist())]
+
+
+def frontier(
+    mixtures: Sequence[tuple[Base, float]], reach: ArrayLike, theorem: str = "ours"
+) -> tuple[Floats, list[int]]:
+    """Certified accuracy at every radius of the best of some mixtures with one clean accuracy.
+
+    Each is a base with the alpha that :func:`alpha_for` found for it, so that sigma and alpha vary together
+    [Bai2024, Figures 6 and 7]. Any alpha is served by the same votes: the bound of a base does not know it.
 
     Returns:
-        (R,) certified accuracy and the (alpha, sigma) of each radius.
+        (R,) certified accuracy and, per radius, which mixture it is of.
     """
-    wanted = np.asarray(reach, dtype=np.float64)
-    curves, pairs = [], []
-    for base in bases:
-        try:
-            alpha = alpha_for(base, accuracy)
-        except checks.InputError:
-            continue
-        curves.append((base.radius(alpha)[:, None] >= np.maximum(wanted, 1e-300)).mean(axis=0))
-        pairs.append((alpha, base.sigma))
-    checks.require(bool(curves), "accuracy", "be reachable by at least one base", accuracy)
-    table = np.stack(curves)
-    return table.max(axis=0), [pairs[i] for i in table.argmax(axis=0)]
+    checks.require(len(mixtures) > 0, "mixtures", "hold at least one", 0)
+    wanted = np.maximum(np.asarray(reach, dtype=np.float64), 1e-300)
+    table = np.stack([(base.radius(alpha, theorem)[:, None] >= wanted).mean(axis=0) for base, alpha in mixtures])
+    return table.max(axis=0), table.argmax(axis=0).tolist()
 
 
 def gap_of(found: Certificate, accurate: Tensor) -> Tensor:

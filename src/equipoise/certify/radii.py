@@ -5,6 +5,7 @@ Every radius is rounded down: computed in double precision and lowered by more t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,6 +66,12 @@ def paper(p: ArrayLike, q: ArrayLike, sigma: float, alpha: float = 1.0) -> Float
     needed_probability(alpha)
     other = np.minimum(alpha * _probability(q) + 1 - alpha, 1)
     return _down((_quantile(alpha * _probability(p)) - _quantile(other)) / 2, sigma)
+
+
+def lipschitz(p: ArrayLike, sigma: float, alpha: float = 1.0) -> Floats:
+    """(2·p − 1/α) / (2·L) with L = √(2/(π·σ²)), from p alone [Bai2024, Theorem 3.5], shown beside ours."""
+    needed_probability(alpha)
+    return _down((2 * _probability(p) - 1 / alpha) / 2 * math.sqrt(math.pi / 2), sigma)
 
 
 def lemma_margin(alpha: float) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,6 +17,8 @@ from equipoise.certify import noise, sound
 from equipoise.certify.plan import Plan
 from equipoise.rng import Stream
 
+_MOST_HANDS = 8  # more would wait for Python's lock
+Spread = Callable[[Callable[[slice], Any], Iterable[slice]], Iterator[Any]]
 Use = Callable[[Tensor, Tensor, Tensor], None]  # position (R,), logits (R, K), counts or not (R,)
 
 
@@ -85,19 +89,25 @@ class Sampler:
         ends = lengths.cumsum(0)
         key = noise.key_of(self.stream.at(purpose))
 
-        def work(rows: slice) -> None:
+        def look(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
             width = size if self.engine.compiled and rows.stop - rows.start <= size else rows.stop - rows.start
             row = torch.arange(rows.start, rows.start + width, device=device)
             live = row < total
             row = row.clamp(max=total - 1)
             position = torch.bucketize(row, ends, right=True)
             sample = row - ends[position] + lengths[position] + start[position]
-            logits = self._logits(position, sample, key)
-            self.broken |= torch.isnan(logits).any()
-            use(position, logits, live)
+            return position, self._logits(position, sample, key), live
 
-        for rows, _ in memory.in_batches(work, total, size):
-            self.engine.watch(rows.stop - rows.start)
+        with hands(device) as (spread, ahead):
+            def work(rows: slice) -> None:
+                parts = [slice(at, min(at + size, rows.stop)) for at in range(rows.start, rows.stop, size)]
+                # All are computed before the first is used, so that nothing counts twice if memory runs out.
+                for position, logits, live in list(spread(look, parts)):
+                    self.broken |= torch.isnan(logits).any()
+                    use(position, logits, live)
+
+            for rows, _ in memory.in_batches(work, total, ahead * size):
+                self.engine.watch(rows.stop - rows.start)
         checks.require(not bool(self.broken), "logits", "not contain NaN", "NaN")
 
     def _logits(self, position: Tensor, sample: Tensor, key: Tensor) -> Tensor:
@@ -105,6 +115,35 @@ class Sampler:
         forward = _compiled() if self.engine.compiled else _forward
         logits: Tensor = forward(self.model, x, index, sample, key, self.sigma, self.law)
         return logits
+
+
+@contextmanager
+def hands(device: torch.device) -> Iterator[tuple[Spread, int]]:
+    """How to map a function over batches, and how many batches at a time are worth it.
+
+    On a CPU each batch is one thread's own. Operations as small as these gain little from being shared by several
+    cores, and where others use the cores too, every one of them waits for the slowest. Results come in order.
+    """
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    if threads == 1:
+        yield map, 1
+        return
+    workers = min(threads, _MOST_HANDS)
+    # All three belong to a thread, so they are handed on.
+    grad, cast, dtype = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+    def spread(look: Callable[[slice], Any], parts: Iterable[slice]) -> Iterator[Any]:
+        def alone(rows: slice) -> Any:
+            with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=dtype, enabled=cast):
+                return look(rows)
+
+        return pool.map(alone, parts)
+
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
+            yield spread, 4 * workers
+    finally:
+        torch.set_num_threads(threads)  # what threads of the future begin with
 
 
 def _forward(model: nn.Module, x: Tensor, index: Tensor, sample: Tensor, key: Tensor, sigma: Tensor,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
@@ -66,10 +68,13 @@ def predict(
 
     PREDICT of [Cohen2019] over `plan.samples` votes, without a radius, so that few samples go far. With an
     `accurate` classifier and `plan.alpha` below 1 it is the class of the mixture
-    (1 − alpha)·onehot(accurate) + alpha·smoothed.
+    (1 − alpha)·onehot(accurate) + alpha·smoothed. Means of probabilities (`plan.soft`) have no test of their own:
+    there an answer is a class whose bound outweighs all others and any accurate classifier.
     """
     with inference(model, accurate):
         sampler = Sampler(model, x, stream, plan, engine or Engine())
+        if plan.soft:
+            return soft.certify(sampler, replace(plan, tolerance=None, decide_radius=None)).predicted
         zero = torch.zeros(len(x), dtype=torch.int64)
         n = zero + plan.samples
         if accurate is None or plan.alpha == 1:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from equipoise import attacks, checks, mixing, parallel
+from equipoise import attacks, checks, mixing, parallel, records
 from equipoise.certify import Plan
 from equipoise.cli import options
 from equipoise.device import pick
 from equipoise.evaluate.certified import Look, Smoothed, Terms, certified
+from equipoise.evaluate.chosen import Wish, others
 from equipoise.evaluate.crosscheck import CrossCheck
 from equipoise.evaluate.diagnosed import Diagnosis
 from equipoise.records import Row
-from equipoise.report import numbers
+from equipoise.report import numbers, style
+from equipoise.report.certified import named
 
 _PAYS = 3_000_000  # samples from which on a compiled model has earned its compilation
 
@@ -25,15 +28,20 @@ _PAYS = 3_000_000  # samples from which on a compiled model has earned its compi
 def certify(
     model: options.Models,
     out: options.Out,
-    sigma: Annotated[float, typer.Option(help="Deviation of the Gaussian noise, in [0, 1] pixels, as are all radii.")],
+    sigma: Annotated[str, typer.Option(help="Deviation of the Gaussian noise, in [0, 1] pixels, as are all radii; "
+                                       "several by commas: one per model, or all for the one model.")],
     data: options.Data = "cifar10",
     samples: Annotated[int, typer.Option(help="Noisy copies per image: the number, or with --tolerance or "
                                          "--decide-radius the most.")] = 100_000,
     n0: Annotated[int, typer.Option(help="Noisy copies that choose the class.")] = 100,
     failure: Annotated[float, typer.Option(help="Probability with which a certificate may be wrong.")] = 0.001,
     accurate: Annotated[str | None, typer.Option(help="Model mixed with the smoothed one by its hard prediction; "
-                                                 "needs --alpha.", show_default=False)] = None,
+                                                 "needs --alpha or --clean.", show_default=False)] = None,
     alpha: Annotated[float | None, typer.Option(help="Weight of the smoothed model in the mixture, in [0.5, 1].",
+                                                show_default=False)] = None,
+    clean: Annotated[float | None, typer.Option(help="Instead of --alpha: the largest alpha with this estimated clean "
+                                                "accuracy, such as 0.9, chosen per model and sigma on other images of "
+                                                "the split; shows the frontier over them.",
                                                 show_default=False)] = None,
     tolerance: Annotated[float | None, typer.Option(help="Stop when the radius is this near to what all samples "
                                                     "would give.", show_default=False)] = None,
@@ -65,32 +73,68 @@ def certify(
 ) -> None:
     """Certified ℓ2 radii (in [0, 1] pixels) by randomized smoothing; resumes where it stopped."""
     checks.require(norm == "l2", "norm", "be l2, the only norm that Gaussian smoothing certifies", norm)
-    checks.require((accurate is None) == (alpha is None), "alpha", "be given together with `accurate`", alpha)
+    checks.require((accurate is None) == (alpha is None and clean is None), "alpha",
+                   "be given together with `accurate`, or `clean` in its place", alpha)
+    checks.require(alpha is None or clean is None, "clean", "be left out beside `alpha`", clean)
     if batch_size is not None:
         checks.whole("batch_size", batch_size, least=1)
-    plan = Plan(sigma, samples, n0, failure, 1.0 if alpha is None else alpha, tolerance, decide_radius, two_sided, soft,
-                sound)
+    sigmas = [checks.fraction("sigma", part) for part in sigma.split(",")]
+    plans = [Plan(each, samples, n0, failure, 1.0 if alpha is None else alpha, tolerance, decide_radius, two_sided,
+                  soft, sound) for each in sigmas]
     chosen, images = pick(device), options.images(data, data_dir, split, start, count, every)
     compiled = chosen.type == "cuda" and len(images) * samples >= _PAYS
-    terms = Terms(plan, chosen, seed, batch_size, precision, compiled)
+    terms = Terms(plans[0], chosen, seed, batch_size, precision, compiled)
     known = {"arch": arch, "mean": options.channels("mean", mean), "std": options.channels("std", std),
              "num_classes": images.num_classes, "image_shape": images.image_shape}
     other = None if accurate is None else mixing.load(accurate, **known)
-    subjects = [Smoothed(reference, mixing.load(reference, **known), other) for reference in model]
+    bases = {reference: mixing.load(reference, **known) for reference in model}
+    subjects = [Smoothed(name, bases[reference], other, plan) for name, reference, plan in _paired(model, plans)]
+    wish = None if clean is None else Wish(clean, others(options.images(data, data_dir, split, 0, None, 1), images))
     also: list[Look] = [CrossCheck(attacks.named(attack_name), attack_name)] if attack else []
     also += [Diagnosis()] if diagnose else []
+    settings = {"command": options.command(), "references": list(model)}
     with parallel.started(chosen) as world:
-        results = certified(subjects, images, terms, out, also)
+        results = certified(subjects, images, terms, out, also, wish, settings)
         if world.leads:
-            show(results, plan)
+            show(results, terms.plan)
+            if wish is not None:
+                _explain(records.summary(out))
             typer.echo(str(Path(out) / "summary.json"))
+
+
+def _paired(references: Sequence[str], plans: Sequence[Plan]) -> list[tuple[str, str, Plan | None]]:
+    """Name, model and plan of every subject; with one sigma all share the plan of the run."""
+    if len(plans) == 1:
+        return [(reference, reference, None) for reference in references]
+    fits = len(references) in (1, len(plans))
+    checks.require(fits, "sigma", f"be one, or one for each of the {len(references)} models", len(plans))
+    pairs = zip(list(references) * (len(plans) // len(references)), plans, strict=True)
+    return [(f"{reference} (sigma {plan.sigma:g})", reference, plan) for reference, plan in pairs]
+
+
+def _explain(told: dict[str, Any]) -> None:
+    """What was chosen and where, and the frontier."""
+    called = style.short(row["model"] for row in told["chosen"])
+    for row in told["chosen"]:
+        typer.echo(f"{called[row['model']]}: alpha {row['alpha']:.4g} for {numbers.percent(row['wanted'])} clean; "
+                   f"{numbers.percent(row['clean-estimate'])} {numbers.interval(row['low'], row['high'])} of the "
+                   f"{row['n']} other images that chose it (estimate)")
+    table = Table(title="Frontier: the best of these mixtures at every radius")
+    for name in ("radius", "certified", "model", "alpha"):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    for row in told["frontier"]:
+        table.add_row(f"{row['radius']:.2f}", f"{numbers.percent(row['value'])} "
+                      f"{numbers.interval(row['low'], row['high'])}", called[row["model"]], f"{row['alpha']:.4g}")
+    Console().print(table)
 
 
 def show(results: list[Row], plan: Plan) -> None:
     """A line per metric: ACR first, then certified accuracy as the radius grows."""
     sizes = {row["n"] for row in results if row["metric"] == "acr"}
-    table = Table(title=f"Certified on {min(sizes)} images, σ = {plan.sigma:g}, failure {plan.failure:g}, "
+    sigmas = ", ".join(f"{sigma:g}" for sigma in dict.fromkeys(row["sigma"] for row in results if "sigma" in row))
+    table = Table(title=f"Certified on {min(sizes)} images, σ = {sigmas}, failure {plan.failure:g}, "
                         "95 % intervals over images")
+    called = style.short(named(row) for row in results)
     table.add_column("model")
     table.add_column("metric")
     table.add_column("value", justify="right")
@@ -103,5 +147,8 @@ def show(results: list[Row], plan: Plan) -> None:
             text = f"{row['broken']} of {row['n']} broken, {row['allowed']} allowed: {verdict}"
         else:
             text = f"{numbers.percent(row['value'])} {numbers.interval(row['low'], row['high'])}"
-        table.add_row(row["model"], row["metric"], text)
+        first = row["metric"] == "acr"
+        if first:
+            table.add_section()
+        table.add_row(called[named(row)] if first or "sigma" not in row else "", row["metric"], text)
     Console().print(table)

@@ -13,10 +13,10 @@ from equipoise.studies import demo as story
 
 
 def demo(out: options.Out = Path("runs/demo"), device: options.Device = "auto", seed: options.Seed = 0) -> None:
-    """Train, mix, attack and report on embedded data, in about a minute on two cores."""
-    # One thread: the sums, and so the numbers, do not depend on how many cores there are, and networks this
-    # small gain little from more.
+    """Train, fit a mixture, attack and report on embedded data, in about two minutes."""
+    # One thread: the sums, and so the numbers, do not depend on how many cores there are, and in networks this
+    # small two threads mostly wait for each other.
     torch.set_num_threads(1)
     told = story.demo(out, pick(device), seed)
     table.show(told.results, told.threat)
-    typer.echo(f"alpha {told.alpha:g}, chosen on images of their own; the page: {told.page}")
+    typer.echo(f"promise, made on images of their own: the mixture {told.promise}\nthe page: {told.page}")

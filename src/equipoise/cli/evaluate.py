@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from torch import nn
 
-from equipoise import attacks, checks, mixing, parallel
+from equipoise import attacks, checks, mixing, parallel, records
 from equipoise.cli import options, table
 from equipoise.data import Dataset
 from equipoise.device import pick
@@ -17,6 +17,7 @@ from equipoise.evaluate import Attack, Conditions, Subject, begin, judge, untouc
 from equipoise.evaluate.adaptive import KINDS, aimed, voiced
 from equipoise.evaluate.adaptive import adaptive as adaptively
 from equipoise.evaluate.cost import costs
+from equipoise.evaluate.estimated import estimated
 from equipoise.mixing import MixedClassifier
 from equipoise.threat import Threat
 
@@ -38,6 +39,9 @@ def evaluate(
                                           "through, or none.")] = "surrogate",
     stand_in: Annotated[str | None, typer.Option(help="Model with gradients in place of an accurate base without.",
                                                  show_default=False)] = None,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Also estimate local Lipschitz constants of the robust "
+                                           "models in the ball, and the margins they leave to a mixture: never a "
+                                           "certificate.")] = False,
     split: options.Split = "test",
     start: options.Start = 0,
     count: options.Count = None,
@@ -67,10 +71,12 @@ def evaluate(
                               "image_shape": images.image_shape, "seed": seed}
     helper = None if stand_in is None else mixing.load(stand_in, **wishes).to(conditions.device)
     subjects, pairs, mixtures = [], [], {}
+    robust: dict[str, nn.Module] = {}
     for reference in model:
         loaded = mixing.load(reference, **wishes)
         names, compared = parts(reference, loaded, alone=len(model) == 1)
         pairs += compared
+        robust |= {name: module for name, module in names.items() if not compared or name.endswith("robust")}
         for name, module in names.items():
             voice = voiced(module, images.num_classes, images.image_shape) if compared else module
             # An answer without logits has no gradients: they come from a stand-in or from the robust side.
@@ -78,7 +84,7 @@ def evaluate(
             listed: dict[str, Attack] = {"clean": untouched, attack: aimed(chosen, own)}
             if isinstance(module, MixedClassifier):
                 mixtures[name] = module
-                listed |= adaptively(module, chosen, kinds, helper)
+                listed |= adaptively(module, chosen, kinds, helper, precision)
             subjects += [Subject(name, voice, key, function) for key, function in listed.items()]
     checks.require(source == "mix" or bool(pairs), "source", "be mix where no model is a mixture", source)
     settings = {"command": options.command(), "references": list(model)}
@@ -86,8 +92,11 @@ def evaluate(
         run = begin(out, subjects, images, conditions, settings)
         told = _told(mixtures, images, conditions) if world.leads else {}
         results = judge(subjects, images, conditions, run, pairs, told)
+        seen = estimated(robust, images, conditions, out, records.read(out)) if estimate else []
         if world.leads:
             table.show(results, conditions.threat)
+            if seen:
+                table.show_estimates(seen, conditions.threat)
             typer.echo(str(Path(out) / "summary.json"))
 
 

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
-from equipoise import __version__, checks, mixing, models, records, summary
+from equipoise import checks, mixing, models, records
 from equipoise.cli import options
-from equipoise.data import Dataset
 from equipoise.device import pick
-from equipoise.evaluate.cost import costs
-from equipoise.fit import Fit, Settings, Strength, Target, beta, fit, journal, lose_at_most
+from equipoise.fit import Settings, Strength, beta, lose_at_most
 from equipoise.mixing import LogitMap, MixedClassifier
-from equipoise.records import Run
 from equipoise.report import numbers
+from equipoise.studies.fitting import fit_into
 from equipoise.threat import Threat
 
 Side = Annotated[str, typer.Option(help="Model reference.", show_default=False)]
@@ -79,20 +73,10 @@ def fit_(
         return
     settings = Settings(objective, clamp, rule, against, rounds, seed, Strength(steps, targets, pool, gradient_free),
                         _like(like))
-    threat, where = Threat(norm, eps), pick(device)
     images = options.images(data, data_dir, split, start, count, every)
-    bases = [models.load(text, num_classes=images.num_classes, image_shape=images.image_shape, **wishes)
-             for text in (accurate, robust)]
-    begun = time.monotonic()
-    run = Run(out, _identity(bases, images, threat, target, settings), _facts(where, batch_size))
-    if (out / mixing.folder.NAME).exists() and (out / "summary.json").exists():
-        _tell(out, mixing.load(f"mixture:{out}", **wishes), frontier)
-        return
-    made = fit(bases[0], bases[1], images, threat=threat, target=target, device=where, batch_size=batch_size,
-               settings=settings, cache=journal.load_cache(out), keep=lambda cache: journal.save_cache(out, cache))
-    _write(run, made, images, threat, where, batch_size, begun)
-    mixing.save(out, made.mixture, accurate=accurate, robust=robust)
-    _tell(out, made.mixture, frontier)
+    mixture = fit_into(out, (accurate, robust), images, threat=Threat(norm, eps), target=target, settings=settings,
+                       device=pick(device), batch_size=batch_size, **wishes)
+    _tell(out, mixture, frontier)
 
 
 def _plain(accurate: str, robust: str, alpha: float, out: Path, wishes: dict[str, Any]) -> None:
@@ -114,32 +98,7 @@ def _like(reference: str | None) -> LogitMap | None:
     return told
 
 
-def _identity(bases: list[nn.Module], images: Dataset, threat: Threat, target: Target,
-              settings: Settings) -> dict[str, Any]:
-    like = None if settings.like is None else settings.like.facts()
-    search = {key: value for key, value in asdict(settings).items() if key not in ("like", "strength")}
-    return {"verb": "fit", "target": str(target), "threat": threat.facts(), "search": search | {"like": like},
-            "attack": asdict(settings.strength),
-            "models": dict(zip(("accurate", "robust"), map(models.weights_digest, bases), strict=True)),
-            "data": {"name": images.name, "split": images.split, "count": len(images), "digest": images.digest()}}
-
-
-def _facts(device: torch.device, batch_size: int) -> dict[str, Any]:
-    return {"device": str(device), "batch_size": batch_size, "equipoise": __version__, "torch": torch.__version__}
-
-
-def _write(run: Run, made: Fit, images: Dataset, threat: Threat, device: torch.device, batch_size: int,
-           begun: float) -> None:
-    run.append([row for row in journal.rows(made) if records.key_of(row) not in run.done])
-    rows = run.finish()
-    journal.save_arrays(run.folder / "arrays.npz", journal.arrays(made))
-    run.summarise("fit", time.monotonic() - begun, summary.results(rows, threat), helped=made.helped,
-                  promise=made.promise, fitted=made.numbers, rejected=made.rejected, notes=made.notes,
-                  cost=[cost.facts() for cost in costs(made.mixture, images, device, batch_size)])
-
-
-def _tell(out: Path, mixture: nn.Module, frontier: bool) -> None:
-    assert isinstance(mixture, MixedClassifier)
+def _tell(out: Path, mixture: MixedClassifier, frontier: bool) -> None:
     told = records.summary(out)
     seen = told["fitted"]
     for note in told["notes"]:

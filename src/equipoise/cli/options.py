@@ -33,7 +33,8 @@ def _seed(value: int) -> int:
 
 
 Models = Annotated[list[str], typer.Argument(help="Model references: file:PATH, mixture:DIR, zoo:NAME, "
-                                             "python:MODULE:FACTORY, or a bare path.", show_default=False)]
+                                             "python:MODULE:FACTORY, looks:N:REFERENCE, or a bare path.",
+                                        show_default=False)]
 Data = Annotated[str, typer.Option(help="shapes, digits, mnist, fashion-mnist, cifar10, cifar100, "
                                    "folder:PATH or npz:PATH.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data lies or is downloaded to; "

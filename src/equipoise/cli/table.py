@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from equipoise.records import Row
-from equipoise.report import numbers
+from equipoise.report import numbers, style
 from equipoise.threat import Threat
 
 
@@ -27,4 +27,22 @@ def show(results: Sequence[Row], threat: Threat) -> None:
         cells = {row["metric"]: f"{numbers.percent(row['value'])}\n{numbers.interval(row['low'], row['high'])}"
                  for row in chosen if row["model"] == model}
         shown.add_row(model, *(cells.get(metric, "") for metric in metrics))
+    Console().print(shown)
+
+
+def show_estimates(results: Sequence[Row], threat: Threat) -> None:
+    """The local Lipschitz constant of every model, and the share of images that a mixture would keep per alpha."""
+    at = {(row["model"], row["metric"]): row for row in results}
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"Estimates, not certificates, {threat}")
+    shown.add_column("model", overflow="fold")
+    for column in ("constant", "alpha", "kept by it", "kept at attacked images"):
+        shown.add_column(column, justify="right")
+    called, before = style.short(row["model"] for row in results), ""
+    for (model, metric), row in at.items():
+        if metric.startswith("kept@"):
+            attacked = at.get((model, f"attacked-{metric}"))
+            first = ["", ""] if model == before else [called[model], f"{at[model, 'lipschitz']['value']:.2f}"]
+            shown.add_row(*first, metric.removeprefix("kept@"), numbers.percent(row["value"]),
+                          numbers.percent(attacked["value"]) if attacked else "")
+            before = model
     Console().print(shown)

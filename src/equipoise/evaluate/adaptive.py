@@ -33,7 +33,7 @@ def aimed(chosen: Callable[..., Tensor] | Fold, surrogate: nn.Module | None) -> 
 
 def adaptive(
     mixture: MixedClassifier, chosen: Callable[..., Tensor] | Fold, kinds: Sequence[str] = DEFAULT,
-    stand_in: nn.Module | None = None,
+    stand_in: nn.Module | None = None, precision: str = "auto",
 ) -> dict[str, Attack]:
     """The adaptive attacks on a mixture, by the name they get in the rows; none on one that hides nothing.
 
@@ -46,12 +46,13 @@ def adaptive(
             more that pushes both sides at once; `through` passes the auxiliary gradients straight through the
             mixture itself [B.2.2].
         stand_in: a model with gradients in place of an accurate one without.
+        precision: of the gradients of the attack on both sides.
     """
     for kind in kinds:
         checks.one_of("adaptive", kind, KINDS)
     if mixture.differentiable and not isinstance(mixture, GatedClassifier):
         return {}
-    made = {"surrogate": white_box(mixture, chosen, stand_in)}
+    made = {"surrogate": white_box(mixture, chosen, stand_in, precision)}
     if not mixture.differentiable:
         made["through"] = aimed(chosen, straight_through(mixture, mixture.surrogate(stand_in=stand_in)))
     found = {NAMES[kind]: made[kind] for kind in kinds if kind in made}
@@ -62,12 +63,12 @@ def adaptive(
     return found
 
 
-def white_box(mixture: MixedClassifier, chosen: Callable[..., Tensor] | Fold, stand_in: nn.Module | None = None
-              ) -> Attack:
+def white_box(mixture: MixedClassifier, chosen: Callable[..., Tensor] | Fold, stand_in: nn.Module | None = None,
+              precision: str = "auto") -> Attack:
     """The attack with the mixture's own gradients, or where it hides them with those of what stands in for it."""
     if mixture.differentiable:
         return aimed(chosen, None)
-    return aimed(_with_hinges(mixture, chosen, stand_in), mixture.surrogate(stand_in=stand_in))
+    return aimed(_with_hinges(mixture, chosen, stand_in, precision), mixture.surrogate(stand_in=stand_in))
 
 
 def with_extra(chosen: Callable[..., Tensor] | Fold, extra: Extra) -> Attack:
@@ -78,7 +79,7 @@ def with_extra(chosen: Callable[..., Tensor] | Fold, extra: Extra) -> Attack:
 
 
 def _with_hinges(
-    mixture: MixedClassifier, chosen: Callable[..., Tensor] | Fold, stand_in: nn.Module | None
+    mixture: MixedClassifier, chosen: Callable[..., Tensor] | Fold, stand_in: nn.Module | None, precision: str
 ) -> Callable[..., Tensor] | Fold:
     """The list with the attack on both sides before Square, which should find nothing that gradients missed."""
     if not isinstance(chosen, Fold):
@@ -88,7 +89,7 @@ def _with_hinges(
 
     def both(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream, extra: Extra | None = None,
              **other: object) -> Tensor:
-        return replace(fold, extra=extra)(model, x, y, threat=threat, stream=stream)
+        return replace(fold, extra=extra)(model, x, y, threat=threat, stream=stream, precision=precision)
 
     last = next((at for at, stage in enumerate(chosen.stages) if isinstance(stage, Square)), len(chosen.stages))
     return replace(chosen, stages=(*chosen.stages[:last], Called("hinges", both, cost=120), *chosen.stages[last:]))

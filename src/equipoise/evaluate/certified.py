@@ -6,7 +6,7 @@ import math
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from equipoise import __version__, checks, device, models, progress, rng, stats
 from equipoise.certify import ABSTAIN, Certificate, Engine, Plan, certify, mixture, smooth
 from equipoise.data import Dataset, pixels
+from equipoise.evaluate.evaluation import usable
 from equipoise.modes import inference
 from equipoise.records import Row, Run, key_of, rows_of
 
@@ -28,11 +29,12 @@ _POOL = {"cpu": 100_000, "cuda": 10_000_000}  # samples between two writes
 
 @dataclass(frozen=True)
 class Smoothed:
-    """A base classifier to be smoothed, and the accurate one it is mixed with, if any."""
+    """A base classifier to be smoothed, the accurate one it is mixed with, if any, and a plan of its own, if any."""
 
     name: str
     model: nn.Module
     accurate: nn.Module | None = None
+    plan: Plan | None = None
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,31 @@ class Terms:
     precision: str = "auto"
     compiled: bool = False
 
+    def __post_init__(self) -> None:
+        device.usable(self.precision, self.device)
+
+    def of(self, subject: Smoothed) -> Terms:
+        """The same with the subject's own plan."""
+        return self if subject.plan is None else replace(self, plan=subject.plan)
+
     def facts(self) -> dict[str, Any]:
         """What may differ between two sittings of the same run."""
         return {"batch_size": Engine(self.batch_size).batch_on(self.device), "compiled": self.compiled,
                 "device": str(self.device), "equipoise": __version__, "torch": torch.__version__,
                 "python": platform.python_version()}
+
+
+class Choice(Protocol):
+    """What fixes the alpha of every mixture before anything is certified."""
+
+    def facts(self) -> dict[str, Any]:
+        """What it is, for the identity of the run."""
+
+    def __call__(self, subjects: Sequence[Smoothed], run: Run, terms: Terms) -> list[Smoothed]:
+        """The subjects with their plans, less those that cannot do what is wanted."""
+
+    def told(self, subjects: Sequence[Smoothed], rows: Sequence[Row], terms: Terms) -> dict[str, Any]:
+        """What was chosen and what came of it, for `summary.json`."""
 
 
 class Look(Protocol):
@@ -68,7 +90,8 @@ class Look(Protocol):
 
 
 def certified(
-    subjects: Sequence[Smoothed], data: Dataset, terms: Terms, out: Path | str, also: Sequence[Look] = ()
+    subjects: Sequence[Smoothed], data: Dataset, terms: Terms, out: Path | str, also: Sequence[Look] = (),
+    choice: Choice | None = None, settings: Mapping[str, Any] | None = None,
 ) -> list[Row]:
     """Certify every image of `data` for every subject; a folder that holds a part of this run is resumed.
 
@@ -78,25 +101,33 @@ def certified(
         terms: plan, seed, batch size, device, precision.
         out: run folder.
         also: looks that add rows of their own, such as a cross-check.
+        choice: fixes the alpha of every mixture first, on other images.
+        settings: further facts for `run.toml`, such as the command; they do not make it another run.
 
     Returns:
         Results as in `summary.json`: `acr`, `certified@R`, `abstained`, `clean`, `samples`.
     """
     start = time.monotonic()
+    names = [subject.name for subject in subjects]
+    checks.require(len(set(names)) == len(names), "models", "be different, or have different sigmas", names)
     for subject in subjects:
-        for module in (subject.model, subject.accurate):
+        for name, module in ((subject.name, subject.model), ("accurate", subject.accurate)):
             if module is not None:
-                module.to(terms.device)
-    run = Run(out, identity(subjects, data, terms), terms.facts())
+                usable(name, module.to(terms.device), data, terms.device)
+    asked = identity(subjects, data, terms) | ({"choice": choice.facts()} if choice else {})
+    run = Run(out, asked, {**terms.facts(), **(settings or {})})
+    if choice is not None:
+        subjects = choice(subjects, run, terms)
     for subject in subjects:
-        _certify_all(subject, data, run, terms)
+        certify_all(subject, data, run, terms.of(subject))
     rows = run.finish()
     for look in also:
         for subject in subjects:
-            look(subject, data, rows, run, terms)
+            look(subject, data, rows, run, terms.of(subject))
         rows = run.finish()
     results = results_of(rows, terms.plan) + [result for look in also for result in look.results(rows, terms)]
-    run.summarise("certify", time.monotonic() - start, results)
+    more = choice.told(subjects, rows, terms) if choice is not None else {}
+    run.summarise("certify", time.monotonic() - start, results, **more)
     return results
 
 
@@ -105,21 +136,23 @@ def identity(subjects: Sequence[Smoothed], data: Dataset, terms: Terms) -> dict[
     digests = {subject.name: models.weights_digest(subject.model) for subject in subjects}
     accurate = {subject.name: models.weights_digest(subject.accurate) for subject in subjects
                 if subject.accurate is not None}
+    sigmas = {subject.name: subject.plan.sigma for subject in subjects if subject.plan is not None}
     return {
         "verb": "certify", "seed": terms.seed, "precision": terms.precision, "models": digests,
         "accurate": accurate, "plan": terms.plan.facts(), "norm": "l2",
         "data": {"name": data.name, "split": data.split, "count": len(data), "digest": data.digest()},
+        **({"sigma": sigmas} if sigmas else {}),
     }
 
 
-def _certify_all(subject: Smoothed, data: Dataset, run: Run, terms: Terms) -> None:
+def certify_all(subject: Smoothed, data: Dataset, run: Run, terms: Terms, attack: str = ATTACK) -> None:
     """Pools of images: large enough to fill the device, small enough to lose little when stopped."""
     size = min(max(_POOL[terms.device.type] // terms.plan.samples, 1), 256)
     pools = torch.arange(len(data)).split(size)[run.world.rank :: run.world.size]
     alpha = _alpha_of(subject, terms.plan)
     each = terms.plan.samples + terms.plan.n0
     begun, drawn = time.monotonic(), 0
-    with progress.task(f"{subject.name}, certify", total=sum(map(len, pools)) * each) as task:
+    with progress.task(f"{subject.name}, {attack}", total=sum(map(len, pools)) * each) as task:
         for rows in pools:
             batch, left = data.take(rows), len(rows) * each
 
@@ -129,9 +162,10 @@ def _certify_all(subject: Smoothed, data: Dataset, run: Run, terms: Terms) -> No
                 left -= shown
                 task.advance(shown, speed=f"{_short(drawn / (time.monotonic() - begun))} samples/s")
 
-            if any((i, subject.name, ATTACK, alpha) not in run.done for i in batch.index.tolist()):
+            if any((i, subject.name, attack, alpha) not in run.done for i in batch.index.tolist()):
                 found = rows_for(subject, batch, terms, Engine(terms.batch_size, terms.compiled, watch))
-                run.append([row for row in found if key_of(row) not in run.done])
+                told = [{**row, "attack": attack} for row in found]
+                run.append([row for row in told if key_of(row) not in run.done])
             if left:  # samples that were not needed
                 task.advance(left)
 
@@ -153,7 +187,8 @@ def rows_for(subject: Smoothed, batch: Dataset, terms: Terms, engine: Engine) ->
                    predicted=found.predicted.tolist(), correct=(found.predicted == y).tolist(),
                    radius=[down(value) for value in found.radius.tolist()],
                    lower=[down(value) for value in found.lower.tolist()], samples=found.samples.tolist(),
-                   top=found.chosen.tolist(), answer=answers(found, theirs, plan).tolist(), **columns)
+                   top=found.chosen.tolist(), answer=answers(found, theirs, plan).tolist(), sigma=float(plan.sigma),
+                   **columns)
     alpha = _alpha_of(subject, plan)
     return rows if alpha is None else [{**row, "alpha": alpha} for row in rows]
 
@@ -192,7 +227,8 @@ def results_of(rows: Sequence[Row], plan: Plan) -> list[Row]:
 
 
 def _results(model: str, alpha: float | None, rows: Sequence[Row], plan: Plan) -> list[Row]:
-    most = plan.sigma * float(ndtri(plan.failure ** (1 / plan.samples)))
+    sigma = rows[0].get("sigma", plan.sigma)
+    most = sigma * float(ndtri(plan.failure ** (1 / plan.samples)))
     reach = np.array([row["radius"] if row["correct"] else 0.0 for row in rows])
     acr = stats.mean(reach.tolist())
     metrics: dict[str, stats.Estimate] = {
@@ -202,12 +238,16 @@ def _results(model: str, alpha: float | None, rows: Sequence[Row], plan: Plan) -
         metrics[f"certified@{step * STEP:.2f}"] = stats.clopper_pearson(count, len(rows))
     metrics["abstained"] = _share(row["predicted"] == ABSTAIN for row in rows)
     metrics["clean"] = _share(row["answer"] == row["label"] for row in rows)
+    if alpha is not None:
+        # By estimated probabilities, without abstaining: what alpha was chosen for.
+        metrics["clean-estimate"] = _share(np.equal(mixture.winners(mixture.Base.of_rows(rows, plan.sigma), alpha),
+                                                    [row["label"] for row in rows]).tolist())
     samples = stats.mean([float(row["samples"]) for row in rows])
     metrics["samples"] = stats.Estimate(samples.value, max(samples.low, 0.0), min(samples.high, 2.0 * plan.samples),
                                         samples.n)
     told = {"model": model} if alpha is None else {"model": model, "alpha": alpha}
     return [{**told, "metric": metric, "value": e.value, "low": e.low, "high": e.high, "n": e.n,
-             "sigma": plan.sigma} for metric, e in metrics.items()]
+             "sigma": sigma} for metric, e in metrics.items()]
 
 
 def _share(flags: Any) -> stats.Estimate:
@@ -221,15 +261,3 @@ def _alpha_of(subject: Smoothed, plan: Plan) -> float | None:
 
 def _short(number: float) -> str:
     return f"{number / 1e3:.1f}k" if number >= 1e3 else f"{number:.0f}"
-
-
-def bases(rows: Sequence[Row], sigma: float) -> Mapping[str, mixture.Base]:
-    """What the rows of mixtures tell about each base, for the choice of another alpha."""
-    names = dict.fromkeys(row["model"] for row in rows if row["attack"] == ATTACK and "accurate" in row)
-    found = {}
-    for name in names:
-        own = [row for row in rows if row["model"] == name and row["attack"] == ATTACK]
-        column = {key: np.array([row[key] for row in own]) for key in ("top", "lower", "accurate", "label", "gap")}
-        found[name] = mixture.Base(sigma, column["top"], column["lower"], column["accurate"], column["gap"],
-                                   column["label"])
-    return found

@@ -67,13 +67,13 @@ def begin(
     checks.require(len(data.index.unique()) == len(data), "images", "have an index each", f"{len(data)} images with "
                    f"{len(data.index.unique())} different ones")
     for name, model in {subject.name: subject.model for subject in subjects}.items():
-        _try(name, model.to(conditions.device), data, conditions)
+        usable(name, model.to(conditions.device), data, conditions.device)
     return Run(out, identity(subjects, data, conditions), {**facts(conditions), **(settings or {})})
 
 
-def _try(name: str, model: nn.Module, data: Dataset, conditions: Conditions) -> None:
+def usable(name: str, model: nn.Module, data: Dataset, device: torch.device) -> None:
     """One image through the model, so that a model of another kind is one sentence now and not a trace later."""
-    image = pixels(data.images[:1].to(conditions.device))
+    image = pixels(data.images[:1].to(device))
     try:
         with inference(model), torch.no_grad():
             logits = checks.logits(model(image), 1, name=f"logits of {name}")
@@ -95,12 +95,16 @@ def judge(
     run: Run,
     pairs: Sequence[tuple[str, str]] = (),
     told: Mapping[str, Any] | None = None,
+    *,
+    verb: str = "evaluate",
+    begun: float | None = None,
 ) -> list[Row]:
     """Like :func:`evaluate`, with an attack list of its own for every model; `pairs` are compared image by image.
 
-    `told` are further facts for `summary.json`.
+    `told` are further facts for `summary.json`. A longer story of which this is the end gives its `verb`, and when
+    it has `begun` (:func:`time.monotonic`).
     """
-    start = time.monotonic()
+    start = time.monotonic() if begun is None else begun
     for subject in subjects:
         subject.model.to(conditions.device)
         attacked(subject, data, run, conditions)
@@ -111,7 +115,7 @@ def judge(
     more: dict[str, Any] = {"differences": differences} if differences else {}
     if seen := suspicion(subjects, data, conditions, run, rows):
         more["symptoms"] = seen
-    run.summarise("evaluate", time.monotonic() - start, results, **more, **(told or {}))
+    run.summarise(verb, time.monotonic() - start, results, **more, **(told or {}))
     return results
 
 

@@ -16,10 +16,10 @@ import torch
 
 from equipoise import parallel
 from equipoise.attacks import Fold, Found, Outcome, worst_case
-from equipoise.attacks.worst_case import fresh
+from equipoise.attacks.outcome import fresh
 from equipoise.data import Dataset
 from equipoise.evaluate.subject import Conditions, Subject
-from equipoise.records import Row, Run, rows_of
+from equipoise.records import Row, Run, cut_torn_line, rows_of
 
 FOLDER = "stages"
 
@@ -29,17 +29,19 @@ def staged(subject: Subject, fold: Fold, data: Dataset, run: Run, conditions: Co
     mine = data.take(run.world.shard(torch.arange(len(data))))
     missing = [row for row, i in enumerate(mine.index.tolist())
                if (i, subject.name, subject.attack, subject.alpha) not in run.done]
+    journal = run.folder / FOLDER / f"{run.world.rank}.jsonl"
+    if journal.exists():  # a file that this process alone writes to
+        cut_torn_line(journal)
     notes = _read(run.folder, subject)
     parallel.barrier()  # nobody writes before everybody has read
     if not missing:
         return
     left = mine.take(torch.tensor(missing))
-    outcome = fresh(fold.stages, len(left))
+    outcome = fresh([stage.name for stage in fold.stages], len(left))
     for row, i in enumerate(left.index.tolist()):
         if i in notes:
             passed, predicted, margin = notes[i]
             outcome.passed[row], outcome.predicted[row], outcome.margin[row] = passed, predicted, margin
-    journal = run.folder / FOLDER / f"{run.world.rank}.jsonl"
 
     def note(number: int, found: Found) -> None:
         over = found.fooled.cpu() | (number == len(fold.stages))
@@ -50,7 +52,7 @@ def staged(subject: Subject, fold: Fold, data: Dataset, run: Run, conditions: Co
     worst_case(
         fold.stages, subject.model, left, threat=conditions.threat, seed=conditions.seed, surrogate=fold.surrogate,
         extra=fold.extra, follow=fold.follow, precision=conditions.precision, batch_size=conditions.batch_size,
-        device=conditions.device, known=outcome, note=note, title=str(subject))
+        device=conditions.device, whole=data, known=outcome, note=note, title=str(subject))
     undecided = [row for row, i in enumerate(left.index.tolist())
                  if (i, subject.name, subject.attack, subject.alpha) not in run.done]
     run.append(_rows(subject, left, outcome, torch.tensor(undecided, dtype=torch.int64)))
@@ -85,7 +87,7 @@ def _write(path: Path, subject: Subject, data: Dataset, outcome: Outcome, rows: 
 
 
 def _read(folder: Path, subject: Subject) -> dict[int, tuple[int, int, float]]:
-    """By image: stages met, class and margin at the nearest point; a torn line is left out."""
+    """By image: stages met, class and margin at the nearest point; a torn line of another process is left out."""
     notes: dict[int, tuple[int, int, float]] = {}
     for path in sorted((folder / FOLDER).glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():

@@ -85,4 +85,4 @@ class Conditions:
         checks.require(isinstance(self.threat, Threat), "threat", "be a Threat", self.threat)
         checks.whole("seed", self.seed)
         checks.whole("batch_size", self.batch_size, least=1)
-        checks.one_of("precision", self.precision, device.PRECISIONS)
+        device.usable(self.precision, self.device)

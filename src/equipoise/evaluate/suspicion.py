@@ -1,14 +1,18 @@
-"""Symptoms of every model that was attacked by a list of stages, for `summary.json` and the report."""
+"""Symptoms of every model that was attacked, for `summary.json` and the report."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 
-from equipoise import checks, records, rng
-from equipoise.attacks import Fold, black_box, symptoms
+import torch
+from torch import nn
+
+from equipoise import checks, memory, records, rng
+from equipoise.attacks import Fold, Symptom, black_box, symptoms
 from equipoise.data import Dataset, pixels
-from equipoise.evaluate.subject import Conditions, Subject
+from equipoise.evaluate.subject import Attack, Conditions, Subject, untouched
 from equipoise.records import Row, Run
 
 IMAGES = 32
@@ -19,7 +23,8 @@ def suspicion(
 ) -> list[Row]:
     """One entry per model and symptom: {"model", "attack", "name", "value", "alarm", "says"}.
 
-    Measured once, by one process, on the first images; a finished run is not measured again.
+    Measured once, by one process, on the first images; a finished run is not measured again. A mixture at one
+    alpha of several is left out: a sweep chooses and claims nothing.
     """
     if not run.world.leads:
         return []
@@ -29,20 +34,42 @@ def suspicion(
         known = []
     found = []
     for subject in subjects:
-        if not isinstance(subject.run, Fold):
-            continue
-        mine = [row for row in known if (row["model"], row["attack"]) == (subject.name, subject.attack)]
-        found += mine or _measure(subject, subject.run, data, conditions, rows)
+        if subject.run is not untouched and subject.alpha is None:
+            mine = [row for row in known if _about(row, subject)]
+            found += mine or _measure(subject, data, conditions, rows)
     return found
 
 
-def _measure(subject: Subject, fold: Fold, data: Dataset, conditions: Conditions, rows: Iterable[Row]) -> list[Row]:
+def _about(row: Row, subject: Subject) -> bool:
+    return (row["model"], row["attack"]) == (subject.name, subject.attack)
+
+
+def _measure(subject: Subject, data: Dataset, conditions: Conditions, rows: Iterable[Row]) -> list[Row]:
     few = data.slice(0, min(IMAGES, len(data)))
-    x, y = pixels(few.images.to(conditions.device)), few.labels.to(conditions.device)
-    seen = symptoms(subject.model, x, y, threat=conditions.threat, surrogate=fold.surrogate,
-                    stream=rng.stream(conditions.seed, "symptoms", few.index.to(conditions.device)))
-    mine = [row for row in rows if (row["model"], row["attack"]) == (subject.name, subject.attack)]
-    broken = Counter(row["broken_by"] for row in mine if row.get("broken_by"))
-    if len({stage.name.startswith("square") for stage in fold.stages}) == 2:  # both kinds were tried
+
+    def look(part: slice) -> list[Symptom]:
+        some = few.take(torch.arange(part.start, part.stop))
+        x, y = pixels(some.images.to(conditions.device)), some.labels.to(conditions.device)
+        return symptoms(subject.model, x, y, threat=conditions.threat, surrogate=_source(subject.run),
+                        stream=rng.stream(conditions.seed, "symptoms", some.index.to(conditions.device)))
+
+    # As many as fit at once: what came first is told.
+    _, seen = next(memory.in_batches(look, len(few), IMAGES))
+    if isinstance(subject.run, Fold) and len({_blind(stage.name) for stage in subject.run.stages}) == 2:
+        # Both kinds were tried, so they can be compared.
+        mine = [row for row in rows if _about(row, subject)]
+        broken = Counter(row["broken_by"] for row in mine if row.get("broken_by"))
         seen.append(black_box(broken, sum(row["correct"] for row in mine)))
     return [{"model": subject.name, "attack": subject.attack, **symptom.facts()} for symptom in seen]
+
+
+def _source(attack: Attack) -> nn.Module | None:
+    """Where an attack takes its gradients, if not from the model itself."""
+    if isinstance(attack, Fold):
+        return attack.surrogate
+    bound = attack.keywords.get("surrogate") if isinstance(attack, partial) else None
+    return bound if isinstance(bound, nn.Module) else None
+
+
+def _blind(stage: str) -> bool:
+    return stage.startswith("square")

@@ -66,11 +66,16 @@ def arrays(fit: Fit) -> dict[str, NDArray[Any]]:
         found[f"nuts_attacked_{name}"] = _attacked_margin(cache, log_p).abs().numpy()
     found["nuts_clean_right"] = (cache.clean.argmax(dim=1) == cache.labels).numpy()
     found["nuts_attacked_right"] = cache.standing.numpy()
-    scored = fit.search.scored(fit.target, fit.search.landscape)
-    steps = fit.search.start.steps
-    # The grid runs through s fastest, then p, then c.
-    found["nuts_landscape"] = scored.plain.view(steps, steps, steps).numpy()
-    found["nuts_landscape_usable"] = scored.worth.isfinite().view(steps, steps, steps).numpy()
+    scored = {family: fit.search.scored(fit.target, table) for family, table in fit.search.tables.items()}
+    worth = {family: float(one.worth.amax()) for family, one in scored.items()}
+    found["nuts_kinds"] = np.array([str(family) for family in worth])
+    found["nuts_kinds_worth"] = np.array(list(worth.values()))
+    best = max((family for family in worth if family.free), key=lambda family: worth[family])
+    found["nuts_landscape_of"] = np.array(str(best))
+    cube = (fit.search.start.steps,) * 3
+    grid = slice(fit.search.start.steps**3)  # it comes before all later candidates: s fastest, then p, then c
+    found["nuts_landscape"] = scored[best].plain[grid].view(cube).numpy()
+    found["nuts_landscape_usable"] = scored[best].worth[grid].isfinite().view(cube).numpy()
     for name, axis in zip("spc", fit.search.start.axes(), strict=True):
         found[f"nuts_axis_{name}"] = axis.numpy()
     if mixture.logit_map is not None:

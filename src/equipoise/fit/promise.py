@@ -27,7 +27,8 @@ class Target:
     def __str__(self) -> str:
         if self.of_robust:
             return f"{100 * self.share:.3g} % of the images that the robust model keeps"
-        return f"{100 * self.share:.3g} points of robust accuracy"
+        points = f"{100 * self.share:.3g}"
+        return f"{points} point{'' if points == '1' else 's'} of robust accuracy"
 
     def allowed(self, images: int, robust: int) -> int:
         """How many of the calibration images may be lost; −1 if there are too few to promise anything."""

@@ -45,10 +45,8 @@ def save(folder: Path | str, mixture: MixedClassifier, *, accurate: str, robust:
     if mixture.frontier:
         told["frontier"] = frontiers.columns(mixture.frontier)
     for side, text in zip(SIDES, (accurate, robust), strict=True):
-        reference = models.parse(text)
-        if reference.scheme == "file":
-            text = f"file:{os.path.relpath(reference.rest, folder)}"
-        told[side] = {"reference": text, "digest": models.weights_digest(getattr(mixture, side))}
+        near = models.placed(text, lambda path: os.path.relpath(path, folder))
+        told[side] = {"reference": near, "digest": models.weights_digest(getattr(mixture, side))}
     records.write(folder / NAME, config.dumps(told))
 
 
@@ -113,8 +111,7 @@ def _map(told: dict[str, Any], where: str) -> LogitMap:
 def _base(folder: Path, side: str, told: dict[str, Any], **settings: Any) -> nn.Module:
     config.known(told, ("reference", "digest"), f"[{side}] of {folder / NAME}")
     checks.require("reference" in told, side, f"have a reference in {folder / NAME}", told)
-    reference = models.parse(told["reference"])
-    text = f"file:{folder / reference.rest}" if reference.scheme == "file" else reference.text
+    text = models.placed(told["reference"], lambda path: str(folder / path))
     base = models.load(text, **settings)
     if models.weights_digest(base) != told.get("digest"):
         raise checks.InputError(f"the {side} base {text} must be the one {folder / NAME} was made with, "

@@ -1,11 +1,12 @@
 """Classifiers: the zoo of architectures, checkpoints, and references that name a model in one string."""
 
 from equipoise.models.checkpoint import facts, weights_digest
+from equipoise.models.looks import Looks
 from equipoise.models.normalize import Normalize, Normalized
-from equipoise.models.reference import SCHEMES, Reference, digest, load, parse
+from equipoise.models.reference import SCHEMES, Reference, digest, load, parse, placed
 from equipoise.models.zoo import ARCHITECTURES, build
 
 __all__ = [
-    "ARCHITECTURES", "SCHEMES", "Normalize", "Normalized", "Reference", "build", "digest", "facts", "load",
-    "parse", "weights_digest",
+    "ARCHITECTURES", "SCHEMES", "Looks", "Normalize", "Normalized", "Reference", "build", "digest", "facts",
+    "load", "parse", "placed", "weights_digest",
 ]

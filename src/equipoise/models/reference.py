@@ -1,7 +1,8 @@
 """Model references: one string that says where a model comes from.
 
 `file:PATH` is a checkpoint, `zoo:NAME` an architecture with fresh weights, `python:MODULE:FACTORY` a
-function without arguments that returns a module from images in [0, 1] to logits. A bare path is `file:`.
+function without arguments that returns a module from images in [0, 1] to logits, `looks:N:REFERENCE` any of
+them looking at each image N times (2, 6 or 10), mirrored and moved. A bare path is `file:`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import nn
 from equipoise import checks
 from equipoise.checks import InputError
 from equipoise.models import checkpoint, zoo
+from equipoise.models.looks import SHIFTS, Looks
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,23 @@ def _python(reference: Reference, wishes: Wishes) -> nn.Module:
     return model
 
 
+def _looks(reference: Reference, wishes: Wishes) -> nn.Module:
+    count, inner = _counted(reference)
+    checks.require(inner.scheme != "looks", "model", "say looks: once", reference.text)
+    return Looks(SCHEMES[inner.scheme](inner, wishes), count)
+
+
+def _counted(reference: Reference) -> tuple[int, Reference]:
+    """How many looks, and what looks."""
+    count, _, rest = reference.rest.partition(":")
+    known = [str(number) for number in SHIFTS]
+    checks.require(count in known and bool(rest), "model", f"read looks:N:REFERENCE with N among {', '.join(known)}",
+                   reference.text)
+    return int(count), parse(rest)
+
+
 Loader = Callable[[Reference, Wishes], nn.Module]
-SCHEMES: dict[str, Loader] = {"file": _file, "python": _python, "zoo": _zoo}
+SCHEMES: dict[str, Loader] = {"file": _file, "looks": _looks, "python": _python, "zoo": _zoo}
 
 
 def parse(text: str) -> Reference:
@@ -110,6 +127,19 @@ def parse(text: str) -> Reference:
     known = ", ".join(f"{name}:" for name in sorted(SCHEMES))
     hint = f" (did you mean 'zoo:{text}'?)" if text in zoo.ARCHITECTURES else ""
     raise InputError(f"`model` must be a path that exists or begin with one of {known}, got {text!r}{hint}")
+
+
+def placed(text: str, place: Callable[[str], str]) -> str:
+    """A reference whose file, if it names one, lies elsewhere.
+
+    >>> placed("looks:2:file:a.safetensors", "/models/{}".format)
+    'looks:2:file:/models/a.safetensors'
+    """
+    reference = parse(text)
+    if reference.scheme == "looks":
+        count, inner = _counted(reference)
+        return f"looks:{count}:{placed(inner.text, place)}"
+    return f"file:{place(reference.rest)}" if reference.scheme == "file" else text
 
 
 def load(

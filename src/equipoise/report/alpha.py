@@ -27,6 +27,9 @@ def accuracy_against_alpha(view: RunView) -> Section | None:
     n = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     prose = [f"Alpha is the weight of the robust model: at 0 the mixture is the accurate model, at 1 the robust one. "
              f"Every point is the mixture at one alpha on n = {n} images; bands are exact 95 % intervals."]
+    if "promise" in view.summary:
+        prose.append("This is plain mixing, without the fitted map, on fitting images and under a short attack: what "
+                     "can be had by turning one number.")
     if chosen is not None:
         prose.append(f"The vertical line marks the alpha of this run, {chosen:g}.")
     alt = "Accuracy of the mixture against alpha, " + " and ".join(found)

@@ -28,8 +28,7 @@ def certified(view: RunView) -> Section | None:
     curves = found(view.rows)
     if not curves:
         return None
-    sigma = _sigma(view)
-    papers = {model: paper(view.rows, model, sigma) for model in curves} if sigma else {}
+    papers = {model: paper(view.rows, model, sigma_of(view)) for model in curves}
     n = sorted({len(reach) for reach in curves.values()})
     failure = view.identity.get("plan", {}).get("failure")
     prose = [f"An image counts at a radius if the model answers it rightly and no change of that Euclidean length, "
@@ -42,7 +41,7 @@ def certified(view: RunView) -> Section | None:
     alt = "Certified accuracy against radius of " + " and ".join(curves)
     picture = Picture("certified", alt, lambda palette: draw(palette, curves, papers))
     tables = [_table(view.results), *_confidences(view.results)]
-    return Section("Certified accuracy", prose, tables, [picture])
+    return Section("Certified accuracy", prose, tables, [picture, *_ratios(view.rows)])
 
 
 def found(rows: Sequence[Row]) -> dict[str, Radii]:
@@ -50,17 +49,17 @@ def found(rows: Sequence[Row]) -> dict[str, Radii]:
     seen: dict[str, list[float]] = {}
     for row in rows:
         if row["attack"] == "certify":
-            seen.setdefault(_name(row), []).append(row["radius"] if row["correct"] else 0.0)
+            seen.setdefault(named(row), []).append(row["radius"] if row["correct"] else 0.0)
     return {name: np.array(reach) for name, reach in seen.items()}
 
 
 def paper(rows: Sequence[Row], name: str, sigma: float) -> Radii:
     """The paper's radii of a mixture from the same lower bounds; empty for a model that is none."""
-    own = [row for row in rows if row["attack"] == "certify" and _name(row) == name and "alpha" in row]
+    own = [row for row in rows if row["attack"] == "certify" and named(row) == name and "alpha" in row]
     lower = np.array([row["lower"] for row in own])
     if not len(own):
         return lower
-    reach = radii.paper(lower, 1 - lower, sigma, own[0]["alpha"])
+    reach = radii.paper(lower, 1 - lower, own[0].get("sigma", sigma), own[0]["alpha"])
     return np.where([row["top"] == row["label"] for row in own], reach, 0.0)
 
 
@@ -76,12 +75,12 @@ def draw(palette: Palette, curves: dict[str, Radii], papers: dict[str, Radii]) -
     figure = Figure(figsize=(style.WIDTH, 3.3))
     axes = figure.subplots()
     longest = max(float(reach.max(initial=0.0)) for reach in curves.values())
-    at = np.linspace(0, max(1.05 * longest, 0.1), GRID)
+    at, called = np.linspace(0, max(1.05 * longest, 0.1), GRID), style.short(curves)
     for (name, reach), colour in zip(curves.items(), palette.of(curves).values(), strict=True):
         shares = share_at(reach, at)
         axes.fill_between(at, [100 * e.low for e in shares], [100 * e.high for e in shares], color=colour,
                           alpha=0.14, linewidth=0, step="pre")
-        axes.step(at, [100 * e.value for e in shares], where="pre", color=colour, label=name)
+        axes.step(at, [100 * e.value for e in shares], where="pre", color=colour, label=called[name])
         if len(theirs := papers.get(name, np.array([]))):
             axes.step(at, [100 * e.value for e in share_at(theirs, at)], where="pre", color=colour, linestyle=":",
                       label="_paper")
@@ -92,17 +91,18 @@ def draw(palette: Palette, curves: dict[str, Radii], papers: dict[str, Radii]) -
 
 def _table(results: Sequence[Row]) -> Table:
     """ACR, certified accuracies, abstentions and cost by model."""
-    shown = ("acr", "abstained", "clean", "samples")
+    shown = ("acr", "abstained", "clean", "clean-estimate", "samples")
     rows = [row for row in results if row["metric"] in shown or row["metric"].startswith("certified@")]
     return _grid("Average certified radius (ACR, wrong or abstained counts as 0), certified accuracy per radius, "
-                 "abstentions, clean accuracy of the smoothed answer, and noisy copies per image, with 95 % "
+                 "abstentions, clean accuracy of the smoothed answer (of a mixture also as estimated without "
+                 "abstaining), and noisy copies per image, with 95 % "
                  "intervals.", rows)
 
 
 def _grid(caption: str, rows: Sequence[Row], *, folded: bool = False) -> Table:
     """A line per metric, a column per model."""
-    models = list(dict.fromkeys(_name(row) for row in rows))
-    at = {(_name(row), row["metric"]): row for row in rows}
+    models = list(dict.fromkeys(named(row) for row in rows))
+    at = {(named(row), row["metric"]): row for row in rows}
     body = [[Cell(metric), *(_cell(at.get((model, metric))) for model in models)]
             for metric in dict.fromkeys(row["metric"] for row in rows)]
     return Table(caption, ["metric", *models], body, folded=folded)
@@ -124,7 +124,7 @@ def _checked(results: Sequence[Row]) -> list[str]:
         if "broken" in row:
             end = "as the failure probability allows" if row["sound"] else "more than the failure probability allows"
             attack = row["metric"].removeprefix("broken-")
-            said.append(f"Cross-check: the attack {attack} inside the certified radii of {_name(row)} broke "
+            said.append(f"Cross-check: the attack {attack} inside the certified radii of {named(row)} broke "
                         f"{row['broken']} of {row['n']} certificates (allowed: {row['allowed']}), {end}.")
     return said
 
@@ -136,10 +136,35 @@ def _confidences(results: Sequence[Row]) -> list[Table]:
                   "and the mean equal-confidence mixing ratio: estimates.", rows, folded=True)] if rows else []
 
 
-def _name(row: Row) -> str:
-    return f"{row['model']} (alpha {row['alpha']:g})" if "alpha" in row else str(row["model"])
+def _ratios(rows: Sequence[Row]) -> list[Picture]:
+    """Equal-confidence mixing ratios [SmoothMix, Figure 3], where a run has looked."""
+    seen: dict[str, list[float]] = {}
+    for row in rows:
+        if row.get("ratio") is not None:
+            seen.setdefault(row["model"], []).append(row["ratio"])
+    alt = "Histograms of equal-confidence mixing ratios, estimates, of " + " and ".join(seen)
+    return [Picture("mixing-ratios", alt, lambda palette: draw_ratios(palette, seen))] if seen else []
 
 
-def _sigma(view: RunView) -> float | None:
-    told = view.identity.get("plan", {}).get("sigma")
-    return float(told) if told else None
+def draw_ratios(palette: Palette, seen: dict[str, list[float]]) -> Figure:
+    """How far towards its adversarial image each image keeps its class; further right is better calibrated."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(style.WIDTH, 2.4))
+    axes, called = figure.subplots(), style.short(seen)
+    for (name, ratios), colour in zip(seen.items(), palette.of(seen).values(), strict=True):
+        axes.hist(ratios, bins=np.linspace(0, 1, 21).tolist(), histtype="step", linewidth=1.4, color=colour,
+                  label=f"{called[name]} (n = {len(ratios)})", density=True)
+    axes.set(xlim=(0, 1), xlabel="equal-confidence mixing ratio (estimate)", ylabel="density of images")
+    axes.legend(loc="upper right", labelcolor=palette.ink)
+    return figure
+
+
+def named(row: Row) -> str:
+    """A model as the page calls it: with its alpha, where it is a mixture."""
+    return f"{row['model']} (alpha {row['alpha']:.4g})" if "alpha" in row else str(row["model"])
+
+
+def sigma_of(view: RunView) -> float:
+    """Of runs whose rows do not tell."""
+    return float(view.identity["plan"]["sigma"])

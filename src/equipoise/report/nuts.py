@@ -88,7 +88,7 @@ def draw_margins(palette: Palette, held: dict[str, Array], q: float) -> Figure:
         axes.set_title(f"{when} the map", loc="left", color=palette.ink)
         axes.locator_params(axis="y", nbins=3, integer=True)
     panels[1].axvline(q, color=palette.muted, linewidth=1.0, linestyle=(0, (1, 2)))
-    panels[0].legend(loc="upper right", ncols=2, labelcolor=palette.ink)
+    panels[0].legend(loc="upper center", ncols=2, labelcolor=palette.ink)
     figure.supylabel("images", fontsize=9, color=palette.muted)
     panels[1].set_xlabel("margin")
     return figure
@@ -100,12 +100,30 @@ def landscape(view: RunView) -> Section | None:
     if any(name not in view.arrays for name in names):
         return None
     worth, usable, *axes = (view.arrays[name] for name in names)
-    prose = ["Clean accuracy of the mixture on the half of the fitting images that chooses, for every scale s, power "
-             "p and shift c of the grid, each at the threshold that keeps the target. A cross marks candidates that "
-             "were rejected. The search goes on between the points of the grid, and to other kinds of maps."]
+    kind = str(view.arrays["nuts_landscape_of"]) if "nuts_landscape_of" in view.arrays else "maps"
+    prose = [f"Clean accuracy of the mixture on the half of the fitting images that chooses, for {kind}: every scale "
+             "s, power p and shift c of the grid, each at the threshold that keeps the target. A cross marks "
+             "candidates that were rejected. The search goes on between the points of the grid, beyond its edges, and "
+             "to other kinds of maps."]
+    if float(worth.max()) - float(worth.min()) < 1e-6:
+        prose.append("All of them do equally well here: a plateau.")
+    if "nuts_chosen" in view.arrays:
+        s, p, c, *_ = view.arrays["nuts_chosen"].tolist()
+        prose.append(f"The search settled on s = {s:.3g}, p = {p:.3g}, c = {c:.3g}.")
     alt = "Heat maps of clean accuracy over scale and power, one for every shift"
-    return Section("Landscape", prose, pictures=[
+    return Section("Landscape", prose, _kinds(view), [
         Picture("nuts-landscape", alt, lambda palette: draw_landscape(palette, worth, usable, axes))])
+
+
+def _kinds(view: RunView) -> list[Table]:
+    """The best of every kind of map; −inf where all candidates were rejected."""
+    if "nuts_kinds" not in view.arrays:
+        return []
+    kinds, worth = (view.arrays[name].tolist() for name in ("nuts_kinds", "nuts_kinds_worth"))
+    body = [[Cell(kind), Cell(numbers.percent(best) if np.isfinite(best) else "–")]
+            for kind, best in zip(kinds, worth, strict=True)]
+    return [Table("The best of every kind of map, on the half of the fitting images that chooses.", ["maps", "clean"],
+                  body, words=True)]
 
 
 def draw_landscape(palette: Palette, worth: Array, usable: Array, axes: list[Array]) -> Figure:
@@ -115,7 +133,8 @@ def draw_landscape(palette: Palette, worth: Array, usable: Array, axes: list[Arr
     scales, powers, shifts = axes
     figure = Figure(figsize=(style.WIDTH, 0.6 + 1.35 * -(-len(shifts) // 4)))
     grid = figure.subplots(-(-len(shifts) // 4), min(4, len(shifts)), sharex=True, sharey=True, squeeze=False)
-    low, high = 100 * float(worth.min()), 100 * float(worth.max())
+    high = 100 * float(worth.max())
+    low = min(100 * float(worth.min()), high - 1)  # a plateau is drawn as one
     for place, panel in enumerate(grid.flat):
         if place >= len(shifts):
             panel.set_axis_off()
@@ -147,13 +166,20 @@ def trade_off(view: RunView) -> Section | None:
     prose = ["Every point is a mixture that may lose so much and no more: clean accuracy, and the share of images that "
              "keep the right answer whatever the accurate model says, at the attacked points of the half of the "
              "fitting images that did not choose the maps. Up and to the right is better; both curves begin at the "
-             "robust model."]
+             "robust model and end where losing more gains nothing."]
     body = [[Cell(name), Cell(numbers.percent(clean)), Cell(numbers.percent(kept))]
             for name, curve in found.items() for clean, kept in curve.tolist()]
     table = Table("The same numbers as a table.", ["mixture", "clean", "kept under attack"], body, folded=True)
     alt = "Accuracy kept under attack against clean accuracy, for " + " and ".join(found)
     return Section("Trade-off against plain mixing", prose, [table],
                    [Picture("nuts-trade-off", alt, lambda palette: draw_trade_off(palette, found))])
+
+
+def _worthwhile(curve: Array) -> Array:
+    """The points of a curve that are more accurate than all that keep more."""
+    best = np.maximum.accumulate(np.concatenate([[-np.inf], curve[:-1, 0]]))
+    chosen: Array = curve[curve[:, 0] > best]
+    return chosen
 
 
 def draw_trade_off(palette: Palette, found: dict[str, Array]) -> Figure:
@@ -163,7 +189,7 @@ def draw_trade_off(palette: Palette, found: dict[str, Array]) -> Figure:
     figure = Figure(figsize=(style.WIDTH, 3.2))
     axes = figure.subplots()
     looks = {"fitted map": ("-", palette.mixed), "plain mixing": ("--", palette.muted)}
-    for name, curve in found.items():
+    for name, curve in ((name, _worthwhile(curve)) for name, curve in found.items()):
         line, colour = looks[name]
         axes.plot(100 * curve[:, 0], 100 * curve[:, 1], line, marker="o", color=colour, label=name)
     axes.set(xlabel="clean images answered rightly, %", ylabel="kept under attack, %")

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from equipoise.report.alpha import accuracy_against_alpha
 from equipoise.report.certified import certified
+from equipoise.report.estimates import estimates
 from equipoise.report.examples import examples
+from equipoise.report.frontier import frontier
 from equipoise.report.gate import ablation, aimed_alphas, alphas, gate_trade_off, perfect_gate, settings
 from equipoise.report.headline import headline
 from equipoise.report.local_policy import crossing, gradients, radii, targets
@@ -24,6 +26,7 @@ SECTIONS: list[Callable[[RunView], Section | None]] = [
     symptoms,
     training,
     certified,
+    frontier,
     promise,
     trade_off,
     accuracy_against_alpha,
@@ -42,6 +45,7 @@ SECTIONS: list[Callable[[RunView], Section | None]] = [
     ablation,
     examples,
     margins,
+    estimates,
     mapped_margins,
     landscape,
     cost,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,21 @@ class Palette:
         spare = cycle(self.others)
         own = dict(zip(MODELS, (self.accurate, self.robust, self.mixed), strict=True))
         return {model: own[model] if model in own else next(spare) for model in models}
+
+
+def short(models: Iterable[str]) -> dict[str, str]:
+    """What a key calls each model: as much of the end of a path as tells them apart, without the ending.
+
+    >>> short(["file:/a/b/last.safetensors", "file:/a/c/last.safetensors (alpha 0.8)"])
+    {'file:/a/b/last.safetensors': 'b/last', 'file:/a/c/last.safetensors (alpha 0.8)': 'c/last (alpha 0.8)'}
+    """
+    split = {name: name.partition(" (") for name in models}
+    paths = {path: path.split("/") for path, _, _ in split.values()}
+    depth, deepest = 1, max(map(len, paths.values()), default=1)
+    while depth < deepest and len({"/".join(parts[-depth:]) for parts in paths.values()}) < len(paths):
+        depth += 1
+    return {name: re.sub(r"\.(safetensors|pth?)$", "", "/".join(paths[path][-depth:])) + mark + rest
+            for name, (path, mark, rest) in split.items()}
 
 
 LIGHT = Palette(paper="#ffffff", ink="#1f2328", muted="#636c76", rule="#d8dde3", accurate="#0072b2",

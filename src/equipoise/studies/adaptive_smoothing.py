@@ -31,6 +31,7 @@ from equipoise.studies.adaptive_size import BEST, SHIFTS, SIZES, Size
 from equipoise.studies.local_pair import Pair
 from equipoise.threat import Threat
 from equipoise.train import Plan, train
+from equipoise.train.book import LAST
 from equipoise.train.objectives.gate import GateLoss
 
 PARTS = ("train", "choose", "adversaries", "aimed", "trade-off", "settings", "ablation")
@@ -66,7 +67,7 @@ def adaptive_smoothing(out: Path, size: str, device: torch.device, *, seed: int 
         pair, references = local_pair.cifar10(str(accurate), str(robust), data_dir), (str(accurate), str(robust))
     else:
         pair = local_pair.digits(out / "bases", conditions)
-        references = (str(out / "bases" / "accurate.safetensors"), str(out / "bases" / "robust.safetensors"))
+        references = (str(out / "bases" / "accurate" / LAST), str(out / "bases" / "robust" / LAST))
     return Study(run, pair, references, chosen, conditions).tell(parts)
 
 

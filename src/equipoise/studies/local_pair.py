@@ -10,9 +10,8 @@ from torch import nn
 from equipoise import checks, data, models
 from equipoise.data import Dataset
 from equipoise.evaluate import Conditions
-from equipoise.models import checkpoint
-from equipoise.studies.learning import learn
-from equipoise.threat import Threat
+from equipoise.train import Objective, Plan, train
+from equipoise.train.objectives import Adversarial, Standard
 
 EPS = 0.12  # of the digits, in [0, 1] pixels
 HELD_OUT = 200  # digits of the train split that neither base sees
@@ -45,22 +44,20 @@ def digits(out: Path, conditions: Conditions) -> Pair:
     """Two small networks on 8×8 digits, learnt now or read from an earlier sitting."""
     train = data.load("digits", split="train")
     learnt, held_out = train.slice(0, len(train) - HELD_OUT), train.slice(len(train) - HELD_OUT, HELD_OUT)
-    accurate = _base(out / "accurate.safetensors", learnt, conditions, epochs=30, lr=3e-3, smoothing=0.1)
+    accurate = _base(out / "accurate", Standard(label_smoothing=0.1), learnt, conditions, epochs=30, lr=3e-3)
     # Few epochs: with more, on so few digits, the robust network is also the more accurate one, and no story is left.
-    robust = _base(out / "robust.safetensors", learnt, conditions, epochs=4, lr=5e-3, threat=conditions.threat, shift=5)
+    attack = Adversarial(norm=conditions.threat.norm, eps=conditions.threat.eps, steps=4)
+    robust = _base(out / "robust", attack, learnt, conditions, epochs=4, lr=5e-3, shift=5)
     return Pair(accurate, robust, learnt, learnt, held_out, data.load("digits", split="test", count=DIGITS_TESTED))
 
 
-def _base(path: Path, images: Dataset, conditions: Conditions, *, epochs: int, lr: float,
-          threat: Threat | None = None, smoothing: float = 0.0, shift: int = 0) -> nn.Module:
-    if not path.exists():
-        model = models.build("cnn_small", num_classes=images.num_classes, image_shape=images.image_shape,
-                             mean=DIGITS["mean"], std=DIGITS["std"], seed=conditions.seed + shift)
-        model.to(conditions.device).train()
-        learn(path.stem, model, images, epochs=epochs, lr=lr, seed=conditions.seed, threat=threat, smoothing=smoothing)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        checkpoint.save(path, model, {"trained": f"{path.stem}, {epochs} epochs on digits"})
-    return models.load(str(path))
+def _base(out: Path, objective: Objective, images: Dataset, conditions: Conditions, *, epochs: int, lr: float,
+          shift: int = 0) -> nn.Module:
+    model = models.build("cnn_small", num_classes=images.num_classes, image_shape=images.image_shape,
+                         mean=DIGITS["mean"], std=DIGITS["std"], seed=conditions.seed + shift)
+    plan = Plan(epochs=epochs, optimizer="adamw", lr=lr, weight_decay=1e-4, schedule="one-cycle", warmup=epochs / 5,
+                held_out=0, seed=conditions.seed)
+    return train(model, objective, images, plan, device=conditions.device, out=out, facts={"arch": "cnn_small"})
 
 
 def cifar10(accurate: str, robust: str, data_dir: Path | None) -> Pair:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import checks, parallel, progress
+from equipoise import device as devices
 from equipoise.data.dataset import Dataset
 from equipoise.models import formats
 from equipoise.train import ema, schedules
@@ -56,6 +57,7 @@ def train(
         The same module with its final weights (their average, with `ema`), in evaluation mode.
     """
     plan, device = plan or Plan(), torch.device(device)
+    devices.usable(plan.precision, device)
     kept, held = split(data, plan)
     feed = Feed(kept, plan, device)
     checks.require(not (parallel.world().size > plan.batch_size), "batch_size", "be at least the number of processes",

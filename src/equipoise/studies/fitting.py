@@ -1,0 +1,71 @@
+"""A fit told into a run folder of its own, which is then the `mixture:DIR` that was asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from equipoise import __version__, mixing, models, records, summary
+from equipoise.data import Dataset
+from equipoise.evaluate.cost import costs
+from equipoise.fit import Fit, Settings, Target, fit, journal
+from equipoise.mixing import MixedClassifier
+from equipoise.records import Run
+from equipoise.threat import Threat
+
+
+def fit_into(
+    out: Path, references: Sequence[str], images: Dataset, *, threat: Threat, target: Target, settings: Settings,
+    device: torch.device, batch_size: int, **wishes: Any,
+) -> MixedClassifier:
+    """Fit, and leave rows, arrays, `summary.json` and `mixture.toml` in `out`; a folder of the same fit is resumed.
+
+    Args:
+        out: run folder.
+        references: of the accurate and of the robust model.
+        images: never evaluated on.
+        threat, target, settings, device, batch_size: see :func:`equipoise.fit.fit`.
+        wishes: how to load the models, such as the architecture of a `.pt` file.
+    """
+    begun = time.monotonic()
+    bases = [models.load(text, num_classes=images.num_classes, image_shape=images.image_shape, **wishes)
+             for text in references]
+    run = Run(out, _identity(bases, images, threat, target, settings), _facts(device, batch_size))
+    if not ((out / mixing.folder.NAME).exists() and (out / "summary.json").exists()):
+        made = fit(bases[0], bases[1], images, threat=threat, target=target, device=device, batch_size=batch_size,
+                   settings=settings, cache=journal.load_cache(out), keep=lambda cache: journal.save_cache(out, cache))
+        _write(run, made, images, threat, device, batch_size, begun)
+        mixing.save(out, made.mixture, accurate=references[0], robust=references[1])
+    mixture = mixing.load(f"mixture:{out}", **wishes)
+    assert isinstance(mixture, MixedClassifier)
+    return mixture
+
+
+def _identity(bases: list[nn.Module], images: Dataset, threat: Threat, target: Target,
+              settings: Settings) -> dict[str, Any]:
+    like = None if settings.like is None else settings.like.facts()
+    search = {key: value for key, value in asdict(settings).items() if key not in ("like", "strength")}
+    return {"verb": "fit", "target": str(target), "threat": threat.facts(), "search": search | {"like": like},
+            "attack": asdict(settings.strength),
+            "models": dict(zip(("accurate", "robust"), map(models.weights_digest, bases), strict=True)),
+            "data": {"name": images.name, "split": images.split, "count": len(images), "digest": images.digest()}}
+
+
+def _facts(device: torch.device, batch_size: int) -> dict[str, Any]:
+    return {"device": str(device), "batch_size": batch_size, "equipoise": __version__, "torch": torch.__version__}
+
+
+def _write(run: Run, made: Fit, images: Dataset, threat: Threat, device: torch.device, batch_size: int,
+           begun: float) -> None:
+    run.append([row for row in journal.rows(made) if records.key_of(row) not in run.done])
+    rows = run.finish()
+    journal.save_arrays(run.folder / "arrays.npz", journal.arrays(made))
+    run.summarise("fit", time.monotonic() - begun, summary.results(rows, threat), helped=made.helped,
+                  promise=made.promise, fitted=made.numbers, rejected=made.rejected, notes=made.notes,
+                  cost=[cost.facts() for cost in costs(made.mixture, images, device, batch_size)])
