@@ -64,7 +64,7 @@ def test_every_part_leaves_its_rows_and_its_section(tmp_path: Path) -> None:
     value = {(row["model"], row["metric"]): row["value"] for row in told["results"]}
     for row in told["bounds"]:
         assert row["value"] >= value[row["model"], row["metric"]]
-    assert set(told["chosen"]) == set(KINDS)
+    assert set(told["matched"]) == set(KINDS)
     both = {row["model"]: row["value"] for row in told["joint"]}
     assert both["plain"] == value["plain", "C"] and both["gate"] <= min(value["gate", "C"], value["gate", "D"])
     loaded = mixing.load(f"mixture:{tmp_path}/run/mixtures/gate-0.9")

@@ -73,7 +73,7 @@ def perfect_gate(view: RunView) -> Section | None:
                 for model in _models(joint)]
         tables.insert(0, Table("Images answered rightly, clean and under C and D together.", ["model", "clean", JOINT],
                                body))
-    chosen: dict[str, Any] = view.summary.get("chosen", {})
+    chosen: dict[str, Any] = view.summary.get("matched", {})
     if chosen:
         body = [[Cell(kind), Cell(told["mixture"]), Cell(numbers.percent(told["clean"])),
                  Cell(numbers.percent(told["attacked"]), "" if told["met"] else "target not kept")]

@@ -95,7 +95,7 @@ class Study:
         rows, threat = self.run.finish(), self.conditions.threat
         told: dict[str, Any] = {"bounds": _bounds(rows, threat), "joint": joint(rows, threat)}
         if found := self.shelf.told():
-            told["chosen"] = found
+            told["matched"] = found
         pairs = [("gate", "plain"), ("gate", "MixedNUTS"), ("gate on MixedNUTS", "MixedNUTS"), ("gate", "robust")]
         self.run.summarise("reproduce", time.monotonic() - self.began, summary.results(rows, threat),
                            study="adaptive-smoothing", differences=summary.differences(rows, pairs, threat), **told)
