@@ -6,7 +6,8 @@ import functools
 import os
 import subprocess
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -54,6 +55,19 @@ def usable(name: str, device: torch.device) -> str:
     checks.require(name != "bf16" or has_bf16(device.type), "precision",
                    f"be auto or fp32 on this {device.type}, which cannot compute in bfloat16", name)
     return name
+
+
+@contextmanager
+def exactly(device: torch.device) -> Iterator[None]:
+    """Without TF32, which torch allows in convolutions by default, and outside of any reduced precision."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, products.allow_tf32
+    convolutions.allow_tf32 = products.allow_tf32 = False
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        convolutions.allow_tf32, products.allow_tf32 = before
 
 
 def precision(name: str, device: torch.device) -> AbstractContextManager[object]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -13,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
+WAIT = timedelta(days=7)
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,12 @@ def started(device: torch.device) -> Iterator[World]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    # Shares differ in length by hours; whoever is done first waits.
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=WAIT)
     try:
         yield world()
     finally:
+        gc.collect()  # what holds on to the group, such as a DDP module in a cycle, must go before it
         dist.destroy_process_group()
 
 

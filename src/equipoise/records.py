@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,12 +91,10 @@ class Run:
     def finish(self) -> list[Row]:
         """Wait for every process, merge the parts in image order, and give all rows to every process."""
         parallel.barrier()
-        if self.world.leads and (parts := _parts(self.folder)):
+        if self.world.leads and _parts(self.folder):
             rows = read(self.folder)
             write(self.folder / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-            for part in parts:
-                part.unlink()
-            (self.folder / "parts").rmdir()
+            shutil.rmtree(self.folder / "parts")
         parallel.barrier()
         return read(self.folder)
 

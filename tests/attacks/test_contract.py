@@ -98,6 +98,8 @@ def test_contract(name: str, threat: Threat) -> None:
     assert size <= threat.eps * (1 if threat.norm == "linf" else 1 + 1e-6)
     again = ATTACKS[name](model, x, y, threat=threat, stream=chance)
     assert torch.equal(x_adv, again), "same seed, same bytes"
+    watched = ATTACKS[name](model, x.clone().requires_grad_(), y, threat=threat, stream=chance)
+    assert not watched.requires_grad and torch.equal(watched, again), "images with a gradient of their own"
 
 
 @pytest.mark.parametrize("threat", threats, ids=str)

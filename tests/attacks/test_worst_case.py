@@ -430,3 +430,24 @@ def test_progress_tells_images_and_those_standing(model: nn.Module, monkeypatch:
     outcome = worst_case(STAGES, model, _data(model), threat=THREAT, seed=0)
     assert sum(amount for amount, _ in told) == 37 and all(amount >= 0 for amount, _ in told)
     assert told[-1][1] == {"standing": f"{int(outcome.standing.sum())}/37"}
+
+
+class Stepped(nn.Module):
+    """Class 1 once the mean pixel reaches 0.55; a tie, which goes to class 0, from 0.53 to there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bright = torch.floor((x.mean(dim=(1, 2, 3)) - 0.53) / 0.02).clamp(-1, 1)
+        return torch.stack([torch.zeros_like(bright), bright], dim=1)
+
+
+def test_random_search_goes_on_from_a_tie() -> None:
+    images = torch.full((3, 1, 6, 7), 128, dtype=torch.uint8)
+    data = Dataset("grey", "test", images, torch.zeros(3, dtype=torch.int64), torch.arange(3), ("dark", "bright"))
+    outcome = worst_case([Square(500)], Stepped(), data, threat=Threat("linf", 0.1), seed=0)
+    assert not bool(outcome.standing.any())
+
+
+def test_no_images_are_one_sentence(model: nn.Module) -> None:
+    none = _data(model).take(torch.arange(0))
+    with pytest.raises(InputError, match="at least one image"):
+        worst_case([Apgd("ce", 2)], model, none, threat=Threat("linf", 0.1), seed=0)

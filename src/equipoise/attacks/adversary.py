@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -86,7 +86,7 @@ class Adversary:
 
     @torch.no_grad()
     def _said(self, model: nn.Module, who: str) -> Tensor:
-        with _exactly(self.example):
+        with device.exactly(self.example.device):
             return checks.logits(model(self.example), len(self.example), f"logits of {who}")
 
     def release(self) -> None:
@@ -118,7 +118,7 @@ class Adversary:
         moves half the bytes; where its range is too small for the network, TF32 it is.
         """
         if self.precision == "fp32":
-            return _exactly(x)
+            return device.exactly(x.device)
         if self.half:
             return torch.autocast(x.device.type, dtype=torch.float16, cache_enabled=False)
         return nullcontext()
@@ -126,7 +126,7 @@ class Adversary:
     def _cast(self) -> AbstractContextManager[object]:
         kind = self.example.device.type
         if not self.reduced:
-            return _exactly(self.example) if self.precision == "fp32" else nullcontext()
+            return device.exactly(self.example.device) if self.precision == "fp32" else nullcontext()
         # Casts are not cached: a recorded graph must not point at a cache that is emptied.
         return torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=False)
 
@@ -139,7 +139,7 @@ class Adversary:
     @torch.no_grad()
     def logits(self, x: Tensor) -> Tensor:
         """(B, K) of the model itself."""
-        with _exactly(x):
+        with device.exactly(x.device):
             return self._blocks(lambda part: (self.model(part),), x)[0]
 
     def ascend(
@@ -202,20 +202,3 @@ class Adversary:
         with self._finely(x):
             z = self.asked(x).to(x.dtype)
         return losses.signed_margin(z, y), losses.probability_margin(z, y)
-
-
-def _exactly(x: Tensor) -> AbstractContextManager[object]:
-    """Without TF32, which torch allows in convolutions by default, and outside of any reduced precision."""
-    return _exact(x.device.type)
-
-
-@contextmanager
-def _exact(kind: str) -> Iterator[None]:
-    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = convolutions.allow_tf32, products.allow_tf32
-    convolutions.allow_tf32 = products.allow_tf32 = False
-    try:
-        with torch.autocast(kind, enabled=False):
-            yield
-    finally:
-        convolutions.allow_tf32, products.allow_tf32 = before

@@ -48,7 +48,7 @@ class _Once:
                 self.adversary.model, state["x"][start : start + size], state["y"][start : start + size],
                 threat=self.threat, stream=own[start : start + size], surrogate=self.adversary.surrogate,
                 extra=self.adversary.extra)
-            for start in range(0, len(ages), size)])
+            for start in range(0, len(ages), size)]).detach()
         inside(self.stage.name, state["nearest"], state["x"], self.threat)
 
 

@@ -45,7 +45,8 @@ def fab(
     A point that fools the model goes back towards the image by a tenth. Only points of size eps or less
     count; the result is the smallest perturbation found, brought into the ball.
 
-    Args and result are those of :func:`~equipoise.attacks.targeted.targeted`. There is no random start.
+    Args and result are those of :func:`~equipoise.attacks.targeted.targeted`. There is no random start, and `extra`
+    does not count: FAB has no objective but the distance to a decision.
     """
     return strike(fab_stages(steps=steps, targets=targets), model, x, y, threat=threat, stream=stream,
                   surrogate=surrogate, extra=extra, follow="model", precision=precision)

@@ -61,6 +61,8 @@ def minimum_margin(
     """
     checks.images(x)
     checks.whole("pool", pool, least=1)
+    checks.require(len(stream) == len(x), "stream", f"be the chance of {len(x)} images", len(stream))
+    x = x.detach()
     stages: Sequence[Stage] = [
         Square(50 * steps, restart=start) for start in range(pool)] if gradient_free else [
         Apgd("ce", steps), Apgd("margin", steps), *targeted_stages(steps=steps, targets=targets)]

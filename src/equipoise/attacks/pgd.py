@@ -52,6 +52,7 @@ def pgd(
     checks.whole("restarts", restarts, least=1)
     stride = 2.5 * threat.eps / steps if step_size is None else checks.positive("step_size", step_size)
     source = model if surrogate is None else surrogate
+    x = x.detach()
     with inference(model, surrogate):
         best, margin = x.clone(), _margin(model, x, y)
         for restart in range(restarts):

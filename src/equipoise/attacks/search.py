@@ -142,8 +142,10 @@ def _verified(
     verdict = adversary.judge(x, y)
     count = len(asked)
     truth, fooled = verdict.margin[:count], verdict.wrong(y)[:count]
-    # A claim that the model does not confirm is no claim: the next iterate below the truth takes its place.
-    state["margin"][filled[:count]] = truth.to(state["margin"].dtype)
+    # A claim that the model does not confirm is no claim: the next iterate below the truth takes its place. At a
+    # tie the model may still say y; a margin just above zero keeps such a row searching.
+    above = truth.clamp_min(torch.finfo(truth.dtype).tiny)
+    state["margin"][filled[:count]] = torch.where(fooled, truth, above).to(state["margin"].dtype)
     done = [i for i, (row, broken) in enumerate(zip(asked, fooled.tolist(), strict=True))
             if broken or ages[row] >= search.passes]
     if not done:

@@ -79,6 +79,7 @@ def worst_case(
         title: of the progress bar.
     """
     checks.whole("batch_size", batch_size, least=1)
+    checks.require(len(data) > 0, "data", "hold at least one image", 0)
     names = [stage.name for stage in stages]
     outcome = fresh(names, len(data), pixels(data.images) if keep_images else None)
     outcome = outcome if known is None else taken_up(known, outcome)
@@ -123,6 +124,7 @@ def strike(
     """
     checks.images(x)
     checks.require(len(stream) == len(x), "stream", f"be the chance of {len(x)} images", len(stream))
+    x = x.detach()
     with inference(model, surrogate):
         adversary = Adversary(model, surrogate, extra, follow, precision, x)
         checks.labels(y, adversary.classes, len(x))

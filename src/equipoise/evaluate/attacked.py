@@ -51,11 +51,13 @@ class _Judge:
         batch = self.batch.take(torch.arange(rows.start, rows.stop))
         x, y = pixels(batch.images.to(conditions.device)), batch.labels.to(conditions.device)
         chance = rng.stream(conditions.seed, subject.attack, batch.index.to(conditions.device))
-        with inference(subject.model), device.precision(conditions.precision, conditions.device):
+        exact = device.exactly(conditions.device)
+        chosen = exact if conditions.precision == "fp32" else device.precision(conditions.precision, conditions.device)
+        with inference(subject.model), chosen:
             x_adv = subject.run(subject.model, x, y, threat=conditions.threat, stream=chance)
             inside(subject.attack, x_adv, x, conditions.threat)
         # Reduced precision finds attacks; what counts is the model itself.
-        with inference(subject.model), torch.no_grad():
+        with inference(subject.model), torch.no_grad(), device.exactly(conditions.device):
             logits = checks.logits(subject.model(x_adv), len(x)).float()
         checks.labels(y, logits.shape[1])
         predicted, margin = logits.argmax(dim=1), losses.probability_margin(logits, y)

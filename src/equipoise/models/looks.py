@@ -37,7 +37,7 @@ class Looks(nn.Module):
         """(B, C, H, W) → (B, K) logits."""
         moved = torch.cat([shifted(x, *by) for by in SHIFTS[self.count]])
         logits: Tensor = self.model(torch.cat([moved, moved.flip(3)]))
-        return logits.view(self.count, len(x), -1).mean(dim=0)
+        return logits.view(self.count, x.shape[0], -1).mean(dim=0)
 
     def extra_repr(self) -> str:
         """How often."""
