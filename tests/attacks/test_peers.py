@@ -109,7 +109,7 @@ def test_square_is_as_strong(network: nn.Module, images: tuple[Tensor, Tensor, S
 
 
 def test_worst_case_has_the_verdict_of_autoattack(network: nn.Module, images: tuple[Tensor, Tensor, Stream]) -> None:
-    """The whole list with smaller budgets: the same images stand, up to one."""
+    """APGD-CE and three targets, as the peer lists them: the same images stand, up to one."""
     pyautoattack = pytest.importorskip("pyautoattack")
     x, y, chance = images[0][:10], images[1][:10], images[2][:10]
     peer = pyautoattack.AutoAttack(network, norm="Linf", eps=8 / 255, version="custom", device="cpu", seed=0,
