@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from scipy.special import betaincinv, ndtri, stdtrit
@@ -28,6 +28,16 @@ def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Estimat
     low = float(betaincinv(successes, n - successes + 1, tail)) if successes > 0 else 0.0
     high = float(betaincinv(successes + 1, n - successes, 1 - tail)) if successes < n else 1.0
     return Estimate(successes / n, low, high, n)
+
+
+def share(flags: Iterable[object]) -> Estimate:
+    """How many of these are true, with their exact interval.
+
+    >>> share([True, False, True, True]).value
+    0.75
+    """
+    seen = [bool(flag) for flag in flags]
+    return clopper_pearson(sum(seen), len(seen))
 
 
 def lower_bound(successes: int, n: int, failure: float) -> float:

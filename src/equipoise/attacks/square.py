@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -84,7 +85,7 @@ class Square:
         return kind(adversary, threat, self)
 
 
-class _Random:
+class _Random(ABC):
     """What both norms share: a candidate is kept if its margin is smaller.
 
     That of logits, as in the paper; where the smallest margin of all is wanted, that of probabilities.
@@ -103,11 +104,13 @@ class _Random:
         return {"x": x, "y": y, "nearest": geometry.project(begun, x, self.threat), "margin": never,
                 "value": never.clone(), "age": torch.zeros_like(y)}
 
+    @abstractmethod
     def begin(self, x: Tensor, chance: Stream) -> Tensor:
-        raise NotImplementedError
+        """(B, C, H, W) where the search begins; still to be brought into the ball."""
 
+    @abstractmethod
     def propose(self, s: State, side: Tensor, words: Tensor) -> Tensor:
-        raise NotImplementedError
+        """(B, C, H, W) the next candidate of every row, with a square of its side (B,)."""
 
     def leg(self, state: State, chance: Stream, ages: Sequence[int], passes: int) -> None:
         channels, height, width = state["x"].shape[1:]
@@ -132,6 +135,7 @@ class _Random:
             state["margin"] = torch.where(kept, margin, state["margin"])
             state["age"] = state["age"] + 1
 
+    @abstractmethod
     def draw_table(self, sides: Sequence[int], like: Tensor) -> None:
         """Whatever patches of these sides need."""
 
@@ -148,8 +152,9 @@ class _Random:
         pixels = self.stage.share * height * width / 2 ** sum(age - 1 > limit for limit in HALVINGS)
         return min(self.shape(round(math.sqrt(pixels))), height, width)
 
+    @abstractmethod
     def shape(self, side: int) -> int:
-        raise NotImplementedError
+        """The edge that is used where the schedule says `side`."""
 
 
 def _below(words: Tensor, high: Tensor) -> Tensor:
@@ -166,6 +171,9 @@ class _Stripes(_Random):
     """ℓ∞: vertical stripes of ±eps, then squares of ±eps per channel."""
 
     words = 2
+
+    def draw_table(self, sides: Sequence[int], like: Tensor) -> None:
+        """A square of one colour needs none."""
 
     def begin(self, x: Tensor, chance: Stream) -> Tensor:
         channels, _, width = x.shape[1:]

@@ -78,6 +78,10 @@ class Dataset:
             total.update(numbers.cpu().numpy().astype("<i8").tobytes())
         return total.hexdigest()
 
+    def facts(self) -> dict[str, str | int]:
+        """What tells this part of a data set from any other, as it stands in `run.toml`."""
+        return {"name": self.name, "split": self.split, "count": len(self), "digest": self.digest()}
+
 
 def whole_split(name: str, split: str, images: Tensor, labels: Tensor, classes: tuple[str, ...]) -> Dataset:
     """A complete split: the images are numbered as they stand."""

@@ -140,7 +140,7 @@ def identity(subjects: Sequence[Smoothed], data: Dataset, terms: Terms) -> dict[
     return {
         "verb": "certify", "seed": terms.seed, "precision": terms.precision, "models": digests,
         "accurate": accurate, "plan": terms.plan.facts(), "norm": "l2",
-        "data": {"name": data.name, "split": data.split, "count": len(data), "digest": data.digest()},
+        "data": data.facts(),
         **({"sigma": sigmas} if sigmas else {}),
     }
 
@@ -236,11 +236,11 @@ def _results(model: str, alpha: float | None, rows: Sequence[Row], plan: Plan) -
     for step in range(max(int(most / STEP), 1) + 1):
         count = int((reach >= step * STEP).sum()) if step else sum(row["correct"] for row in rows)
         metrics[f"certified@{step * STEP:.2f}"] = stats.clopper_pearson(count, len(rows))
-    metrics["abstained"] = _share(row["predicted"] == ABSTAIN for row in rows)
-    metrics["clean"] = _share(row["answer"] == row["label"] for row in rows)
+    metrics["abstained"] = stats.share(row["predicted"] == ABSTAIN for row in rows)
+    metrics["clean"] = stats.share(row["answer"] == row["label"] for row in rows)
     if alpha is not None:
         # By estimated probabilities, without abstaining: what alpha was chosen for.
-        metrics["clean-estimate"] = _share(np.equal(mixture.winners(mixture.Base.of_rows(rows, plan.sigma), alpha),
+        metrics["clean-estimate"] = stats.share(np.equal(mixture.winners(mixture.Base.of_rows(rows, plan.sigma), alpha),
                                                     [row["label"] for row in rows]).tolist())
     samples = stats.mean([float(row["samples"]) for row in rows])
     metrics["samples"] = stats.Estimate(samples.value, max(samples.low, 0.0), min(samples.high, 2.0 * plan.samples),
@@ -248,11 +248,6 @@ def _results(model: str, alpha: float | None, rows: Sequence[Row], plan: Plan) -
     told = {"model": model} if alpha is None else {"model": model, "alpha": alpha}
     return [{**told, "metric": metric, "value": e.value, "low": e.low, "high": e.high, "n": e.n,
              "sigma": sigma} for metric, e in metrics.items()]
-
-
-def _share(flags: Any) -> stats.Estimate:
-    seen = list(flags)
-    return stats.clopper_pearson(sum(seen), len(seen))
 
 
 def _alpha_of(subject: Smoothed, plan: Plan) -> float | None:

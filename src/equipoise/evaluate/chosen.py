@@ -60,7 +60,7 @@ class Wish:
         for subject in subjects:
             plan = terms.of(subject).plan
             before = mixture.Base.of_rows(_of(rows, subject, CHOOSE), plan.sigma)
-            e = _share(mixture.winners(before, plan.alpha) == before.labels)
+            e = stats.share(mixture.winners(before, plan.alpha) == before.labels)
             chosen.append({"model": subject.name, "alpha": plan.alpha, "sigma": plan.sigma, "wanted": self.clean,
                            "clean-estimate": e.value, "low": e.low, "high": e.high, "n": e.n})
             mixtures.append((mixture.Base.of_rows(_of(rows, subject, ATTACK), plan.sigma), plan.alpha))
@@ -70,7 +70,7 @@ class Wish:
         points = []
         for radius, place in zip(reach.tolist(), which, strict=True):
             base, alpha = mixtures[place]
-            e = _share(base.radius(alpha) >= max(radius, 1e-300))
+            e = stats.share(base.radius(alpha) >= max(radius, 1e-300))
             points.append({"radius": radius, "value": e.value, "low": e.low, "high": e.high, "n": e.n,
                            "model": chosen[place]["model"], "alpha": alpha, "sigma": base.sigma})
         return {"chosen": chosen, "frontier": points}
@@ -86,7 +86,3 @@ def others(whole: Dataset, images: Dataset) -> Dataset:
 
 def _of(rows: Sequence[Row], subject: Smoothed, attack: str) -> list[Row]:
     return [row for row in rows if row["model"] == subject.name and row["attack"] == attack]
-
-
-def _share(flags: Any) -> stats.Estimate:
-    return stats.clopper_pearson(int(np.sum(flags)), len(flags))

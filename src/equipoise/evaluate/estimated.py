@@ -43,7 +43,7 @@ def estimated(
     identity = {"verb": "estimate", "seed": conditions.seed, "precision": conditions.precision,
                 "models": {name: known_by(model) for name, model in named.items()},
                 "threat": conditions.threat.facts(),
-                "data": {"name": data.name, "split": data.split, "count": len(data), "digest": data.digest()}}
+                "data": data.facts()}
     run = Run(Path(out) / FOLDER, identity, facts(conditions))
     for name, model in named.items():
         parts = torch.arange(len(data)).split(conditions.batch_size)[run.world.rank :: run.world.size]

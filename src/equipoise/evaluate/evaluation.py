@@ -127,7 +127,7 @@ def identity(subjects: Sequence[Subject], data: Dataset, conditions: Conditions)
         "verb": "evaluate",
         "seed": conditions.seed,
         "precision": conditions.precision,
-        "data": {"name": data.name, "split": data.split, "count": len(data), "digest": data.digest()},
+        "data": data.facts(),
         "threat": conditions.threat.facts(),
         "models": digests,
         "attacks": {str(subject): described(subject.run) for subject in subjects},

@@ -113,7 +113,7 @@ class Study:
         identity = {"verb": "evaluate", "part": name, "seed": self.conditions.seed,
                     "models": {subject.name: known_by(subject.model) for subject in subjects},
                     "attacks": sorted({str(subject) for subject in subjects}),
-                    "data": {"name": data.name, "split": data.split, "count": len(data), "digest": data.digest()},
+                    "data": data.facts(),
                     "threat": threat.facts()}
         run = Run(self.out / name, identity, facts(self.conditions))
         rows = self._measure(run, subjects, data)

@@ -54,7 +54,7 @@ def _identity(bases: list[nn.Module], images: Dataset, threat: Threat, target: T
     return {"verb": "fit", "target": str(target), "threat": threat.facts(), "search": search | {"like": like},
             "attack": asdict(settings.strength),
             "models": dict(zip(("accurate", "robust"), map(models.weights_digest, bases), strict=True)),
-            "data": {"name": images.name, "split": images.split, "count": len(images), "digest": images.digest()}}
+            "data": images.facts()}
 
 
 def _facts(device: torch.device, batch_size: int) -> dict[str, Any]:

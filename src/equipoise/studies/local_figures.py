@@ -46,7 +46,7 @@ def aimed_rows(folder: Path, rule: SmoothedClassifier, judged: Mapping[str, nn.M
     began = time.monotonic()
     names = {name: models.weights_digest(model) for name, model in judged.items()}
     identity = {"verb": "aim", "seed": conditions.seed, "rule": rule.extra_repr(), "models": names, "steps": steps,
-                "data": {"name": data.name, "split": data.split, "count": len(data), "digest": data.digest()},
+                "data": data.facts(),
                 "threat": conditions.threat.facts(), "targets": list(TARGETS)}
     run = Run(folder, identity, facts(conditions))
     with progress.task(f"attacks aimed at {len(TARGETS)} strengths", total=len(data)) as task:

@@ -134,7 +134,7 @@ class Study:
         identity = {"verb": "evaluate", "part": name, "seed": self.conditions.seed,
                     "attacks": sorted({str(subject) for subject in subjects}), "models": self.digests,
                     "remembered": self.pair.remembered.digest() if name == "neighbours" else "",
-                    "data": {"name": data.name, "split": data.split, "count": len(data), "digest": data.digest()},
+                    "data": data.facts(),
                     "threat": self.conditions.threat.facts()}
         return Run(self.out / name, identity, facts(self.conditions))
 

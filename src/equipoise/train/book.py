@@ -38,7 +38,7 @@ class Book:
         if self.folder is not None:
             identity = {"verb": "train", **self.told, _name(objective): objective.facts(), "plan": plan.identity(),
                         "weights": models.weights_digest(model),
-                        "data": {"name": data.name, "split": data.split, "count": len(data), "digest": data.digest()}}
+                        "data": data.facts()}
             self.run = Run(self.folder, identity, {"device": str(device), "compile": plan.compile,
                                                    "equipoise": __version__, "torch": torch.__version__,
                                                    "python": platform.python_version()})

@@ -29,11 +29,12 @@ NEVER = 2.0**62
 class Forward(nn.Module):
     """Bytes and labels in, losses out. The whole objective is one forward pass, so that DDP sees one."""
 
+    objective: Objective  # of the epoch; the learner sets it
+
     def __init__(self, model: nn.Module, fast: nn.Module, plan: Plan, device: torch.device) -> None:
         super().__init__()
         self.model, self._fast = model, [fast]  # in a list, because it shares its weights with the model
         self.plan, self.device = plan, device
-        self.objective = Objective()
 
     def forward(self, images: Tensor, y: Tensor, stream: Stream, memory: Memory, full: bool) -> tuple[
             Tensor, Tensor, Memory]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -24,13 +25,14 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Objective(Settings):
+class Objective(Settings, ABC):
     """Settings, and a function of model, images, labels and chance.
 
     A subclass is one training method. It must not keep anything between calls: what an image is to be
     remembered by goes through `memory`, which the loop keeps beside the weights.
     """
 
+    @abstractmethod
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> Outcome:
         """Losses of images (B, C, H, W) in [0, 1] with labels (B,).
 
@@ -41,7 +43,6 @@ class Objective(Settings):
             stream: the chance of these images in this epoch.
             memory: rows (B, …) of what :meth:`memory` began with.
         """
-        raise NotImplementedError
 
     def at(self, epoch: int, epochs: int) -> Self:
         """The objective as it is in one epoch (from 0 on): warm-ups are settings that change with time."""
