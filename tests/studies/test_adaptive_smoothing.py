@@ -16,7 +16,7 @@ from equipoise.models import checkpoint
 from equipoise.records import Run
 from equipoise.studies.adaptive_choice import KINDS
 from equipoise.studies.adaptive_size import Size
-from equipoise.studies.adaptive_smoothing import PARTS, Study, adaptive_smoothing
+from equipoise.studies.adaptive_smoothing import PARTS, Study
 from equipoise.studies.local_pair import Pair
 from equipoise.threat import Threat
 from equipoise.train import Plan
@@ -44,10 +44,10 @@ def _study(folder: Path) -> Study:
             checkpoint.save(path, learn(model, Standard(), train.slice(0, 300), plan), {})
         names.append(str(path))
     pair = Pair(models.load(names[0]), models.load(names[1]), train.slice(0, 32), train.slice(0, 32),
-                train.slice(300, 100), test)
+                train.slice(300, 100), test, (names[0], names[1]))
     conditions = Conditions(THREAT, torch.device("cpu"), 0, TINY.batch_size)
     run = Run(folder / "run", {"verb": "reproduce", "study": "adaptive-smoothing", "seed": 0}, {"command": "test"})
-    return Study(run, pair, (names[0], names[1]), TINY, conditions)
+    return Study(run, pair, TINY, conditions)
 
 
 def test_every_part_leaves_its_rows_and_its_section(tmp_path: Path) -> None:
@@ -86,16 +86,3 @@ def test_parts_can_be_told_one_by_one(tmp_path: Path) -> None:
     text = _study(tmp_path).tell(["train"]).read_text()
     assert "<h2>What was found</h2>" in text and "What the gate says" not in text
     assert (tmp_path / "run" / "gates" / "C.safetensors").exists()
-
-
-def test_mistakes_are_named(tmp_path: Path) -> None:
-    cpu = torch.device("cpu")
-    with pytest.raises(InputError, match="did you mean 'smoke'"):
-        adaptive_smoothing(tmp_path / "a", "smok", cpu)
-    with pytest.raises(InputError, match="`accurate` must be given for the full size"):
-        adaptive_smoothing(tmp_path / "b", "full", cpu)
-    with pytest.raises(InputError, match="`robust` must be left out"):
-        adaptive_smoothing(tmp_path / "c", "smoke", cpu, robust="file:x.safetensors")
-    with pytest.raises(InputError, match="did you mean 'trade-off'"):
-        adaptive_smoothing(tmp_path / "d", "smoke", cpu, parts=["tradeoff"])
-    assert not any(tmp_path.iterdir())

@@ -16,7 +16,7 @@ from equipoise.records import Run
 from equipoise.studies.local_figures import Reduced
 from equipoise.studies.local_pair import Pair
 from equipoise.studies.local_size import Size
-from equipoise.studies.local_smoothing import PARTS, Study, local_smoothing
+from equipoise.studies.local_smoothing import PARTS, Study
 from equipoise.threat import Threat
 from equipoise.train import Plan
 
@@ -28,7 +28,8 @@ TINY = Size(neighbours=(1, 3), weighted=(3,), neighbour_gammas=(0.1, 10.0), weig
 def _pair() -> Pair:
     train, test = data.load("digits", split="train", count=40), data.load("digits", split="test", count=6)
     g, h = (models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed) for seed in (1, 2))
-    return Pair(g, h, train.slice(0, 16), train.slice(0, 24), train.slice(30, 10), test)
+    return Pair(g, h, train.slice(0, 16), train.slice(0, 24), train.slice(30, 10), test,
+                ("zoo:cnn_small", "zoo:cnn_small"))
 
 
 def _study(out: Path) -> Study:
@@ -59,19 +60,6 @@ def test_parts_can_be_told_one_by_one(tmp_path: Path) -> None:
         study.tell(["radii"])
     text = study.tell(["gradients"]).read_text()
     assert "Gradients of both sides" in text and "<h2>Trust terms" not in text
-
-
-def test_mistakes_are_named(tmp_path: Path) -> None:
-    cpu = torch.device("cpu")
-    with pytest.raises(InputError, match="did you mean 'smoke'"):
-        local_smoothing(tmp_path / "a", "smok", cpu)
-    with pytest.raises(InputError, match="`accurate` must be given for the full size"):
-        local_smoothing(tmp_path / "b", "full", cpu)
-    with pytest.raises(InputError, match="`robust` must be left out"):
-        local_smoothing(tmp_path / "c", "smoke", cpu, robust="file:x.safetensors")
-    with pytest.raises(InputError, match="did you mean 'trust'"):
-        local_smoothing(tmp_path / "d", "smoke", cpu, parts=["trusts"])
-    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.gpu

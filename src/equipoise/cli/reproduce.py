@@ -8,20 +8,15 @@ from typing import Annotated
 import torch
 import typer
 
-from equipoise import checks
 from equipoise.cli import options
 from equipoise.device import pick
-from equipoise.studies import adaptive_smoothing as adaptive
-from equipoise.studies import local_smoothing as local
+from equipoise.studies import reproduce as studies
 
-STUDIES = {"adaptive-smoothing": adaptive.adaptive_smoothing, "local-smoothing": local.local_smoothing}
-PARTS = {"adaptive-smoothing": adaptive.PARTS, "local-smoothing": local.PARTS}
-SIZES = ("smoke", "full")
-_PARTS = "; ".join(f"{', '.join(parts)} ({name})" for name, parts in PARTS.items())
+_PARTS = "; ".join(f"{', '.join(study.PARTS)} ({name})" for name, study in studies.STUDIES.items())
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="Study: " + ", ".join(STUDIES) + ".")],
+    name: Annotated[str, typer.Argument(help="Study: " + ", ".join(studies.STUDIES) + ".")],
     out: Annotated[Path | None, typer.Option(help="Run folder; repeating the command resumes it. runs/NAME if not "
                                              "given.", show_default=False)] = None,
     size: Annotated[str, typer.Option(help="smoke (minutes on two cores) or full.")] = "smoke",
@@ -34,11 +29,9 @@ def reproduce(
     seed: options.Seed = 0,
 ) -> None:
     """Repeat a study and write its page."""
-    study = STUDIES[checks.one_of("name", name, STUDIES)]
-    checks.one_of("size", size, SIZES)
     if size == "smoke":
         torch.set_num_threads(1)  # as in the demo: then the numbers do not depend on the cores
     command = f"equipoise reproduce {name} --size {size} --seed {seed}"
-    page = study(out or Path("runs") / name, size, pick(device), seed=seed, parts=part or PARTS[name],
-                 accurate=accurate, robust=robust, data_dir=data_dir, command=command)
+    page = studies.reproduce(name, out or Path("runs") / name, size, pick(device), seed=seed, parts=part or (),
+                             accurate=accurate, robust=robust, data_dir=data_dir, command=command)
     typer.echo(str(page))

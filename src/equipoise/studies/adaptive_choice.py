@@ -18,6 +18,7 @@ from equipoise.mixing import GatedClassifier, MixedClassifier
 from equipoise.mixing.gated import Lowered
 from equipoise.rng import Stream
 from equipoise.studies.adaptive_size import Size
+from equipoise.studies.fitting import fit_into
 from equipoise.studies.local_pair import Pair
 from equipoise.threat import Threat
 
@@ -27,10 +28,8 @@ KINDS = ("plain", "MixedNUTS", "gate", "gate on MixedNUTS")
 class Shelf:
     """One folder per kind and share; what is there is not chosen again."""
 
-    def __init__(self, folder: Path, pair: Pair, references: tuple[str, str], size: Size,
-                 conditions: Conditions) -> None:
-        self.folder, self.pair, self.references = folder, pair, references
-        self.size, self.conditions = size, conditions
+    def __init__(self, folder: Path, pair: Pair, size: Size, conditions: Conditions) -> None:
+        self.folder, self.pair, self.size, self.conditions = folder, pair, size, conditions
 
     def choose(self, gate: Callable[[], GatedClassifier]) -> None:
         """Each kind the most accurate that keeps the same share of h's robustness on held-out images."""
@@ -94,15 +93,11 @@ class Shelf:
 
     def _nuts(self) -> MixedClassifier:
         """The map of MixedNUTS, fitted on the held-out images for the loss that is allowed here."""
-        folder, pair = self.folder / "nuts-fit", self.pair
-        if not (folder / "mixture.toml").exists():
-            points = 100 * (1 - self.size.keep) * self._standard()
-            settings = fit.Settings(seed=self.conditions.seed, strength=fit.Strength(*self.size.nuts))
-            found = fit.fit(pair.accurate, pair.robust, pair.held_out, threat=self.conditions.threat,
-                            target=fit.lose_at_most(points), device=self.conditions.device,
-                            batch_size=self.conditions.batch_size, settings=settings)
-            mixing.save(folder, found.mixture, accurate=self.references[0], robust=self.references[1])
-        kept = self._loaded(folder)
+        pair, conditions = self.pair, self.conditions
+        points = 100 * (1 - self.size.keep) * self._standard()
+        kept = fit_into(self.folder / "nuts-fit", pair.references, pair.held_out, threat=conditions.threat,
+                        target=fit.lose_at_most(points), device=conditions.device, batch_size=conditions.batch_size,
+                        settings=fit.Settings(seed=conditions.seed, strength=fit.Strength(*self.size.nuts)))
         return self.placed(MixedClassifier(pair.accurate, pair.robust, kept.alpha, logit_map=kept.logit_map, hard=True,
                                             surrogate_alpha=kept.surrogate_alpha))
 
@@ -112,7 +107,7 @@ class Shelf:
 
     def _keep(self, kind: str, share: float, found: Match) -> None:
         path = self._path(kind, share)
-        mixing.save(path.parent, found.model, accurate=self.references[0], robust=self.references[1])
+        mixing.save(path.parent, found.model, accurate=self.pair.references[0], robust=self.pair.references[1])
         _write(path, {**found.facts(), "keep": share, "target": share * self._standard()})
 
     def kept(self, kind: str, share: float | None = None) -> MixedClassifier:

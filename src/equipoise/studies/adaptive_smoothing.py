@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from equipoise import checks, report, summary
 from equipoise.attacks import pgd
 from equipoise.data import Dataset, pixels
@@ -25,62 +23,28 @@ from equipoise.fit.match import shift_for
 from equipoise.mixing import GatedClassifier, MixedClassifier, new_gate
 from equipoise.mixing.gate import load_gate, save_gate
 from equipoise.records import Row, Run
-from equipoise.studies import local_pair
 from equipoise.studies.adaptive_choice import KINDS, Shelf
-from equipoise.studies.adaptive_size import BEST, SHIFTS, SIZES, Size
+from equipoise.studies.adaptive_size import BEST, SHIFTS, Size
+from equipoise.studies.adaptive_size import SIZES as SIZES
 from equipoise.studies.local_pair import Pair
 from equipoise.threat import Threat
 from equipoise.train import Plan, train
-from equipoise.train.book import LAST
 from equipoise.train.objectives.gate import GateLoss
 
 PARTS = ("train", "choose", "adversaries", "aimed", "trade-off", "settings", "ablation")
 SETTING = "C"  # of the gate that is compared; the others are for the table of settings
 
 
-def adaptive_smoothing(out: Path, size: str, device: torch.device, *, seed: int = 0, parts: Sequence[str] = PARTS,
-                       accurate: str | None = None, robust: str | None = None, data_dir: Path | None = None,
-                       command: str = "") -> Path:
-    """Tell the story into `out` and return the page; a folder of the same study is resumed.
-
-    Args:
-        out: run folder.
-        size: smoke trains two small networks on digits; full takes any two classifiers of CIFAR-10.
-        device: where to compute.
-        seed: of all chance.
-        parts: of :data:`PARTS`.
-        accurate, robust: model references, for full.
-        data_dir: where CIFAR-10 lies, for full.
-        command: to be shown on the page.
-    """
-    chosen = SIZES[checks.one_of("size", size, SIZES)]
-    full = size == "full"
-    local_pair.asked(full, accurate, robust)
-    for part in parts:
-        checks.one_of("part", part, PARTS)
-    threat = Threat("linf", 8 / 255 if full else local_pair.EPS)
-    conditions = Conditions(threat, device, seed, chosen.batch_size)
-    named = {"accurate": accurate, "robust": robust} if full else {}
-    run = Run(out, {"verb": "reproduce", "study": "adaptive-smoothing", "size": size, "seed": seed, **named,
-                    "threat": threat.facts()}, {**facts(conditions), "command": command})
-    if full:
-        pair, references = local_pair.cifar10(str(accurate), str(robust), data_dir), (str(accurate), str(robust))
-    else:
-        pair = local_pair.digits(out / "bases", conditions)
-        references = (str(out / "bases" / "accurate" / LAST), str(out / "bases" / "robust" / LAST))
-    return Study(run, pair, references, chosen, conditions).tell(parts)
-
-
 class Study:
     """The parts of the story; each can be told again at no cost."""
 
-    def __init__(self, run: Run, pair: Pair, references: tuple[str, str], size: Size, conditions: Conditions) -> None:
+    def __init__(self, run: Run, pair: Pair, size: Size, conditions: Conditions) -> None:
         self.run, self.out, self.pair = run, run.folder, pair
         self.size, self.conditions = size, conditions
         self.test = pair.test.slice(0, min(size.tested, len(pair.test)))
         for base in (pair.accurate, pair.robust):
             base.to(conditions.device).eval().requires_grad_(False)
-        self.shelf = Shelf(self.out / "mixtures", pair, references, size, conditions)
+        self.shelf = Shelf(self.out / "mixtures", pair, size, conditions)
         self.began = time.monotonic()
 
     def tell(self, parts: Sequence[str]) -> Path:

@@ -11,6 +11,7 @@ from equipoise import checks, data, models
 from equipoise.data import Dataset
 from equipoise.evaluate import Conditions
 from equipoise.train import Objective, Plan, train
+from equipoise.train.book import LAST
 from equipoise.train.objectives import Adversarial, Standard
 
 EPS = 0.12  # of the digits, in [0, 1] pixels
@@ -31,6 +32,7 @@ class Pair:
     remembered: Dataset  # all images that may be learnt from; the neighbours
     held_out: Dataset  # finds the crossing and the scale of the trust terms; unseen by both bases
     test: Dataset
+    references: tuple[str, str]  # of the accurate and of the robust base
 
 
 def asked(full: bool, accurate: str | None, robust: str | None) -> None:
@@ -48,7 +50,8 @@ def digits(out: Path, conditions: Conditions) -> Pair:
     # Few epochs: with more, on so few digits, the robust network is also the more accurate one, and no story is left.
     attack = Adversarial(norm=conditions.threat.norm, eps=conditions.threat.eps, steps=4)
     robust = _base(out / "robust", attack, learnt, conditions, epochs=4, lr=5e-3, shift=5)
-    return Pair(accurate, robust, learnt, learnt, held_out, data.load("digits", split="test", count=DIGITS_TESTED))
+    return Pair(accurate, robust, learnt, learnt, held_out, data.load("digits", split="test", count=DIGITS_TESTED),
+                (str(out / "accurate" / LAST), str(out / "robust" / LAST)))
 
 
 def _base(out: Path, objective: Objective, images: Dataset, conditions: Conditions, *, epochs: int, lr: float,
@@ -65,4 +68,4 @@ def cifar10(accurate: str, robust: str, data_dir: Path | None) -> Pair:
     train = data.load("cifar10", split="train", data_dir=data_dir)
     test = data.load("cifar10", split="test", data_dir=data_dir)
     return Pair(models.load(accurate), models.load(robust), train.slice(0, TRAINED), train,
-                test.slice(len(test) - TESTED, TESTED), test.slice(0, TESTED))
+                test.slice(len(test) - TESTED, TESTED), test.slice(0, TESTED), (accurate, robust))

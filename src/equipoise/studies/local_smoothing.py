@@ -27,10 +27,11 @@ from equipoise.mixing.neighbours import Neighbours
 from equipoise.mixing.policy import TARGETS, AdaptiveSmoothing
 from equipoise.mixing.smoothing import SmoothedClassifier
 from equipoise.records import Row, Run
-from equipoise.studies import local_figures, local_pair
+from equipoise.studies import local_figures
 from equipoise.studies.local_figures import alpha_of
 from equipoise.studies.local_pair import Pair
-from equipoise.studies.local_size import SIZES, Size
+from equipoise.studies.local_size import SIZES as SIZES
+from equipoise.studies.local_size import Size
 from equipoise.threat import Threat
 from equipoise.train import train
 from equipoise.train.objectives.policy import PolicyLoss
@@ -38,38 +39,6 @@ from equipoise.train.objectives.policy import PolicyLoss
 PARTS = ("neighbours", "trust", "policy", "radii", "auto", "gradients")
 COMPARED = ("constant", "gradient", "top-gradient", "ratio")
 SPACES = ("logits", "probabilities")
-
-
-def local_smoothing(out: Path, size: str, device: torch.device, *, seed: int = 0, parts: Sequence[str] = PARTS,
-                    accurate: str | None = None, robust: str | None = None, data_dir: Path | None = None,
-                    command: str = "") -> Path:
-    """Tell the story into `out` and return the page; a folder of the same study is resumed.
-
-    Args:
-        out: run folder.
-        size: smoke trains two small networks on digits; full takes any two classifiers of CIFAR-10.
-        device: where to compute.
-        seed: of all chance.
-        parts: of :data:`PARTS`.
-        accurate, robust: model references, for full.
-        data_dir: where CIFAR-10 lies, for full.
-        command: to be shown on the page.
-    """
-    chosen = SIZES[checks.one_of("size", size, SIZES)]
-    full = size == "full"
-    local_pair.asked(full, accurate, robust)
-    for part in parts:
-        checks.one_of("part", part, PARTS)
-    threat = Threat("linf", 8 / 255 if full else local_pair.EPS)
-    conditions = Conditions(threat, device, seed, chosen.batch_size)
-    named = {"accurate": accurate, "robust": robust} if full else {}
-    run = Run(out, {"verb": "reproduce", "study": "local-smoothing", "size": size, "seed": seed, **named,
-                    "threat": threat.facts()}, {**facts(conditions), "command": command})
-    if full:
-        pair = local_pair.cifar10(str(accurate), str(robust), data_dir)
-    else:
-        pair = local_pair.digits(out / "bases", conditions)
-    return Study(run, pair, chosen, conditions).tell(parts)
 
 
 class Study:

@@ -1,0 +1,49 @@
+"""The studies of the papers: what each is called, and how one begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from equipoise import checks
+from equipoise.evaluate import Conditions, facts
+from equipoise.records import Run
+from equipoise.studies import adaptive_smoothing, local_pair, local_smoothing
+from equipoise.threat import Threat
+
+STUDIES = {"adaptive-smoothing": adaptive_smoothing, "local-smoothing": local_smoothing}
+
+
+def reproduce(name: str, out: Path, size: str, device: torch.device, *, seed: int = 0, parts: Sequence[str] = (),
+              accurate: str | None = None, robust: str | None = None, data_dir: Path | None = None,
+              command: str = "") -> Path:
+    """Tell the story into `out` and return the page; a folder of the same study is resumed.
+
+    Args:
+        name: of :data:`STUDIES`.
+        out: run folder.
+        size: smoke trains two small networks on digits; full takes any two classifiers of CIFAR-10.
+        device: where to compute.
+        seed: of all chance.
+        parts: of the study's `PARTS`; all if none are named.
+        accurate, robust: model references, for full.
+        data_dir: where CIFAR-10 lies, for full.
+        command: to be shown on the page.
+    """
+    study = STUDIES[checks.one_of("name", name, STUDIES)]
+    chosen = study.SIZES[checks.one_of("size", size, study.SIZES)]
+    full = size == "full"
+    local_pair.asked(full, accurate, robust)
+    for part in parts:
+        checks.one_of("part", part, study.PARTS)
+    threat = Threat("linf", 8 / 255 if full else local_pair.EPS)
+    conditions = Conditions(threat, device, seed, chosen.batch_size)
+    named = {"accurate": accurate, "robust": robust} if full else {}
+    run = Run(out, {"verb": "reproduce", "study": name, "size": size, "seed": seed, **named,
+                    "threat": threat.facts()}, {**facts(conditions), "command": command})
+    pair = (local_pair.cifar10(str(accurate), str(robust), data_dir) if full
+            else local_pair.digits(out / "bases", conditions))
+    page: Path = study.Study(run, pair, chosen, conditions).tell(parts or study.PARTS)
+    return page
