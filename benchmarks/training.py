@@ -3,7 +3,7 @@
     python benchmarks/training.py                       a minute on a CPU: images a second of every objective
     python benchmarks/training.py modes    --device cuda --data-dir D --compile off,graph,model,both configs/NAME.toml …
     python benchmarks/training.py recipe   --device cuda --data-dir D --out O configs/NAME.toml …
-    python benchmarks/training.py mnist    --device cuda --data-dir D --out O [--parallel 4]
+    python benchmarks/training.py mnist    --device cuda --data-dir D --out O [--parallel 4] [configs/NAME.toml …]
     python benchmarks/training.py official --device cuda --data-dir D --code FOLDER_OF_SMOOTHMIX/code
 
 Times are of training alone, after the data is loaded; what compiling and capturing took is told apart.
@@ -84,7 +84,7 @@ def recipe(path: Path, args: argparse.Namespace) -> None:
     objective, plan, table = read(path)
     if args.epochs:
         plan = dataclasses.replace(plan, epochs=args.epochs)
-    plan = dataclasses.replace(plan, compile=args.compile)
+    plan = dataclasses.replace(plan, compile=args.compile, precision=args.precision or plan.precision)
     images = data.load(table["data"], split="train", data_dir=args.data_dir)
     held = data.load(table["data"], split="test", data_dir=args.data_dir)
     model = build(table, images, plan.seed)
@@ -114,14 +114,16 @@ def mnist(args: argparse.Namespace) -> None:
     served = shutil.which("nvidia-cuda-mps-control") is not None and args.device == "cuda" and subprocess.run(
         ["nvidia-cuda-mps-control", "-d"], capture_output=True).returncode == 0
     tell(mps=served, parallel=args.parallel)
-    started, waiting = time.monotonic(), [f"mnist_lenet_{name}" for name in reversed(MNIST)]
+    wanted = args.paths or [ROOT / "configs" / f"mnist_lenet_{name}.toml" for name in reversed(MNIST)]
+    started, waiting = time.monotonic(), list(wanted)
     running: list[subprocess.Popen[bytes]] = []
     while waiting or running:
         while waiting and len(running) < args.parallel:
-            path = ROOT / "configs" / f"{waiting.pop(0)}.toml"
+            path = waiting.pop(0)
             command = [sys.executable, __file__, "recipe", "--device", args.device, "--data-dir", str(args.data_dir),
                        "--out", str(args.out), "--compile", args.compile, str(path)]
             command += ["--epochs", str(args.epochs)] if args.epochs else []
+            command += ["--precision", args.precision] if args.precision else []
             running.append(subprocess.Popen(command))
         running = [process for process in running if process.poll() is None]
         time.sleep(0.2)
@@ -135,6 +137,7 @@ def modes(args: argparse.Namespace) -> None:
     for path in args.paths:
         objective, plan, table = read(path)
         objective, name = objective.at(60, 90), path.stem
+        plan = dataclasses.replace(plan, precision=args.precision or plan.precision)
         images = data.load(table["data"], split="train", data_dir=args.data_dir, count=args.count or 16384)
         for how in ("off", "graph") if args.compile == "auto" else args.compile.split(","):
             plan = dataclasses.replace(plan, epochs=3, compile=how, held_out=0, validate_every=3)
@@ -142,7 +145,8 @@ def modes(args: argparse.Namespace) -> None:
             train(build(table, images, 0), objective, images, plan, device=args.device, out=out,
                   facts={"arch": table["arch"]})
             rows = records.read(out)
-            tell(recipe=name, step=how, images_per_second=rows[-1]["images_per_second"], loss=rows[-1]["loss"],
+            tell(recipe=name, step=how, precision=plan.precision, loss=rows[-1]["loss"],
+                 images_per_second=rows[-1]["images_per_second"],
                  compile_seconds=records.summary(out)["compile_seconds"])
             shutil.rmtree(out)
 
@@ -251,6 +255,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, help="instead of the recipe's")
     parser.add_argument("--count", type=int, help="training images of `modes` and `official`")
     parser.add_argument("--compile", default="auto")
+    parser.add_argument("--precision", help="instead of the recipe's")
     parser.add_argument("--parallel", type=int, default=4)
     parser.add_argument("--keep", action="store_true", help="keep the run folders")
     parser.add_argument("--code", help="the folder `code` of a clone of jh-jeong/smoothmix")
