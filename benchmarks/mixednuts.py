@@ -3,7 +3,8 @@
     PYTHONPATH=src python3 benchmarks/mixednuts.py --device cuda --data DIR --weights DIR --out FILE.json [--part …]
 
 All mixtures are fitted on test images 9000–9999.
-figure: one promise; clean on 0–8999, adaptively attacked (standard) on 0–999.
+figure: one promise; clean on 0–8999, adaptively attacked (standard) on 0–999. With --looks and --from-one the promise
+        is what the robust model may lose against itself with one look, measured where the mixture is fitted.
 gated:  the mixture that keeps 90 % of the robust images: gated prediction beside running both.
 push:   several rules and promises; of those whose measured adaptive loss on 8000–8999 (fast) is at most one, and at
         most two points, the most accurate there; then once on 0–999 (standard), clean on 0–7999.
@@ -28,7 +29,7 @@ from equipoise.attacks.auto import VERSIONS
 from equipoise.data import Dataset, batches, pixels
 from equipoise.evaluate.adaptive import adaptive
 from equipoise.evaluate.cost import asked as share_asked
-from equipoise.fit import Cache, Settings, Strength, Target, beta, fit, lose_at_most
+from equipoise.fit import Cache, Fit, Settings, Strength, Target, beta, fit, lose_at_most
 from equipoise.mixing import MixedClassifier
 from equipoise.threat import Threat
 
@@ -41,9 +42,10 @@ class Study:
     def __init__(self, asked: argparse.Namespace) -> None:
         self.device, self.batch, self.steps = asked.device, asked.batch_size, asked.steps
         kind = asked.pair
-        self.accurate, self.robust = (
+        self.accurate, self.once, self.robust = (
             models.load(f"{looks}file:{asked.weights}/cifar10_{kind}_{how}.safetensors").to(asked.device)
-            .requires_grad_(False) for looks, how in (("", "standard"), (asked.looks, "pgd_at_linf8")))
+            .requires_grad_(False) for looks, how in (
+                ("", "standard"), ("", "pgd_at_linf8"), (asked.looks, "pgd_at_linf8")))
         self.test = data.load("cifar10", split="test", data_dir=Path(asked.data))
         self.fitting, self.choosing, self.reported = ((start, min(count, asked.count)) for start, count in PARTS)
         self.cache: Cache | None = None
@@ -57,15 +59,24 @@ class Study:
 
     def fitted(self, target: Target, rule: str) -> MixedClassifier:
         """A mixture from images 9000–9999; rules after the first reuse the attacked points."""
-        chosen = Settings(rule=rule, strength=Strength(self.steps, 9, 3))
-        made = fit(self.accurate, self.robust, self.test.slice(*self.fitting), threat=THREAT,
-                   target=target, device=self.device, batch_size=self.batch, settings=chosen,
-                   cache=self.cache)
+        made = self.fit(self.robust, target, rule, self.cache)
         self.cache = self.cache or made.cache
         facts = made.mixture.logit_map.facts() if made.mixture.logit_map is not None else {}
         self.say(what="fit", rule=rule, promise=made.promise, map=facts, notes=made.notes,
                  numbers=made.numbers)
         return made.mixture.to(self.device)
+
+    def fit(self, robust: nn.Module, target: Target, rule: str, cache: Cache | None = None) -> Fit:
+        chosen = Settings(rule=rule, strength=Strength(self.steps, 9, 3))
+        return fit(self.accurate, robust, self.test.slice(*self.fitting), threat=THREAT, target=target,
+                   device=self.device, batch_size=self.batch, settings=chosen, cache=cache)
+
+    def allowed(self, points: float, rule: str) -> float:
+        """What the robust model with several looks may lose, so that it loses `points` against one look."""
+        once, self.cache = (self.fit(robust, lose_at_most(points), rule).cache for robust in (self.once, self.robust))
+        kept = [float(cache.standing.float().mean()) for cache in (once, self.cache)]
+        self.say(what="robust with one look and with several, fitting images", standing=kept)
+        return points + 100 * (kept[1] - kept[0])
 
     @torch.no_grad()
     def clean(self, mixture: MixedClassifier, start: int, count: int) -> tuple[float, float]:
@@ -169,6 +180,7 @@ def main() -> None:
     parser.add_argument("--part", default="figure,push")
     parser.add_argument("--points", type=float, default=2.0)
     parser.add_argument("--looks", default="", help="looks:2: for a robust model that looks twice, and so on")
+    parser.add_argument("--from-one", action="store_true", help="points lost against the robust model with one look")
     parser.add_argument("--rule", default="auto", help="of `figure`")
     parser.add_argument("--rules", default="auto,nuts,switch", help="of `push`")
     parser.add_argument("--tried", default="2,3,4,6,8,10", help="promised points of `push`")
@@ -183,7 +195,8 @@ def main() -> None:
     study = Study(asked)
     try:
         if "figure" in asked.part:
-            study.figure(asked.points, asked.rule)
+            points = study.allowed(asked.points, asked.rule) if asked.from_one else asked.points
+            study.figure(points, asked.rule)
         if "gated" in asked.part:
             study.gated(asked.rule)
         if "push" in asked.part:

@@ -14,7 +14,7 @@ def test_a_product_over_patches_is_the_convolution(channels: int, kernel: int | 
     x = torch.rand(2, channels, 9, 7, dtype=torch.float64, requires_grad=True)
     ours, theirs = conv(x), F.conv2d(x, conv.weight, conv.bias)
     torch.testing.assert_close(ours, theirs)
-    parts = (x, conv.weight, conv.bias)
+    parts = (x, *conv.parameters())
     weight = torch.rand_like(ours)
     for mine, known in zip(torch.autograd.grad((weight * ours).sum(), parts),
                            torch.autograd.grad((weight * theirs).sum(), parts), strict=True):
