@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import records, report, summary
-from equipoise.attacks import pgd
+from equipoise.attacks import Apgd, Fold, pgd
 from equipoise.checks import InputError
 from equipoise.data import Dataset
-from equipoise.evaluate import Attack, Conditions, Subject, begin, evaluate, judge, untouched
+from equipoise.evaluate import Attack, Conditions, Subject, attacked, begin, evaluate, judge, untouched
+from equipoise.records import Run
 from equipoise.rng import Stream
 from equipoise.threat import Threat
 
@@ -146,6 +147,21 @@ def test_out_of_memory_halves_the_batch(tmp_path: Path) -> None:
 
     assert _run(tmp_path / "run", attacks={"pgd": greedy}) == _run(tmp_path / "whole")
     assert max(sizes) == 4 and sum(size for size in sizes if size <= 2) == 11
+
+
+@pytest.mark.parametrize("attack", [partial(pgd, steps=3), Fold((Apgd("margin", 3),))])
+def test_a_witness_is_shown_what_is_judged(tmp_path: Path, attack: Attack) -> None:
+    def witness(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, list[int]]:
+        if len(x) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return {"said": model(x).argmax(dim=1).tolist(), "asked": y.tolist()}
+
+    run = Run(tmp_path / "run", {"verb": "test"}, {})
+    attacked(Subject("m", _model(), "mine", attack, 0.5), _data(), run, CONDITIONS, witness)
+    rows = run.finish()
+    assert [row["index"] for row in rows] == list(range(50, 61))
+    assert all((row["said"], row["asked"]) == (row["predicted"], row["label"]) for row in rows)
+    assert list(rows[0])[-4:] == ["margin", "said", "asked", "alpha"], "and nothing of the stages of a list"
 
 
 def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from equipoise import data, models, records, summary
 from equipoise.attacks import Apgd, Fold, Square, pgd
@@ -15,7 +16,9 @@ from equipoise.evaluate.adaptive import adaptive
 from equipoise.evaluate.gated import adversaries, joint, witnessed
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, gate_of, mix, new_gate
 from equipoise.mixing.gated import Followed, Lowered
+from equipoise.mixing.perfect import perfect
 from equipoise.records import Run
+from equipoise.rng import Stream
 from equipoise.threat import Threat
 
 STAGES = (Apgd("margin", 5), Square(20))
@@ -125,6 +128,58 @@ def test_a_run_that_was_cut_goes_on(tmp_path: Path) -> None:
     witnessed(subject, images, again, _conditions())
     assert again.finish() == whole.finish()
     assert len(records.read(tmp_path / "cut")) == 12
+
+
+def test_columns_are_of_their_own_images_after_a_cut(tmp_path: Path) -> None:
+    """Cut inside a batch and inside a line: the batch is attacked again, and its rows are told once."""
+    model = _gated()
+    images = _images(model).take(torch.arange(12).flip(0))
+    shown: dict[int, Tensor] = {}
+
+    def kept(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
+        x_adv = pgd(model, x, y, threat=threat, stream=stream, steps=3)
+        shown.update(zip(stream.index.tolist(), x_adv, strict=True))
+        return x_adv
+
+    subject = Subject("m", model, "B", kept)
+    witnessed(subject, images, Run(tmp_path / "run", {"verb": "test"}, {}), _conditions())
+    part = tmp_path / "run" / "parts" / "0.jsonl"
+    lines = part.read_text().splitlines(keepends=True)
+    part.write_text("".join(lines[:7]) + lines[7][:20])
+    for i in images.index[5:].tolist():  # the first batch is not met again
+        del shown[i]
+    again = Run(tmp_path / "run", {"verb": "test"}, {})
+    witnessed(subject, images, again, _conditions())
+    assert part.read_text() == "".join(lines)
+    rows = {row["index"]: row for row in again.finish()}
+    assert len({row["weight"] for row in rows.values()}) > 6, "images that can be told apart"
+    for i, y in zip(images.index.tolist(), images.labels, strict=True):
+        with torch.no_grad():
+            g, h = model.both(shown[i][None])
+            weight = float(model.alphas(shown[i][None]))
+        assert rows[i]["weight"] == pytest.approx(weight, abs=1e-5)
+        assert rows[i]["possible"] == bool(perfect(g, h, y[None]))
+
+
+def test_out_of_memory_halves_the_batch(tmp_path: Path) -> None:
+    model = _gated()
+    images, sizes = _images(model), []
+
+    def greedy(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
+        sizes.append(len(x))
+        if len(x) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return (x + stream.uniform(*x.shape[1:], low=-threat.eps, high=threat.eps)).clamp(0, 1)
+
+    found = []
+    for limit in (12, 3):
+        run = Run(tmp_path / str(limit), {"verb": "test"}, {})
+        witnessed(Subject("m", model, "noise", greedy), images, run, _conditions())
+        found.append(run.finish())
+    assert sizes == [5, 5, 2, 5, 3, 2, 5, 3, 2, 2]
+    for whole, halved in zip(*found, strict=True):
+        assert halved == {**whole, "margin": pytest.approx(whole["margin"], abs=1e-5),
+                          "weight": pytest.approx(whole["weight"], abs=1e-5)}
 
 
 @pytest.mark.gpu

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, losses, progress, rng, summary
+from equipoise import summary
 from equipoise.attacks import Fold, pgd
-from equipoise.attacks.called import inside
 from equipoise.attacks.worst_case import Stage
-from equipoise.data import Dataset, pixels
+from equipoise.data import Dataset
 from equipoise.evaluate.adaptive import white_box, with_extra
+from equipoise.evaluate.attacked import attacked
 from equipoise.evaluate.subject import Attack, Conditions, Subject, untouched
 from equipoise.mixing import GatedClassifier, MixedClassifier
 from equipoise.mixing.gated import Lowered
 from equipoise.mixing.perfect import perfect
-from equipoise.modes import inference
-from equipoise.records import Row, Run, rows_of
+from equipoise.records import Row, Run
+from equipoise.rng import Stream
 from equipoise.threat import Threat
 
 ADVERSARIES = ("A", "B", "C", "D")
@@ -93,31 +94,16 @@ def witnessed(subject: Subject, data: Dataset, run: Run, conditions: Conditions)
     Of a mixture, `weight` is the alpha of the attacked image, and `possible` whether any alpha in [0, 1] answers it
     rightly [Bai2024, Theorem 4.1]: the bound beside every result.
     """
-    with progress.task(str(subject), total=len(data)) as task:
-        for rows in torch.arange(len(data)).split(conditions.batch_size)[run.world.rank :: run.world.size]:
-            batch = data.take(rows)
-            if any((i, subject.name, subject.attack, subject.alpha) not in run.done for i in batch.index.tolist()):
-                run.append(_rows(subject, batch, conditions))
-            task.advance(len(batch))
+    attacked(replace(subject, run=partial(_laid, subject.run)), data, run, conditions, witness=_gate)
 
 
-def _rows(subject: Subject, batch: Dataset, conditions: Conditions) -> list[Row]:
-    x = pixels(batch.images.to(conditions.device)).contiguous(memory_format=torch.channels_last)
-    y, model = batch.labels.to(conditions.device), subject.model
-    chance = rng.stream(conditions.seed, subject.attack, batch.index.to(conditions.device))
-    with inference(model):
-        x_adv = subject.run(model, x, y, threat=conditions.threat, stream=chance)
-        inside(subject.attack, x_adv, x, conditions.threat)
-        with torch.no_grad():
-            logits = checks.logits(model(x_adv), len(x)).float()
-            told = _gate(model, x_adv, y) if isinstance(model, MixedClassifier) else {}
-    predicted, margin = logits.argmax(dim=1), losses.probability_margin(logits, y)
-    found = rows_of(batch.index.tolist(), model=subject.name, attack=subject.attack, label=y.tolist(),
-                    predicted=predicted.tolist(), correct=(predicted == y).tolist(),
-                    margin=[round(value, 6) for value in margin.tolist()], **told)
-    return found if subject.alpha is None else [{**row, "alpha": subject.alpha} for row in found]
+def _laid(attack: Attack, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
+    """The attack with channels last, as lists have their images: convolutions are faster so, and round otherwise."""
+    return attack(model, x.contiguous(memory_format=torch.channels_last), y, threat=threat, stream=stream)
 
 
-def _gate(model: MixedClassifier, x: Tensor, y: Tensor) -> dict[str, list[float] | list[bool]]:
+def _gate(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, list[float] | list[bool]]:
+    if not isinstance(model, MixedClassifier):
+        return {}
     g, h = model.both(x)
     return {"weight": [round(value, 6) for value in model.alphas(x).tolist()], "possible": perfect(g, h, y).tolist()}
