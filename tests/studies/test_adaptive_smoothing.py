@@ -43,8 +43,8 @@ def _study(folder: Path) -> Study:
             plan = Plan(epochs=4, optimizer="adamw", lr=5e-3, held_out=0, seed=seed)
             checkpoint.save(path, learn(model, Standard(), train.slice(0, 300), plan), {})
         names.append(str(path))
-    pair = Pair(models.load(names[0]), models.load(names[1]), train.slice(0, 32), train.slice(0, 32),
-                train.slice(300, 100), test, (names[0], names[1]))
+    pair = Pair(models.load(names[0]), models.load(names[1]), (names[0], names[1]), train.slice(300, 100), test,
+                lambda: train.slice(0, 32), 32)
     conditions = Conditions(THREAT, torch.device("cpu"), 0, TINY.batch_size)
     run = Run(folder / "run", {"verb": "reproduce", "study": "adaptive-smoothing", "seed": 0}, {"command": "test"})
     return Study(run, pair, TINY, conditions)

@@ -28,8 +28,7 @@ TINY = Size(neighbours=(1, 3), weighted=(3,), neighbour_gammas=(0.1, 10.0), weig
 def _pair() -> Pair:
     train, test = data.load("digits", split="train", count=40), data.load("digits", split="test", count=6)
     g, h = (models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed) for seed in (1, 2))
-    return Pair(g, h, train.slice(0, 16), train.slice(0, 24), train.slice(30, 10), test,
-                ("zoo:cnn_small", "zoo:cnn_small"))
+    return Pair(g, h, ("zoo:cnn_small", "zoo:cnn_small"), train.slice(30, 10), test, lambda: train.slice(0, 24), 16)
 
 
 def _study(out: Path) -> Study:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 from torch import nn
@@ -28,11 +30,21 @@ class Pair:
 
     accurate: nn.Module
     robust: nn.Module
-    learnt: Dataset  # the policy learns from them
-    remembered: Dataset  # all images that may be learnt from; the neighbours
+    references: tuple[str, str]  # of the accurate and of the robust base
     held_out: Dataset  # finds the crossing and the scale of the trust terms; unseen by both bases
     test: Dataset
-    references: tuple[str, str]  # of the accurate and of the robust base
+    read: Callable[[], Dataset]  # all images that may be learnt from; called when a part wants them
+    taught: int  # of these, the policy learns from the first
+
+    @cached_property
+    def remembered(self) -> Dataset:
+        """All images that may be learnt from; the neighbours."""
+        return self.read()
+
+    @property
+    def learnt(self) -> Dataset:
+        """The images that the policy learns from."""
+        return self.remembered.slice(0, self.taught)
 
 
 def asked(full: bool, accurate: str | None, robust: str | None) -> None:
@@ -50,8 +62,8 @@ def digits(out: Path, conditions: Conditions) -> Pair:
     # Few epochs: with more, on so few digits, the robust network is also the more accurate one, and no story is left.
     attack = Adversarial(norm=conditions.threat.norm, eps=conditions.threat.eps, steps=4)
     robust = _base(out / "robust", attack, learnt, conditions, epochs=4, lr=5e-3, shift=5)
-    return Pair(accurate, robust, learnt, learnt, held_out, data.load("digits", split="test", count=DIGITS_TESTED),
-                (str(out / "accurate" / LAST), str(out / "robust" / LAST)))
+    return Pair(accurate, robust, (str(out / "accurate" / LAST), str(out / "robust" / LAST)), held_out,
+                data.load("digits", split="test", count=DIGITS_TESTED), lambda: learnt, len(learnt))
 
 
 def _base(out: Path, objective: Objective, images: Dataset, conditions: Conditions, *, epochs: int, lr: float,
@@ -65,7 +77,6 @@ def _base(out: Path, objective: Objective, images: Dataset, conditions: Conditio
 
 def cifar10(accurate: str, robust: str, data_dir: Path | None) -> Pair:
     """Any two classifiers of CIFAR-10: the policy learns from train images, the last 1000 test images are held out."""
-    train = data.load("cifar10", split="train", data_dir=data_dir)
     test = data.load("cifar10", split="test", data_dir=data_dir)
-    return Pair(models.load(accurate), models.load(robust), train.slice(0, TRAINED), train,
-                test.slice(len(test) - TESTED, TESTED), test.slice(0, TESTED), (accurate, robust))
+    return Pair(models.load(accurate), models.load(robust), (accurate, robust), test.slice(len(test) - TESTED, TESTED),
+                test.slice(0, TESTED), partial(data.load, "cifar10", split="train", data_dir=data_dir), TRAINED)
