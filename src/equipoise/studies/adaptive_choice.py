@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,16 +31,14 @@ class Shelf:
     def __init__(self, folder: Path, pair: Pair, size: Size, conditions: Conditions) -> None:
         self.folder, self.pair, self.size, self.conditions = folder, pair, size, conditions
 
-    def choose(self, gate: Callable[[], GatedClassifier]) -> None:
+    def choose(self, gate: Callable[[], GatedClassifier], shares: Sequence[float]) -> None:
         """Each kind the most accurate that keeps the same share of h's robustness on held-out images."""
-        shares = (self.size.keep, *self.size.keeps)
         for kind in KINDS:
-            if all(self._path(kind, share).exists() for share in shares):
-                continue
-            contest = Contest(self._candidates(kind, gate), self.arena(), self._strike)
-            for share in shares:
-                found = contest.choose(robust=share * self._standard(), rounds=self.size.rounds)
-                self._keep(kind, share, found)
+            if missing := [share for share in shares if not self._path(kind, share).exists()]:
+                contest = Contest(self._candidates(kind, gate), self.arena(), self._strike)
+                for share in missing:
+                    found = contest.choose(robust=share * self._standard(), rounds=self.size.rounds)
+                    self._keep(kind, share, found)
 
     def arena(self) -> Arena:
         """The held-out images; none of them is evaluated on."""

@@ -37,8 +37,8 @@ class Size:
     settings: tuple[str, ...] = SETTINGS
     keep: float = 0.93  # share of h's robust accuracy that every chosen mixture keeps on the images that choose
     keeps: tuple[float, ...] = (0.85, 0.97)  # further shares, for the trade-off
-    version: Callable[[], list[Stage]] = VERSIONS["standard"]
-    light: Callable[[], list[Stage]] = VERSIONS["fast"]
+    version: Callable[[], list[Stage]] = VERSIONS["fast"]
+    light: Callable[[], list[Stage]] = short
     strike: Callable[[], list[Stage]] = short
     pgd: int = 20
     targets: tuple[float, ...] = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
@@ -65,7 +65,7 @@ def _swift() -> list[Stage]:
 SMOKE = Size(
     plan=Plan(epochs=4, batch_size=64, optimizer="adamw", lr=5e-3, weight_decay=1e-5, warmup=0.3, ema=0.8, clip=10.0,
               held_out=0),
-    width=8, momentum=0.1, steps=8, keep=0.95, keeps=(0.85,), version=VERSIONS["fast"], light=short, strike=_swift,
+    width=8, momentum=0.1, steps=8, keep=0.95, keeps=(0.85,), strike=_swift,
     targets=(0.0, 0.5, 0.8, 0.95, 1.0), plain=tuple(round(0.5 + 0.02 * step, 2) for step in range(25)),
     thresholds=tuple(round(0.05 * step, 2) for step in range(1, 20)), gaps=(0.0, 0.1, 0.25, 0.5, 0.75, 0.95), rounds=3,
     nuts=(10, 3),

@@ -121,7 +121,7 @@ class Study:
 
     def _choose(self) -> None:
         """The mixtures that are compared."""
-        self.shelf.choose(self._gate)
+        self.shelf.choose(self._gate, [self.size.keep])
 
     def _adversaries(self) -> None:
         """All four kinds and both bases under A to D and under transfer attacks."""
@@ -140,6 +140,7 @@ class Study:
     def _trade_off(self) -> None:
         """Clean accuracy and adversaries C and D at several shares of h's robustness."""
         subjects = []
+        self.shelf.choose(self._gate, self.size.keeps)
         for kind in KINDS:
             for share in sorted({self.size.keep, *self.size.keeps}):
                 listed = adversaries(f"{kind}, {share:g}", self.shelf.kept(kind, share), self.size.light(),

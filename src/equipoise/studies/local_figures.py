@@ -33,6 +33,7 @@ class Reduced(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = copy.deepcopy(model).to(torch.bfloat16).requires_grad_(False)
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, K) in the precision of x."""

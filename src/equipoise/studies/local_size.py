@@ -16,7 +16,7 @@ class Size:
     neighbour_gammas: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 0.1, 10.0)
     weights: tuple[float, ...] = (0.4, 0.7, 0.9, 0.98)
     steps: int = 10
-    policy: Plan = field(default_factory=lambda: Plan(epochs=2, batch_size=125, optimizer="adamw", lr=1e-3,
+    policy: Plan = field(default_factory=lambda: Plan(epochs=3, batch_size=250, optimizer="adamw", lr=1e-3,
                                                       weight_decay=1e-4, held_out=0, compile="off"))
     width: int = 64
     trust: str = "top-ratio"  # of the policy's rule: the fast variant
@@ -24,7 +24,7 @@ class Size:
     eps_factors: tuple[float, ...] = (0.5, 0.75, 1.25, 1.5)
     auto: int = 200
     version: str = "standard"
-    batch_size: int = 100
+    batch_size: int = 500  # Jacobians of all classes are told apart one by one: few large batches, or a GPU waits
 
 
 SMOKE = Size(neighbours=(1, 5, 20), weighted=(5,), neighbour_gammas=(1e-3, 1e-2, 0.1, 1.0, 100.0),

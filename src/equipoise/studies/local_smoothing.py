@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import checks, models, report, summary
-from equipoise.attacks import pgd
-from equipoise.attacks.auto import auto_attack
+from equipoise.attacks import Fold, pgd
+from equipoise.attacks.auto import VERSIONS
 from equipoise.data import Dataset, pixels
 from equipoise.evaluate import Attack, Conditions, Subject, attacked, facts, untouched
 from equipoise.fit.crossing import Crossing, crossing
@@ -90,11 +90,12 @@ class Study:
             attacked(subject, data, run, conditions or self.conditions)
         return run.finish()
 
-    def _part(self, name: str, subjects: Sequence[Subject], data: Dataset) -> list[Row]:
+    def _part(self, name: str, subjects: Sequence[Subject], data: Dataset,
+              conditions: Conditions | None = None) -> list[Row]:
         """A run folder of its own with these subjects."""
         began = time.monotonic()
         run = self._open(name, subjects, data)
-        rows = self._measure(run, subjects, data)
+        rows = self._measure(run, subjects, data, conditions)
         run.summarise("evaluate", time.monotonic() - began, summary.results(rows, self.conditions.threat))
         return rows
 
@@ -232,11 +233,12 @@ class Study:
         """AutoAttack through the policy on a few images, which the paper did not run."""
         judged = {"accurate": self.pair.accurate, "robust": self.pair.robust, "adaptive": self._learnt()}
         few = self.pair.test.slice(0, min(self.size.auto, len(self.pair.test)))
-        subjects = []
-        for name, model in judged.items():
-            auto: Attack = partial(auto_attack, version=self.size.version, precision="fp32")
-            subjects += [Subject(name, model, "clean", untouched), Subject(name, model, "auto", auto)]
-        self._part("auto", subjects, few)
+        auto = Fold(tuple(VERSIONS[self.size.version]()))
+        attacks: dict[str, Attack] = {"clean": untouched, "auto": auto}
+        # Casts on the fly would not reach the gradients that the rule itself is made of.
+        exact = dataclasses.replace(self.conditions, precision="fp32")
+        self._part("auto", [Subject(name, model, attack, run) for name, model in judged.items()
+                            for attack, run in attacks.items()], few, exact)
 
     def _gradients(self) -> None:
         """‖∇g_i‖ and ‖∇h_i‖, clean and attacked, with the radii of Theorem 2 [Bai2022, Figures 2, 3, 10]."""
