@@ -93,8 +93,12 @@ def fit(
                    "accurate and robust", "be different models", "equal weights")
     bench = Bench(accurate, robust, data, threat, torch.device(device), settings.seed, batch_size, settings.strength)
     notes: list[str] = []
+    bench.probe()
+    if not bench.strength.gradient_free and not bench.has_gradients():
+        notes.append("the robust model gives no gradients: its margins were attacked by random search (Square)")
+        bench = dataclasses.replace(bench, strength=dataclasses.replace(bench.strength, gradient_free=True))
     if cache is None:
-        cache = _attacked(bench, settings, notes)
+        cache = _attacked(bench, settings)
         if keep is not None:
             keep(cache)
     cache = checked(cache)
@@ -103,12 +107,9 @@ def fit(
     return made.fit(accurate, robust, data, notes)
 
 
-def _attacked(bench: Bench, settings: Settings, notes: list[str]) -> Cache:
+def _attacked(bench: Bench, settings: Settings) -> Cache:
     cache = bench.clean()
     checked(cache.join(cache.clean.unsqueeze(0)))  # what is wrong without an attack is said before it
-    if not bench.strength.gradient_free and not bench.has_gradients():
-        notes.append("the robust model gives no gradients: its margins were attacked by random search (Square)")
-        bench = dataclasses.replace(bench, strength=dataclasses.replace(bench.strength, gradient_free=True))
     h, g = bench.nearest(LogitMap(1.0, 1.0, 0.0, "linear"))
     cache = checked(cache.join(h, g if settings.against == "pair" else None))
     if settings.rule == "nuts":

@@ -95,7 +95,7 @@ class MixedClassifier(nn.Module):
 
     @staticmethod
     def _one_hot(g: Tensor, h: Tensor) -> Tensor:
-        return one_hot(g if g.dim() == 1 else g.argmax(dim=1), h.shape[1], h.dtype)
+        return one_hot(g.long() if g.dim() == 1 else g.argmax(dim=1), h.shape[1], h.dtype)
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
