@@ -81,7 +81,11 @@ def test_the_frontier_trades_one_for_the_other(made: Fit) -> None:
     points = made.mixture.frontier
     assert len(points) >= 2
     assert all(a.lose_at_most < b.lose_at_most and a.clean < b.clean for a, b in pairwise(points))
-    assert made.mixture.with_target(100 * points[0].lose_at_most).alpha == pytest.approx(points[0].alpha)
+    assert points[0].clean > made.numbers["robust_clean"]
+    slid = made.mixture.with_target(100 * points[0].lose_at_most)
+    assert slid.alpha == pytest.approx(points[0].alpha) and slid.fitted is not None
+    assert slid.fitted.promise.startswith(f"loses at most {100 * points[0].lose_at_most:.3g} points of robust accuracy")
+    assert slid.fitted.images == ("100-299",)
 
 
 def test_rows_and_arrays_tell_the_story(made: Fit) -> None:
@@ -167,7 +171,7 @@ def test_no_mixture_helps() -> None:
     assert "100 images are too few to promise 0.5 points" in told.promise
     worse = fit(Linear(-accurate.weight.detach()), robust, _data(), threat=THREAT, target=lose_at_most(10.0),
                 settings=SETTINGS)
-    assert not worse.helped or worse.numbers["clean"] >= worse.numbers["robust_clean"]
+    assert not worse.helped and not worse.mixture.frontier and worse.numbers["clean"] == worse.numbers["robust_clean"]
     x = _data().images.float() / 255
     with torch.no_grad():
         assert torch.equal(told.mixture.predict(x), robust(x).argmax(1))

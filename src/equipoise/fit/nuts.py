@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +18,7 @@ from equipoise.fit.promise import Target, lose_at_most, threshold
 from equipoise.fit.search import FRAGILE, OBJECTIVES, RULES, Choice, Search, families
 from equipoise.fit.tables import Family, Tabulate
 from equipoise.mixing import Fitted, LogitMap, MixedClassifier, Point
-from equipoise.mixing.frontier import non_dominated
+from equipoise.mixing.frontier import Frontier, non_dominated
 from equipoise.mixing.logit_maps import CLAMPS
 from equipoise.threat import Threat
 
@@ -73,7 +73,8 @@ def fit(
     cached logits. The map is chosen on one half of the images and the threshold on the other, with a
     finite-sample correction, so that the promise holds in expectation for a further image and the attack
     used here. If the mixture is not more accurate than the robust model on that other half, the robust
-    model is returned (α = 1) and `helped` is False.
+    model is returned (α = 1) and `helped` is False; targets that allow a larger loss may still help, and are its
+    frontier then.
 
     Args:
         accurate: g, images in [0, 1] → logits, or classes.
@@ -177,6 +178,7 @@ class _Promised:
 
     def __post_init__(self) -> None:
         self.kept = self.cache.halves(self.settings.seed)[1]
+        self.own = float((self.kept.clean.argmax(dim=1) == self.kept.labels).float().mean())
 
     def point(self, target: Target) -> tuple[Point, float] | None:
         """The map of the choosing half with the threshold of the other, and the clean accuracy there."""
@@ -201,10 +203,11 @@ class _Promised:
             right = torch.where(by_accurate, self.kept.accurate == self.kept.labels, right)
         return float(right.float().mean())
 
-    def frontier(self, targets: Sequence[float] = POINTS) -> list[Point]:
-        """One point per target that the images allow to promise."""
-        found = (self.point(lose_at_most(points)) for points in targets)
-        return [made[0] for made in found if made is not None]
+    def frontier(self, *points: Point) -> Frontier:
+        """These points and one per target that the images allow to promise, if they help and none is beaten."""
+        found = (self.point(lose_at_most(lost)) for lost in POINTS)
+        every = [*points, *(made[0] for made in found if made is not None)]
+        return non_dominated(point for point in every if point.clean > self.own)
 
     def surrogate_alpha(self) -> float:
         """α_d of the auxiliary mixture: the same promise with the layer norm alone [Bai2024nuts, B.2.1].
@@ -218,15 +221,19 @@ class _Promised:
 
     def fit(self, accurate: nn.Module, robust: nn.Module, data: Dataset, notes: list[str]) -> Fit:
         kept, look_kept = len(self.kept), int(self.kept.standing.sum())
-        own = float((self.kept.clean.argmax(dim=1) == self.kept.labels).float().mean())
+        own = self.own
         numbers = {"robust_clean": own, "robust_attacked": look_kept / kept}
         rejected = self.search.rejected(self.target)
         made = self.point(self.target)
         if self.target.allowed(kept, look_kept) < 0:
-            why = f"{kept} images are too few to promise {self.target}"
+            why = f"{kept} images are too few to promise {self.target}" if self.target.share > 0 else (
+                "that nothing is lost cannot be promised on any number of images")
+        elif self.target.allowed(kept, look_kept) >= look_kept:
+            why = (f"the target lets all {look_kept} of {kept} images go that the robust model keeps, which the "
+                   "accurate model alone does")
         elif made is None:
             why = "every candidate was rejected (" + ", ".join(f"{n} × {r}" for r, n in rejected.items() if n) + ")"
-        elif made[0].clean < own:
+        elif made[0].clean <= own:
             why = (f"the best mixture answers {100 * made[0].clean:.1f} % of the clean images that did not choose it, "
                    f"the robust model {100 * own:.1f} %")
         else:
@@ -235,12 +242,13 @@ class _Promised:
                        f"by conformal risk control on {kept} images that did not choose the map")
             mixture = MixedClassifier(
                 accurate, robust, point.alpha, logit_map=point.logit_map(), hard=True,
-                surrogate_alpha=self.surrogate_alpha(), frontier=non_dominated([*self.frontier(), point]),
+                surrogate_alpha=self.surrogate_alpha(), frontier=self.frontier(point),
                 fitted=Fitted.on(data, promise)).eval()
             return Fit(mixture, True, promise, numbers | {"clean": point.clean, "q": q, "alpha": point.alpha},
                        rejected, notes, self.target, self.search, self.cache)
         promise = f"no mixture helps: {why}; this is the robust model"
-        alone = MixedClassifier(accurate, robust, 1.0, hard=True, fitted=Fitted.on(data, promise)).eval()
+        alone = MixedClassifier(accurate, robust, 1.0, hard=True, frontier=self.frontier(),
+                                fitted=Fitted.on(data, promise)).eval()
         return Fit(alone, False, promise, numbers | {"clean": own, "q": 0.0, "alpha": 1.0}, rejected, notes,
                    self.target, self.search, self.cache)
 

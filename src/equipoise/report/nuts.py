@@ -203,9 +203,11 @@ def cost(view: RunView) -> Section | None:
     if not rows:
         return None
     body = [[Cell(row["model"], model=row["model"] if row["model"] in style.MODELS else ""),
-             Cell(_million(row["parameters"])), Cell(_million(row["flops"]))] for row in rows]
+             *(Cell(_million(row.get(key))) for key in ("parameters", "flops"))] for row in rows]
     prose = ["Operations are those of convolutions and matrix products for one image; a multiplication with its "
              "addition counts as two."]
+    if any("flops" not in row or "parameters" not in row for row in rows):
+        prose.append("What a model computes outside of torch is not seen: a dash.")
     gated = next((row for row in rows if "asked" in row), None)
     if gated is not None:
         prose.append(f"Gated prediction runs the robust side first and the accurate side only where it can still "
@@ -214,5 +216,7 @@ def cost(view: RunView) -> Section | None:
     return Section("Cost of a prediction", prose, [Table("", ["model", "parameters", "operations"], body)])
 
 
-def _million(value: float) -> str:
+def _million(value: float | None) -> str:
+    if value is None:
+        return "–"
     return f"{value / 1e9:.2f} G" if value >= 1e9 else f"{value / 1e6:.2f} M"
