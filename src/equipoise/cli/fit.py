@@ -76,7 +76,7 @@ def fit_(
                         _like(like))
     images = options.images(data, data_dir, split, start, count, every)
     mixture = fit_into(out, (accurate, robust), images, threat=Threat(norm, eps), target=target, settings=settings,
-                       device=pick(device), batch_size=batch_size, **wishes)
+                       device=pick(device), batch_size=batch_size, command=options.command(), **wishes)
     _tell(out, mixture, frontier)
 
 
