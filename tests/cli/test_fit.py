@@ -167,6 +167,14 @@ def test_an_accurate_base_that_only_names_classes(place: Path) -> None:
         assert not alarms & {"train mode", "probabilities for logits"}
 
 
+def test_a_robust_base_that_only_names_classes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "named.py").write_text(
+        "from equipoise import load\nfrom equipoise.mixing import Answers\n\n"
+        "def make():\n    model = load('robust.safetensors')\n    return Answers(lambda x: model(x).argmax(1))\n")
+    assert fit("--robust", "python:named:make") == 2
+    assert "`robust` must answer with logits (B, K)" in capsys.readouterr().err and not (place / "M").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -15,6 +15,7 @@ from equipoise import __version__, mixing, models, records, summary
 from equipoise.data import Dataset
 from equipoise.evaluate.cost import costs
 from equipoise.fit import Fit, Settings, Target, fit, journal
+from equipoise.fit.points import Bench
 from equipoise.mixing import MixedClassifier
 from equipoise.records import Run
 from equipoise.threat import Threat
@@ -37,6 +38,7 @@ def fit_into(
     begun = time.monotonic()
     bases = [models.load(text, num_classes=images.num_classes, image_shape=images.image_shape, **wishes)
              for text in references]
+    Bench(bases[0], bases[1], images, threat, device).probe()  # models that cannot work leave no folder
     run = Run(out, _identity(bases, images, threat, target, settings), _facts(references, device, batch_size, command))
     if not ((out / mixing.folder.NAME).exists() and (out / "summary.json").exists()):
         made = fit(bases[0], bases[1], images, threat=threat, target=target, device=device, batch_size=batch_size,
