@@ -85,13 +85,32 @@ def test_plain_mixing_needs_no_images(place: Path, capsys: pytest.CaptureFixture
     assert "nothing was fitted" in capsys.readouterr().out
     mixture = mixing.load("mixture:P")
     assert isinstance(mixture, MixedClassifier) and mixture.differentiable and mixture.alpha == pytest.approx(0.8)
+    assert fit("--alpha", "0.8", out="P") == 0  # the same again
+    assert fit("--alpha", "0.7", out="P") == 2 and "hold this very mixture" in capsys.readouterr().err
+
+
+def test_plain_mixing_overwrites_no_fit(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fit("--lose-at-most", "20") == 0
+    before = (place / "M" / "mixture.toml").read_bytes()
+    assert fit("--alpha", "0.8") == 2 and "hold this very mixture" in capsys.readouterr().err
+    assert (place / "M" / "mixture.toml").read_bytes() == before
+    assert fit("--alpha", "0.8", out="accurate.safetensors") == 2
+    assert "`out` must be a folder" in capsys.readouterr().err
 
 
 def test_a_mixture_that_cannot_be_promised(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fit("--lose-at-most", "0.1") == 0
-    assert "no mixture helps: 60 images are too few to promise 0.1 points" in capsys.readouterr().out
+    assert fit("--lose-at-most", "0.1", "--frontier") == 0
+    told = capsys.readouterr().out
+    assert "no mixture helps: 60 images are too few to promise 0.1 points" in told
     mixture = mixing.load("mixture:M")
     assert isinstance(mixture, MixedClassifier) and mixture.alpha == 1.0
+    robust = records.summary("M")["fitted"]["robust_clean"]
+    assert mixture.frontier and all(point.clean > robust for point in mixture.frontier)
+    assert f"a mixture that may lose {100 * mixture.frontier[0].lose_at_most:.3g} points helps" in told
+    assert fit("--lose-at-most", "0", out="Z") == 0
+    assert "that nothing is lost cannot be promised" in capsys.readouterr().out
+    assert fit("--beta", "0", out="A") == 0
+    assert "images go that the robust model keeps, which the accurate model alone does" in capsys.readouterr().out
 
 
 def test_the_map_of_another(place: Path) -> None:
@@ -143,6 +162,17 @@ def test_an_accurate_base_that_only_names_classes(place: Path) -> None:
     for folder in ("E", "F"):
         told = {(row["model"], row["metric"]) for row in records.summary(folder)["results"]}
         assert {("accurate", "pgd"), ("mixed", "adaptive"), ("mixed", "worst")} <= told
+        alarms = {row["name"] for row in records.summary(folder)["symptoms"] if row["model"] == "accurate"
+                  and row["alarm"]}
+        assert not alarms & {"train mode", "probabilities for logits"}
+
+
+def test_a_robust_base_that_only_names_classes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "named.py").write_text(
+        "from equipoise import load\nfrom equipoise.mixing import Answers\n\n"
+        "def make():\n    model = load('robust.safetensors')\n    return Answers(lambda x: model(x).argmax(1))\n")
+    assert fit("--robust", "python:named:make") == 2
+    assert "`robust` must answer with logits (B, K)" in capsys.readouterr().err and not (place / "M").exists()
 
 
 @pytest.mark.parametrize(

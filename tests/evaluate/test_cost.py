@@ -6,7 +6,7 @@ from torch import nn
 
 from equipoise.data import Dataset
 from equipoise.evaluate import cost
-from equipoise.mixing import MixedClassifier
+from equipoise.mixing import Answers, MixedClassifier
 
 
 def _base(width: int) -> nn.Module:
@@ -33,6 +33,7 @@ def test_costs_of_a_mixture() -> None:
     mixture = MixedClassifier(_base(4), _base(2), 0.9, hard=True).eval()
     found = {entry.model: entry for entry in cost.costs(mixture, _data())}
     g, h = found["accurate"], found["robust"]
+    assert g.flops and h.flops and g.parameters and h.parameters
     assert found["mixed"].flops == g.flops + h.flops and found["mixed"].parameters == g.parameters + h.parameters
     gated = found["mixed, gated"]
     assert gated.asked is not None and gated.flops == pytest.approx(h.flops + gated.asked * g.flops)
@@ -40,6 +41,14 @@ def test_costs_of_a_mixture() -> None:
     with torch.no_grad():
         share = float(mixture.undecided(mixture.mapped(mixture.robust(x))).float().mean())
     assert gated.asked == pytest.approx(share) and "asked" not in g.facts()
+
+
+def test_what_computes_elsewhere_is_not_said_to_be_free() -> None:
+    service = Answers(lambda x: [0] * len(x))
+    found = cost.costs(MixedClassifier(service, _base(2), 0.9, hard=True).eval(), _data())
+    assert [entry.model for entry in found if "flops" in entry.facts()] == ["robust"]
+    assert [entry.model for entry in found if "parameters" in entry.facts()] == ["robust"]
+    assert found[-1].asked is not None
 
 
 @pytest.mark.parametrize(("alpha", "share"), [(0.0, 1.0), (1.0, 0.0)])

@@ -192,7 +192,7 @@ def _cheat(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: St
     [
         ({}, {}, "at least one model"),
         ({"m": nn.Conv2d(3, 6, 1)}, {}, "`logits of m` must have shape"),
-        ({"m": Tuple()}, {}, "`logits of m` must be one tensor, got 'tuple'"),
+        ({"m": Tuple()}, {}, "`m` must answer with one tensor, got 'tuple'"),
         ({"m": nn.Linear(9, 6)}, {}, r"`m` must take images of shape \(3, 5, 7\), but raised RuntimeError"),
         ({"m": nn.Sequential(nn.Flatten(), nn.Linear(105, 3))}, {}, "`m` must have as many classes as made, 6, got 3"),
         ({"m": _model()}, {"clean": untouched}, "not use the name clean"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from equipoise.attacks import minimum_margin
 from equipoise.checks import InputError
 from equipoise.data import Dataset
 from equipoise.fit import Cache, Fit, Settings, Strength, beta, fit, journal, lose_at_most
@@ -79,7 +81,11 @@ def test_the_frontier_trades_one_for_the_other(made: Fit) -> None:
     points = made.mixture.frontier
     assert len(points) >= 2
     assert all(a.lose_at_most < b.lose_at_most and a.clean < b.clean for a, b in pairwise(points))
-    assert made.mixture.with_target(100 * points[0].lose_at_most).alpha == pytest.approx(points[0].alpha)
+    assert points[0].clean > made.numbers["robust_clean"]
+    slid = made.mixture.with_target(100 * points[0].lose_at_most)
+    assert slid.alpha == pytest.approx(points[0].alpha) and slid.fitted is not None
+    assert slid.fitted.promise.startswith(f"loses at most {100 * points[0].lose_at_most:.3g} points of robust accuracy")
+    assert slid.fitted.images == ("100-299",)
 
 
 def test_rows_and_arrays_tell_the_story(made: Fit) -> None:
@@ -131,6 +137,33 @@ def test_a_robust_model_without_gradients() -> None:
     assert any("random search" in note for note in told.notes)
 
 
+def test_without_gradients_every_round_is_random_search_also_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    from equipoise.fit import points
+
+    used: list[object] = []
+
+    def watched(*arguments: Any, **settings: Any) -> Any:
+        used.append(settings["gradient_free"])
+        return minimum_margin(*arguments, **settings)
+
+    monkeypatch.setattr(points, "minimum_margin", watched)
+    kept: list[Cache] = []
+    settings = Settings(strength=Strength(steps=1, targets=1, pool=1), rounds=1)
+    for cache in (None, kept):
+        told = fit(*_pair(NoGradients), _data(60), threat=THREAT, target=lose_at_most(20.0), settings=settings,
+                   keep=kept.append, cache=cache[0] if cache else None)
+        assert any("random search" in note for note in told.notes)
+    assert len(used) == 4 and all(used)
+
+
+def test_classes_of_any_whole_type() -> None:
+    accurate, robust = _pair()
+    told = fit(_Told(lambda x: accurate(x).argmax(1).int()), robust, _data(), threat=THREAT,
+               target=lose_at_most(10.0), settings=SETTINGS)
+    with torch.no_grad():
+        assert told.mixture(_data(4).images.float() / 255).shape == (4, 4)
+
+
 def test_no_mixture_helps() -> None:
     accurate, robust = _pair()
     told = fit(accurate, robust, _data(), threat=THREAT, target=lose_at_most(0.5), settings=SETTINGS)
@@ -138,10 +171,19 @@ def test_no_mixture_helps() -> None:
     assert "100 images are too few to promise 0.5 points" in told.promise
     worse = fit(Linear(-accurate.weight.detach()), robust, _data(), threat=THREAT, target=lose_at_most(10.0),
                 settings=SETTINGS)
-    assert not worse.helped or worse.numbers["clean"] >= worse.numbers["robust_clean"]
+    assert not worse.helped and not worse.mixture.frontier and worse.numbers["clean"] == worse.numbers["robust_clean"]
     x = _data().images.float() / 255
     with torch.no_grad():
         assert torch.equal(told.mixture.predict(x), robust(x).argmax(1))
+
+
+class _Told(nn.Module):
+    def __init__(self, answer: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, x: Tensor) -> object:
+        return self.answer(x)
 
 
 def _nan(model: nn.Module) -> nn.Module:
@@ -158,6 +200,12 @@ def _nan(model: nn.Module) -> nn.Module:
         (lambda g, h: (_nan(g), h), "the accurate model must answer with finite logits"),
         (lambda g, h: (g, Linear(-g.weight.detach())), "right on at least one attacked image"),
         (lambda g, h: (g, Linear(2 * g.weight.detach())), "must differ, got the same answer on all 200 images"),
+        (lambda g, h: (g, _Told(lambda x: h(x).argmax(1))), r"`robust` must answer with logits \(B, K\), got 'shape"),
+        (lambda g, h: (_Told(lambda x: x), h), r"`accurate` must answer with logits \(B, K\) or classes \(B,\)"),
+        (lambda g, h: (_Told(lambda x: g(x).tolist()), h), "`accurate` must answer with one tensor, got 'list'"),
+        (lambda g, h: (_Told(lambda x: x[9999]), h), r"`accurate` must take images of shape \(3, 4, 4\), but raised"),
+        (lambda g, h: (_Told(lambda x: g(x).argmax(1) + 4), h), "`classes of the accurate model` must lie in 0..3"),
+        (lambda g, h: (_Told(lambda x: g(x).amax(1)), h), "`classes of the accurate model` must be whole numbers"),
     ],
 )
 def test_one_sentence(change: Callable[[Linear, Linear], tuple[nn.Module, nn.Module]], sentence: str) -> None:

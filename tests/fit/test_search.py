@@ -8,8 +8,9 @@ import torch
 
 from equipoise.checks import InputError
 from equipoise.fit import lose_at_most
+from equipoise.fit.box import LIMITS, Box
 from equipoise.fit.cache import checked
-from equipoise.fit.search import LIMITS, Box, Search, families
+from equipoise.fit.search import Search, families
 from equipoise.fit.tables import Family, Tabulate
 
 TARGET = lose_at_most(5.0)

@@ -66,6 +66,18 @@ def test_gated_answers_are_the_same(
     assert torch.equal(mixture.predict(x), mixture(x).argmax(1))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("hard", [True, False])
+def test_gated_answers_of_half_precision_logits_are_the_same(dtype: torch.dtype, hard: bool) -> None:
+    """Rounded to eight bits, sums of probabilities would tie where margins do not."""
+    chance = stream(0, "tables", torch.arange(4000))
+    g, h = (Table((2 * chance.at(side).normal(3)).to(dtype)) for side in ("g", "h"))
+    x = _numbered(4000)
+    for alpha in (0.55, 0.7, 0.9, 0.97):
+        mixture = MixedClassifier(g, h, alpha, hard=hard)
+        assert torch.equal(mixture.predict(x), mixture(x).argmax(1))
+
+
 def test_a_threshold_that_is_itself_a_margin() -> None:
     """q is fitted to a margin, so equality happens; then the accurate side is asked."""
     g, h = _tables(3, 3.0)

@@ -48,6 +48,16 @@ def test_every_section_is_on_the_page(run: RunView) -> None:
         assert (run.folder / "figures" / f"{name}.svg").exists()
 
 
+def test_the_landscape_of_the_papers_objective_is_no_accuracy(run: RunView) -> None:
+    plain = nuts.landscape(run)
+    np.savez(run.folder / "arrays.npz", allow_pickle=False, **{**run.arrays, "nuts_objective": np.array("surrogate")})
+    paper = nuts.landscape(view(run.folder))
+    assert plain is not None and paper is not None
+    assert plain.prose[0].startswith("Clean accuracy") and plain.tables[0].head[1] == "clean"
+    assert "clean errors on which the accurate model may speak" in paper.prose[0]
+    assert paper.tables[0].head[1] == "errors passed on"
+
+
 def test_medians_before_and_after(run: RunView) -> None:
     section = nuts.mapped_margins(run)
     assert section is not None

@@ -76,12 +76,14 @@ def test_the_verb_tells_the_promise_and_the_page(tmp_path: Path, monkeypatch: py
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     row = {"model": "mixed", "metric": "clean", "value": 0.5, "low": 0.4, "high": 0.6, "n": 9}
-    monkeypatch.setattr(story, "demo", lambda out, device, seed: Told([row], f"keeps seed {seed}", Threat("linf", 0.1),
-                                                                      out / "report.html"))
+    monkeypatch.setattr(story, "demo", lambda out, device, seed: Told(
+        [row], seed > 0, f"keeps seed {seed}", Threat("linf", 0.1), out / "report.html"))
     assert run(["demo", "--out", str(tmp_path / "D"), "--device", "cpu", "--seed", "3"]) == 0
     out = capsys.readouterr().out
     assert "50.0 %" in out and "the mixture keeps seed 3" in out and "report.html" in out
-    assert threads == [1], "the numbers must not depend on the number of cores"
+    assert run(["demo", "--out", str(tmp_path / "D"), "--device", "cpu"]) == 0
+    assert "the mixture" not in capsys.readouterr().out, "what did not help is not called a mixture"
+    assert threads == [1, 1], "the numbers must not depend on the number of cores"
 
 
 @pytest.mark.slow

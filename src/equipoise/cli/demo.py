@@ -19,4 +19,5 @@ def demo(out: options.Out = Path("runs/demo"), device: options.Device = "auto", 
     torch.set_num_threads(1)
     told = story.demo(out, pick(device), seed)
     table.show(told.results, told.threat)
-    typer.echo(f"promise, made on images of their own: the mixture {told.promise}\nthe page: {told.page}")
+    promise = f"the mixture {told.promise}" if told.helped else told.promise
+    typer.echo(f"promise, made on images of their own: {promise}\nthe page: {told.page}")

@@ -36,7 +36,7 @@ def evaluate(
     source: Annotated[str, typer.Option(help="Gradients of a mixture's attack: std (accurate base), "
                                         "rob (robust base) or mix.")] = "mix",
     adaptive: Annotated[str, typer.Option(help="Further attacks on a mixture that hides its gradients: surrogate, "
-                                          "through, or none.")] = "surrogate",
+                                          "through, both as surrogate,through, or none.")] = "surrogate",
     stand_in: Annotated[str | None, typer.Option(help="Model with gradients in place of an accurate base without.",
                                                  show_default=False)] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Also estimate local Lipschitz constants of the robust "

@@ -28,13 +28,14 @@ def fit_(
     data: options.Data = "cifar10",
     norm: options.Norm = "linf",
     eps: options.Eps = "8/255",
-    lose: Annotated[float | None, typer.Option("--lose-at-most", help="Points of robust accuracy that may be lost; 1 "
-                                               "if no target is given.", show_default=False)] = None,
+    lose: Annotated[float | None, typer.Option("--lose-at-most", help="Points (of 100) of robust accuracy that may be "
+                                               "lost; 1 if no target is given.", show_default=False)] = None,
     beta_: Annotated[float | None, typer.Option("--beta", help="Share of the robust model's attacked accuracy to "
                                                 "keep.", show_default=False)] = None,
     alpha: Annotated[float | None, typer.Option(help="Plain mixing with this weight; nothing is fitted.",
                                                 show_default=False)] = None,
-    frontier: Annotated[bool, typer.Option("--frontier", help="Show the mixtures for all targets.")] = False,
+    frontier: Annotated[bool, typer.Option("--frontier", help="Also show the mixtures for other targets, those that "
+                                               "no other beats.")] = False,
     objective: Annotated[str, typer.Option(help="mixture (needs the accurate model's answers) or surrogate (the "
                                            "paper's).")] = "mixture",
     clamp: Annotated[str, typer.Option(help="gelu-monotone, gelu, relu, elu, softplus or linear.")] = "gelu-monotone",
@@ -75,17 +76,26 @@ def fit_(
                         _like(like))
     images = options.images(data, data_dir, split, start, count, every)
     mixture = fit_into(out, (accurate, robust), images, threat=Threat(norm, eps), target=target, settings=settings,
-                       device=pick(device), batch_size=batch_size, **wishes)
+                       device=pick(device), batch_size=batch_size, command=options.command(), **wishes)
     _tell(out, mixture, frontier)
 
 
 def _plain(accurate: str, robust: str, alpha: float, out: Path, wishes: dict[str, Any]) -> None:
     bases = [models.load(text, **wishes) for text in (accurate, robust)]
     mixture = MixedClassifier(bases[0], bases[1], checks.within("alpha", alpha, 0, 1)).eval()
-    free = not out.exists() or not any(out.iterdir()) or (out / mixing.folder.NAME).exists()
-    checks.require(free, "out", "be a new folder or hold a mixture", str(out))
+    checks.require(not out.exists() or out.is_dir(), "out", "be a folder", str(out))
+    free = not out.exists() or not any(out.iterdir()) or _holds(out, mixture, wishes)
+    checks.require(free, "out", "be a new folder or hold this very mixture", str(out))
     mixing.save(out, mixture, accurate=accurate, robust=robust)
     typer.echo(f"plain mixing with alpha {alpha:g}; nothing was fitted\nmixture:{out}")
+
+
+def _holds(out: Path, mixture: MixedClassifier, wishes: dict[str, Any]) -> bool:
+    if not (out / mixing.folder.NAME).exists():
+        return False
+    there = mixing.load(f"mixture:{out}", **wishes)
+    both = [(models.weights_digest(each), each.extra_repr()) for each in (there, mixture)]
+    return both[0] == both[1]
 
 
 def _like(reference: str | None) -> LogitMap | None:
@@ -107,7 +117,13 @@ def _tell(out: Path, mixture: MixedClassifier, frontier: bool) -> None:
     if told["helped"]:
         typer.echo(f"on images that did not choose it: clean {numbers.percent(seen['clean'])} (robust model "
                    f"{numbers.percent(seen['robust_clean'])}); {mixture.logit_map}, alpha {mixture.alpha:.6g}")
-    if frontier and mixture.frontier:
+    elif mixture.frontier:
+        first = mixture.frontier[0]
+        typer.echo(f"a mixture that may lose {100 * first.lose_at_most:.3g} points helps: clean "
+                   f"{numbers.percent(first.clean)} (robust model {numbers.percent(seen['robust_clean'])})")
+    if frontier and not mixture.frontier:
+        typer.echo("no target of the frontier gives a mixture that helps")
+    elif frontier:
         shown = Table(title="mixtures to choose from with with_target(lose_at_most=…)")
         for name in ("lose at most", "clean", "alpha"):
             shown.add_column(name, justify="right")

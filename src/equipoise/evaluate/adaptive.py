@@ -96,15 +96,16 @@ def _with_hinges(
 
 
 class Voiced(nn.Module):
-    """A model that answers with classes, as one that answers with logits: 1 for its class, 0 for the others."""
+    """A model that answers with classes, as one that answers with logits: 1 for its class, −1 for the others."""
 
     def __init__(self, model: nn.Module, num_classes: int) -> None:
         super().__init__()
         self.model, self.num_classes = model, num_classes
+        self.train(model.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, K)."""
-        return nn.functional.one_hot(self.model(x), self.num_classes).to(x.dtype)
+        return 2 * nn.functional.one_hot(self.model(x).long(), self.num_classes).to(x.dtype) - 1
 
 
 def voiced(model: nn.Module, num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:

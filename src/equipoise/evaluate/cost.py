@@ -17,11 +17,14 @@ from equipoise.modes import inference
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one prediction; a multiplication with its addition counts as two operations."""
+    """Of one prediction; a multiplication with its addition counts as two operations.
+
+    None is not known: a model that computes outside of torch shows neither its parameters nor its operations.
+    """
 
     model: str
-    parameters: int
-    flops: float
+    parameters: int | None
+    flops: float | None
     asked: float | None = None  # share of the images on which the accurate side had to run
 
     def facts(self) -> dict[str, Any]:
@@ -57,9 +60,16 @@ def costs(mixture: MixedClassifier, data: Dataset, device: torch.device | str = 
           batch_size: int = 128) -> list[Cost]:
     """Both bases, the mixture that runs both, and the mixture that runs the robust side first
     (:meth:`~equipoise.mixing.MixedClassifier.predict`), as in [Bai2024nuts, Table 5]."""
-    bases = {"accurate": mixture.accurate, "robust": mixture.robust}
-    found = {name: Cost(name, parameters(base), flops(base, data.image_shape, device)) for name, base in bases.items()}
-    g, h = found["accurate"].flops, found["robust"].flops
-    both = parameters(mixture)
+    g, h = (_seen(name, base, data, device) for name, base in (("accurate", mixture.accurate),
+                                                               ("robust", mixture.robust)))
     share = asked(mixture, data, device, batch_size)
-    return [*found.values(), Cost("mixed", both, g + h), Cost("mixed, gated", both, h + share * g, share)]
+    both = None if g.parameters is None or h.parameters is None else parameters(mixture)
+    whole = gated = None
+    if g.flops is not None and h.flops is not None:
+        whole, gated = g.flops + h.flops, h.flops + share * g.flops
+    return [g, h, Cost("mixed", both, whole), Cost("mixed, gated", both, gated, share)]
+
+
+def _seen(name: str, base: nn.Module, data: Dataset, device: torch.device | str) -> Cost:
+    learnt, work = parameters(base), flops(base, data.image_shape, device)
+    return Cost(name, learnt or None, work or None)

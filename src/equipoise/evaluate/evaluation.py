@@ -12,14 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise import __version__, checks, memory, summary
-from equipoise.checks import InputError
+from equipoise import __version__, checks, models, summary
 from equipoise.data import Dataset, pixels
 from equipoise.evaluate.attacked import attacked
 from equipoise.evaluate.staged import forget
 from equipoise.evaluate.subject import Attack, Conditions, Subject, described, known_by, untouched
 from equipoise.evaluate.suspicion import suspicion
-from equipoise.modes import inference
 from equipoise.records import Row, Run
 
 
@@ -73,17 +71,8 @@ def begin(
 
 def usable(name: str, model: nn.Module, data: Dataset, device: torch.device) -> None:
     """One image through the model, so that a model of another kind is one sentence now and not a trace later."""
-    image = pixels(data.images[:1].to(device))
-    try:
-        with inference(model), torch.no_grad():
-            logits = checks.logits(model(image), 1, name=f"logits of {name}")
-    except InputError:
-        raise
-    except Exception as error:  # the model is the user's: whatever it raises is for the user to read
-        if isinstance(error, RuntimeError) and memory.is_out_of_memory(error):
-            raise
-        raise InputError(f"`{name}` must take images of shape {data.image_shape}, but raised "
-                         f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
+    told = models.probe(name, model, pixels(data.images[:1].to(device)))
+    logits = checks.logits(told, 1, name=f"logits of {name}")
     checks.require(logits.shape[1] == data.num_classes, name,
                    f"have as many classes as {data.name}, {data.num_classes}", logits.shape[1])
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from equipoise import records
 from equipoise.checks import InputError
 from equipoise.fit.cache import Cache
-from equipoise.fit.nuts import Fit
 from equipoise.fit.promise import allowed, lose_at_most, threshold
+from equipoise.fit.promised import Fit
 from equipoise.fit.tables import Tabulate
 from equipoise.losses import signed_margin
 from equipoise.mixing import gate_of, mix
@@ -72,6 +72,7 @@ def arrays(fit: Fit) -> dict[str, NDArray[Any]]:
     found["nuts_kinds_worth"] = np.array(list(worth.values()))
     best = max((family for family in worth if family.free), key=lambda family: worth[family])
     found["nuts_landscape_of"] = np.array(str(best))
+    found["nuts_objective"] = np.array(fit.search.objective)
     cube = (fit.search.start.steps,) * 3
     grid = slice(fit.search.start.steps**3)  # it comes before all later candidates: s fastest, then p, then c
     found["nuts_landscape"] = scored[best].plain[grid].view(cube).numpy()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, memory, progress, rng
+from equipoise import checks, memory, models, progress, rng
 from equipoise.attacks import minimum_margin
 from equipoise.checks import InputError
 from equipoise.data import Dataset, pixels
@@ -49,10 +49,21 @@ class Bench:
     batch_size: int = 128
     strength: Strength = Strength()
 
+    def __post_init__(self) -> None:
+        for model in (self.accurate, self.robust):
+            model.to(self.device)
+
+    def probe(self) -> None:
+        """Show both models one image: h must answer with logits, g with logits or classes."""
+        image = pixels(self.data.images[:1].to(self.device))
+        for side, model, dims, must in (("robust", self.robust, (2,), "logits (B, K)"),
+                                        ("accurate", self.accurate, (1, 2), "logits (B, K) or classes (B,)")):
+            told = models.probe(side, model, image)
+            checks.require(told.dim() in dims and len(told) == 1, side, f"answer with {must}",
+                           f"shape {tuple(told.shape)} for one image")
+
     def clean(self) -> Cache:
         """Logits of h and classes of g on the clean images; no attacked points yet."""
-        self.robust.to(self.device)
-        self.accurate.to(self.device)
         with inference(self.accurate, self.robust), torch.no_grad():
             pairs = [pair for _, pair in memory.in_batches(
                 lambda rows: self._answers(pixels(self.data.images[rows].to(self.device))), len(self.data),
@@ -71,6 +82,8 @@ class Bench:
                            (g.shape[1], h.shape[1]))
             if not bool(g.isfinite().all()):
                 raise InputError("the accurate model must answer with finite logits, got NaN or inf")
+        else:
+            g = checks.labels(g, h.shape[1], len(x), "classes of the accurate model").long()
         return h.cpu(), g.cpu()
 
     def has_gradients(self) -> bool:

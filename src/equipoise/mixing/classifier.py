@@ -12,7 +12,7 @@ from equipoise import checks
 from equipoise.mixing import frontier as frontiers
 from equipoise.mixing.fitted import Fitted
 from equipoise.mixing.frontier import Frontier
-from equipoise.mixing.logit_maps import LogitMap, one_hot
+from equipoise.mixing.logit_maps import LogitMap, one_hot, wide
 from equipoise.mixing.rules import gate_of, mix
 from equipoise.mixing.surrogate import BYPASS, Hinges, Surrogate
 
@@ -79,8 +79,9 @@ class MixedClassifier(nn.Module):
         return torch.sigmoid(self.gate).to(x.dtype).expand(len(x))
 
     def mapped(self, h: Tensor) -> Tensor:
-        """(B, K) logits of h → log-probabilities of the robust side."""
-        return F.log_softmax(h if self.logit_map is None else self.logit_map(h), dim=1)
+        """(B, K) logits of h → log-probabilities of the robust side, in fp32 at least: half precision would tie
+        margins that the threshold must tell apart."""
+        return F.log_softmax(wide(h) if self.logit_map is None else self.logit_map(h), dim=1)
 
     def _accurate(self, x: Tensor, h: Tensor) -> Tensor:
         """(B, K) log-probabilities of the accurate side."""
@@ -91,11 +92,11 @@ class MixedClassifier(nn.Module):
             return self._one_hot(g, h)
         checks.require(g.shape == h.shape, "accurate and robust", "have equal numbers of classes",
                        (tuple(g.shape), tuple(h.shape)))
-        return F.log_softmax(g, dim=1)
+        return F.log_softmax(wide(g), dim=1)
 
     @staticmethod
     def _one_hot(g: Tensor, h: Tensor) -> Tensor:
-        return one_hot(g if g.dim() == 1 else g.argmax(dim=1), h.shape[1], h.dtype)
+        return one_hot(g.long() if g.dim() == 1 else g.argmax(dim=1), h.shape[1], h.dtype)
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
@@ -147,7 +148,7 @@ class MixedClassifier(nn.Module):
         point = frontiers.choose(self.frontier, lose_at_most)
         chosen = MixedClassifier(self.accurate, self.robust, point.alpha, logit_map=point.logit_map(), hard=True,
                                  surrogate_alpha=self.surrogate_alpha, frontier=self.frontier,
-                                 fitted=self.fitted)
+                                 fitted=self.fitted and self.fitted.slid(point.lose_at_most))
         return chosen.to(self.gate.device).train(self.training)
 
     def extra_repr(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +27,11 @@ class Fitted:
     def on(cls, data: Dataset, promise: str) -> Fitted:
         """Fitted on these images."""
         return cls(data.name, data.split, ranges(data.index), promise)
+
+    def slid(self, lose_at_most: float) -> Fitted:
+        """The same images with the promise of another point of the frontier, a share of all images."""
+        return replace(self, promise=f"loses at most {100 * lose_at_most:.3g} points of robust accuracy in "
+                       "expectation, as one of several mixtures fitted on the same images")
 
     def facts(self) -> dict[str, Any]:
         """As it stands in `mixture.toml`."""

@@ -33,7 +33,7 @@ MONOTONE = frozenset(CLAMPS) - {"gelu"}
 
 def temperature(z: Tensor, t: float) -> Tensor:
     """z / t for t > 0; temperature 0 is :func:`one_hot`."""
-    return _wide(z) / checks.positive("temperature", t)
+    return wide(z) / checks.positive("temperature", t)
 
 
 def one_hot(classes: Tensor, num_classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -51,7 +51,7 @@ def layer_norm(z: Tensor, top: int | None = TOP) -> Tensor:
     Scaled by the largest entry first, so that squares neither overflow nor vanish; a variance of 1e-8 is
     added, as in the published code, so that equal logits stay 0.
     """
-    z = _wide(z)
+    z = wide(z)
     classes = z.shape[1]
     if classes == 2:
         return centred(z, 1.0)
@@ -68,7 +68,7 @@ def layer_norm(z: Tensor, top: int | None = TOP) -> Tensor:
 
 def centred(z: Tensor, unit: Tensor | float) -> Tensor:
     """(B, K) logits with mean 0, in a unit of their own; cut where no softmax would notice."""
-    z = _wide(z)
+    z = wide(z)
     return ((z - z.mean(dim=1, keepdim=True)) / unit).clamp(-BOUND, BOUND)
 
 
@@ -132,7 +132,7 @@ class LogitMap(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """(B, K) logits → (B, K) mapped logits."""
-        s, p, c, rivals, unit = self.numbers.to(_wide(z).dtype).unbind()
+        s, p, c, rivals, unit = self.numbers.to(wide(z).dtype).unbind()
         u = layer_norm(z) if self.normed else centred(z, unit)
         mapped: Tensor = s * power(CLAMPS[self.clamp](u + c), p)
         return flatten(F.log_softmax(mapped, dim=1), rivals) if self.flat else mapped
@@ -150,5 +150,6 @@ class LogitMap(nn.Module):
         return f"s={s:.4g}, p={p:.4g}, c={c:.4g}, clamp={self.clamp}{more}"
 
 
-def _wide(z: Tensor) -> Tensor:
+def wide(z: Tensor) -> Tensor:
+    """fp32 for half precision; wider logits as they are."""
     return z.float() if z.dtype in (torch.float16, torch.bfloat16) else z

@@ -62,7 +62,7 @@ class Hinges(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, K) scores ≤ 0."""
         g, h = self.accurate(x), self.robust(x).float()
-        g = g.float() if g.dim() == 2 else F.one_hot(g, h.shape[1]).float()
+        g = g.float() if g.dim() == 2 else F.one_hot(g.long(), h.shape[1]).float()
         spread = g.detach().std(dim=1, keepdim=True).clamp_min(1e-6)
         behind = (g.amax(dim=1, keepdim=True) - g) / spread
         p = torch.softmax(h if self.logit_map is None else self.logit_map(h), dim=1).detach()

@@ -3,10 +3,11 @@
 from equipoise.models.checkpoint import facts, weights_digest
 from equipoise.models.looks import Looks
 from equipoise.models.normalize import Normalize, Normalized
+from equipoise.models.probe import probe
 from equipoise.models.reference import SCHEMES, Reference, digest, load, parse, placed
 from equipoise.models.zoo import ARCHITECTURES, build
 
 __all__ = [
     "ARCHITECTURES", "SCHEMES", "Looks", "Normalize", "Normalized", "Reference", "build", "digest", "facts",
-    "load", "parse", "placed", "weights_digest",
+    "load", "parse", "placed", "probe", "weights_digest",
 ]

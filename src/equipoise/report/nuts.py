@@ -101,7 +101,7 @@ def landscape(view: RunView) -> Section | None:
         return None
     worth, usable, *axes = (view.arrays[name] for name in names)
     kind = str(view.arrays["nuts_landscape_of"]) if "nuts_landscape_of" in view.arrays else "maps"
-    prose = [f"Clean accuracy of the mixture on the half of the fitting images that chooses, for {kind}: every scale "
+    prose = [f"{_objective(view)[0]} on the half of the fitting images that chooses, for {kind}: every scale "
              "s, power p and shift c of the grid, each at the threshold that keeps the target. A cross marks "
              "candidates that were rejected. The search goes on between the points of the grid, beyond its edges, and "
              "to other kinds of maps."]
@@ -112,7 +112,16 @@ def landscape(view: RunView) -> Section | None:
         prose.append(f"The search settled on s = {s:.3g}, p = {p:.3g}, c = {c:.3g}.")
     alt = "Heat maps of clean accuracy over scale and power, one for every shift"
     return Section("Landscape", prose, _kinds(view), [
-        Picture("nuts-landscape", alt, lambda palette: draw_landscape(palette, worth, usable, axes))])
+        Picture("nuts-landscape", alt, lambda palette: draw_landscape(palette, worth, usable, axes,
+                                                                             _objective(view)[2]))])
+
+
+def _objective(view: RunView) -> tuple[str, str, str]:
+    """What the search raised: in words, as the head of a column, and beside a scale."""
+    if "nuts_objective" in view.arrays and str(view.arrays["nuts_objective"]) == "surrogate":
+        words = "The share of the robust model's clean errors on which the accurate model may speak,"
+        return words, "errors passed on", "errors passed on, %"
+    return "Clean accuracy of the mixture", "clean", "answered rightly, %"
 
 
 def _kinds(view: RunView) -> list[Table]:
@@ -122,12 +131,13 @@ def _kinds(view: RunView) -> list[Table]:
     kinds, worth = (view.arrays[name].tolist() for name in ("nuts_kinds", "nuts_kinds_worth"))
     body = [[Cell(kind), Cell(numbers.percent(best) if np.isfinite(best) else "–")]
             for kind, best in zip(kinds, worth, strict=True)]
-    return [Table("The best of every kind of map, on the half of the fitting images that chooses.", ["maps", "clean"],
-                  body, words=True)]
+    return [Table("The best of every kind of map, on the half of the fitting images that chooses.",
+                  ["maps", _objective(view)[1]], body, words=True)]
 
 
-def draw_landscape(palette: Palette, worth: Array, usable: Array, axes: list[Array]) -> Figure:
-    """(C, P, S) accuracies as panels of p over s."""
+def draw_landscape(palette: Palette, worth: Array, usable: Array, axes: list[Array],
+                   label: str = "answered rightly, %") -> Figure:
+    """(C, P, S) shares as panels of p over s."""
     from matplotlib.figure import Figure
 
     scales, powers, shifts = axes
@@ -145,7 +155,7 @@ def draw_landscape(palette: Palette, worth: Array, usable: Array, axes: list[Arr
         panel.set_title(f"c = {shifts[place]:.2f}", color=palette.muted, fontsize=8)
         panel.grid(visible=False)
         _ticks(panel, scales, powers)
-    figure.colorbar(shown, ax=grid, label="answered rightly, %", fraction=0.04)
+    figure.colorbar(shown, ax=grid, label=label, fraction=0.04)
     figure.supxlabel("s", fontsize=9, color=palette.muted)
     figure.supylabel("p", fontsize=9, color=palette.muted)
     return figure
@@ -203,9 +213,11 @@ def cost(view: RunView) -> Section | None:
     if not rows:
         return None
     body = [[Cell(row["model"], model=row["model"] if row["model"] in style.MODELS else ""),
-             Cell(_million(row["parameters"])), Cell(_million(row["flops"]))] for row in rows]
+             *(Cell(_million(row.get(key))) for key in ("parameters", "flops"))] for row in rows]
     prose = ["Operations are those of convolutions and matrix products for one image; a multiplication with its "
              "addition counts as two."]
+    if any("flops" not in row or "parameters" not in row for row in rows):
+        prose.append("What a model computes outside of torch is not seen: a dash.")
     gated = next((row for row in rows if "asked" in row), None)
     if gated is not None:
         prose.append(f"Gated prediction runs the robust side first and the accurate side only where it can still "
@@ -214,5 +226,7 @@ def cost(view: RunView) -> Section | None:
     return Section("Cost of a prediction", prose, [Table("", ["model", "parameters", "operations"], body)])
 
 
-def _million(value: float) -> str:
+def _million(value: float | None) -> str:
+    if value is None:
+        return "–"
     return f"{value / 1e9:.2f} G" if value >= 1e9 else f"{value / 1e6:.2f} M"

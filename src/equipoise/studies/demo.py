@@ -41,6 +41,7 @@ class Told:
     """What the demo found, and where it lies."""
 
     results: list[Row]
+    helped: bool
     promise: str
     threat: Threat
     page: Path
@@ -72,7 +73,7 @@ def demo(out: Path, device: torch.device, seed: int = 0) -> Told:
                     verb="demo", begun=begun)
     journal.save_arrays(out / "arrays.npz", {**Arrays(out / "mixture" / "arrays.npz"),
                                              **_examples(mixed, test, records.read(out), conditions)})
-    return Told(results, told["promise"], threat, report.write(out))
+    return Told(results, told["helped"], told["promise"], threat, report.write(out))
 
 
 def _base(out: Path, objective: Objective, images: Dataset, conditions: Conditions, *, epochs: int, lr: float) -> None:

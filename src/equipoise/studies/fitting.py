@@ -15,6 +15,7 @@ from equipoise import __version__, mixing, models, records, summary
 from equipoise.data import Dataset
 from equipoise.evaluate.cost import costs
 from equipoise.fit import Fit, Settings, Target, fit, journal
+from equipoise.fit.points import Bench
 from equipoise.mixing import MixedClassifier
 from equipoise.records import Run
 from equipoise.threat import Threat
@@ -22,7 +23,7 @@ from equipoise.threat import Threat
 
 def fit_into(
     out: Path, references: Sequence[str], images: Dataset, *, threat: Threat, target: Target, settings: Settings,
-    device: torch.device, batch_size: int, **wishes: Any,
+    device: torch.device, batch_size: int, command: str | None = None, **wishes: Any,
 ) -> MixedClassifier:
     """Fit, and leave rows, arrays, `summary.json` and `mixture.toml` in `out`; a folder of the same fit is resumed.
 
@@ -31,12 +32,14 @@ def fit_into(
         references: of the accurate and of the robust model.
         images: never evaluated on.
         threat, target, settings, device, batch_size: see :func:`equipoise.fit.fit`.
+        command: what was typed, for the record.
         wishes: how to load the models, such as the architecture of a `.pt` file.
     """
     begun = time.monotonic()
     bases = [models.load(text, num_classes=images.num_classes, image_shape=images.image_shape, **wishes)
              for text in references]
-    run = Run(out, _identity(bases, images, threat, target, settings), _facts(device, batch_size))
+    Bench(bases[0], bases[1], images, threat, device).probe()  # models that cannot work leave no folder
+    run = Run(out, _identity(bases, images, threat, target, settings), _facts(references, device, batch_size, command))
     if not ((out / mixing.folder.NAME).exists() and (out / "summary.json").exists()):
         made = fit(bases[0], bases[1], images, threat=threat, target=target, device=device, batch_size=batch_size,
                    settings=settings, cache=journal.load_cache(out), keep=lambda cache: journal.save_cache(out, cache))
@@ -57,8 +60,10 @@ def _identity(bases: list[nn.Module], images: Dataset, threat: Threat, target: T
             "data": images.facts()}
 
 
-def _facts(device: torch.device, batch_size: int) -> dict[str, Any]:
-    return {"device": str(device), "batch_size": batch_size, "equipoise": __version__, "torch": torch.__version__}
+def _facts(references: Sequence[str], device: torch.device, batch_size: int, command: str | None) -> dict[str, Any]:
+    typed = {} if command is None else {"command": command}
+    return {"device": str(device), "batch_size": batch_size, "equipoise": __version__, "torch": torch.__version__,
+            "references": list(references), **typed}
 
 
 def _write(run: Run, made: Fit, images: Dataset, threat: Threat, device: torch.device, batch_size: int,
