@@ -120,7 +120,7 @@ def _explain(told: dict[str, Any]) -> None:
                    f"{numbers.percent(row['clean-estimate'])} {numbers.interval(row['low'], row['high'])} of the "
                    f"{row['n']} other images that chose it (estimate)")
     for row in told["left-out"]:
-        typer.echo(f"{called[row['model']]}: left out, no alpha in [0.5, 1] gives {numbers.percent(row['wanted'])} clean; "
+        typer.echo(f"{called[row['model']]}: left out, no alpha gives {numbers.percent(row['wanted'])} clean; "
                    f"at most {numbers.percent(row['most'])} of the {row['n']} other images (estimate)")
     table = Table(title="Frontier: the best of these mixtures at every radius")
     for name in ("radius", "certified", "model", "alpha"):
