@@ -11,7 +11,7 @@ from closed_form import Bins, Floats, Probit, chance, images, of
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from equipoise.certify import ABSTAIN, Engine, Plan, certify, predict, radii, sequential, soft
+from equipoise.certify import ABSTAIN, Engine, Plan, bounds, certify, predict, radii, sequential, soft
 from equipoise.certify.sampler import Sampler
 
 COUNT = 20_000
@@ -45,6 +45,19 @@ def test_soft(monkeypatch: pytest.MonkeyPatch) -> None:
     found = certify(model, x, plan=plan, stream=chance(COUNT), engine=Engine(batch_size=1 << 15))
     rarely(found.lower.numpy() > of(model.smoothed(x, SIGMA), found.chosen))
     assert (found.predicted != ABSTAIN).double().mean() > 0.5
+
+
+def test_soft_at_a_candidate_that_is_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a bet is most easily won by luck: fair coins against the candidate ½, settled after every one of them."""
+    monkeypatch.setattr(soft, "CANDIDATES", 2)
+    bets = soft.Bets(COUNT, Plan(SIGMA, samples=300, failure=FAILURE, soft=True), torch.device("cpu"))
+    bets.stakes += 0.5
+    coins = torch.rand(300, COUNT, generator=torch.Generator().manual_seed(4)) < 0.5
+    everyone, live = torch.arange(COUNT), torch.ones(COUNT, dtype=torch.bool)
+    for coin in coins:
+        bets.wager(everyone, coin.double(), live)
+        lower = bets.settle()
+    rarely((lower >= 0.5).numpy(), at_least=FAILURE / 2)
 
 
 @dataclass(frozen=True)
@@ -94,10 +107,18 @@ def test_mixture(alpha: float, both: bool) -> None:
         rarely(found.lower.numpy() > own, at_least=FAILURE / 5)
 
 
+def test_both_bounds_at_once() -> None:
+    """Two like classes and many small ones, so that the two sides fail nearly apart: together no more than promised."""
+    p = np.array([0.2, 0.2, *[0.06] * 10])
+    votes = np.random.default_rng(5).multinomial(2000, p, size=COUNT)
+    low, high = bounds.of_counts(votes, np.zeros(COUNT, dtype=np.int64), 2000, FAILURE)
+    rarely((low > p[0]) | (high < p[1]), at_least=FAILURE / 2)
+
+
 @pytest.mark.parametrize("alpha", [0.6, 1.0])
 def test_predict(alpha: float) -> None:
     """Wrong means another class than that of the mixture with the true probabilities; abstaining is not wrong."""
-    x, accurate = images(COUNT), Bins((0.3, 0.5, 0.8))
+    x, accurate = images(COUNT), Bins((0.9, 0.6, 0.1))  # contradicts the smoothed side nearly everywhere
     plan = Plan(SIGMA, samples=80, n0=20, failure=FAILURE, alpha=alpha)
     found = predict(THREE, x, plan=plan, stream=chance(COUNT), engine=FAST, accurate=accurate).numpy()
     mixed = alpha * THREE.smoothed(x, SIGMA) + (1 - alpha) * np.eye(3)[accurate(x).argmax(dim=1).numpy()]

@@ -174,7 +174,30 @@ def test_margin_statistics() -> None:
         lipschitz.margin_statistics(torch.zeros(0), 0.8)
 
 
+def test_lipschitz_radius_is_never_rounded_up() -> None:
+    """Against whole fractions of the same numbers, also where they come in single precision."""
+    from fractions import Fraction
+
+    h = softmax(5, 400, 3, 4.0).float()
+    constants = torch.tensor([0.3, 0.7, 1.1])
+    for row, radius in zip(h.tolist(), lipschitz_radius(h, constants, 0.8).tolist(), strict=True):
+        y = row.index(max(row))
+        weight, each = Fraction(0.8), [Fraction(value) for value in constants.tolist()]
+        true = min((Fraction(row[y]) - Fraction(row[i]) - (1 - weight) / weight) / (each[y] + each[i])
+                   for i in range(3) if i != y)
+        assert radius == 0 or Fraction(radius) < true
+        assert radius >= float(true) - 1e-11
+
+
+def test_alpha_for_a_gap_near_one() -> None:
+    """Mean probabilities may leave a gap next to 1; alpha stays in [0.5, 1]."""
+    base = mixture.Base(0.5, np.array([1]), np.array([0.9]), np.array([0]), np.array([1 - 1e-10]), np.array([0]))
+    assert mixture.most_clean(base) == 1 and mixture.alpha_for(base, 1.0) == 0.5
+
+
 def test_bad_constants() -> None:
+    with pytest.raises(InputError, match=r"`probabilities` must lie in \[0, 1\]"):
+        lipschitz_radius(torch.tensor([[3.0, -1.0]]), torch.tensor([1.0, 1.0]), 0.8)
     with pytest.raises(InputError, match="`constants` must not be negative"):
         lipschitz_radius(torch.tensor([[0.9, 0.1]]), torch.tensor([1.0, -1.0]), 0.8)
     with pytest.raises(InputError, match="`alpha` must lie"):

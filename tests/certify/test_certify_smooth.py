@@ -94,6 +94,26 @@ def test_choice_and_bound_use_different_samples() -> None:
     assert not torch.equal(sampler.votes("select", zero, zero + 30), sampler.votes("estimate", zero, zero + 30))
 
 
+@pytest.mark.parametrize("change", [{}, {"two_sided": True}, {"tolerance": 0.05}, {"decide_radius": 0.1},
+                                    {"soft": True}])
+def test_no_sample_both_chooses_and_bounds(monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> None:
+    """Whatever the plan: samples that choose are those before the bound, and each sample is drawn once."""
+    drawn = {purpose: torch.zeros(9, dtype=torch.int64) for purpose in ("select", "estimate")}
+    visit, order = Sampler.visit, []
+
+    def watched(self: Sampler, purpose: str, start: Tensor, stop: Tensor, use: Any) -> None:
+        assert torch.equal(start, drawn[purpose]) and (stop >= start).all()
+        drawn[purpose] = stop.clone()
+        order.append(purpose)
+        visit(self, purpose, start, stop, use)
+
+    monkeypatch.setattr(Sampler, "visit", watched)
+    found = certify(THREE, images(9), plan=dataclasses.replace(PLAN, **change), stream=chance(9))
+    assert torch.equal(drawn["estimate"], found.counted)
+    assert torch.equal(drawn["select"], found.samples - found.counted)
+    assert order == sorted(order, reverse=True), "all of the choice comes first"
+
+
 def test_ranges_of_samples_add_up() -> None:
     sampler = Sampler(THREE, images(5), chance(5), PLAN, Engine(batch_size=13))
     start, stop = torch.tensor([0, 3, 7, 7, 20]), torch.tensor([5, 3, 40, 8, 90])

@@ -144,6 +144,23 @@ def test_cross_check_exposes_false_certificates(tmp_path: Path, monkeypatch: pyt
     assert told["broken"] > told["allowed"] and not told["sound"]
 
 
+def test_cross_check_allows_for_images_that_abstained() -> None:
+    """At p = ½ a certificate is rare and always wrong: honest ones must pass, though all that exist are broken."""
+    tried: list[records.Row] = [{"index": i, "model": "m", "attack": "certify"} for i in range(10_000)]
+    broken: list[records.Row] = [{"index": i, "model": "m", "attack": "break-pgd", "correct": False} for i in range(90)]
+    told, = CrossCheck(pgd, "pgd").results(tried + broken, TERMS)
+    assert told["n"] == told["broken"] == 90 and told["sound"] and 200 < told["allowed"] < 250
+    told, = CrossCheck(pgd, "pgd").results(tried[:100] + broken, TERMS)
+    assert not told["sound"]
+
+
+def test_too_few_samples_for_any_radius(tmp_path: Path) -> None:
+    """Three votes cannot lift a bound above one half: an ACR of 0 within [0, 0]."""
+    terms = replace(TERMS, plan=Plan(0.1, samples=3, n0=1, failure=0.001))
+    told = certified([subject()], data(3), terms, tmp_path / "run")[0]
+    assert told["metric"] == "acr" and told["low"] == told["value"] == told["high"] == 0
+
+
 def test_diagnosis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosed, "_STEPS", 3)
     look = Diagnosis(at=(0.0, 0.5))

@@ -99,8 +99,15 @@ def test_out_of_reach(tmp_path: Path) -> None:
     told = records.summary(tmp_path / "run")
     assert [row["model"] for row in told["chosen"]] == ["s0.1", "s0.3"]
     assert not any(row["model"] == "lost" for row in told["results"])
+    assert [(row["model"], row["n"]) for row in told["left-out"]] == [("lost", len(rest))]
+    assert told["left-out"][0]["most"] < 0.95
     with pytest.raises(InputError, match="`clean` must be reachable"):
         certified([lost], images, TERMS, tmp_path / "none", choice=Wish(0.95, rest))
+
+
+def test_a_wish_is_judged_before_a_folder_is_made(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"`clean` must lie in \[0, 1\]"):
+        Wish(2.0, data(4))
 
 
 def test_names_must_differ(tmp_path: Path) -> None:

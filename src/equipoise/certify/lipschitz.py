@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import checks, geometry
+from equipoise.certify.bounds import SLACK
 from equipoise.certify.radii import lemma_margin
 from equipoise.modes import inference
 from equipoise.rng import Stream
@@ -20,7 +21,7 @@ from equipoise.threat import Threat
 
 
 def lipschitz_radius(probabilities: Tensor, constants: Tensor, alpha: float) -> Tensor:
-    r"""(B,) radius within which the mixture keeps h's class, in the norm of the constants.
+    r"""(B,) radius, in double precision, within which the mixture keeps h's class, in the norm of the constants.
 
     .. math:: \min_{i \ne y} \frac{\alpha (h_y - h_i) + \alpha - 1}{\alpha (L_y + L_i)}
 
@@ -32,10 +33,14 @@ def lipschitz_radius(probabilities: Tensor, constants: Tensor, alpha: float) -> 
         alpha: weight of h, at least 1/2.
     """
     margin = lemma_margin(alpha)
+    inside = bool(((probabilities >= 0) & (probabilities <= 1)).all())
+    checks.require(inside, "probabilities", "lie in [0, 1]", "logits or NaN")
     checks.require(bool((constants >= 0).all()), "constants", "not be negative", float(constants.min()))
-    each = constants.to(probabilities.dtype).expand_as(probabilities)
-    y = probabilities.argmax(dim=1, keepdim=True)
-    gap = probabilities.gather(1, y) - probabilities - margin
+    h = probabilities.double()
+    each = constants.to(h).expand_as(h)
+    y = h.argmax(dim=1, keepdim=True)
+    # Lowered by more than the error of these few operations, so that no radius is rounded up.
+    gap = h.gather(1, y) - h - margin - SLACK
     radius = gap.clamp_min(0) / (each.gather(1, y) + each)
     # 0 / 0: no margin to lose, so no radius either.
     return radius.nan_to_num(nan=0.0, posinf=math.inf).scatter(1, y, math.inf).amin(dim=1)

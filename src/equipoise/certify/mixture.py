@@ -128,7 +128,8 @@ def most_clean(base: Base) -> float:
 
 def _candidates(base: Base) -> list[float]:
     """Falling; just above a margin g has won that image, so the last bits go to g."""
-    return [1.0, *(1 / (1 + gap + 1e-9) for gap in np.unique(base.gap[(base.gap >= 0) & (base.gap < 1)]).tolist())]
+    gaps = np.unique(base.gap[(base.gap >= 0) & (base.gap < 1)])
+    return [1.0, *np.maximum(1 / (1 + gaps + 1e-9), 0.5).tolist()]
 
 
 def frontier(

@@ -114,11 +114,14 @@ def _paired(references: Sequence[str], plans: Sequence[Plan]) -> list[tuple[str,
 
 def _explain(told: dict[str, Any]) -> None:
     """What was chosen and where, and the frontier."""
-    called = style.short(row["model"] for row in told["chosen"])
+    called = style.short(row["model"] for row in (*told["chosen"], *told["left-out"]))
     for row in told["chosen"]:
         typer.echo(f"{called[row['model']]}: alpha {row['alpha']:.4g} for {numbers.percent(row['wanted'])} clean; "
                    f"{numbers.percent(row['clean-estimate'])} {numbers.interval(row['low'], row['high'])} of the "
                    f"{row['n']} other images that chose it (estimate)")
+    for row in told["left-out"]:
+        typer.echo(f"{called[row['model']]}: left out, no alpha gives {numbers.percent(row['wanted'])} clean; "
+                   f"at most {numbers.percent(row['most'])} of the {row['n']} other images (estimate)")
     table = Table(title="Frontier: the best of these mixtures at every radius")
     for name in ("radius", "certified", "model", "alpha"):
         table.add_column(name, justify="left" if name == "model" else "right")

@@ -228,7 +228,7 @@ def results_of(rows: Sequence[Row], plan: Plan) -> list[Row]:
 
 def _results(model: str, alpha: float | None, rows: Sequence[Row], plan: Plan) -> list[Row]:
     sigma = rows[0].get("sigma", plan.sigma)
-    most = sigma * float(ndtri(plan.failure ** (1 / plan.samples)))
+    most = max(sigma * float(ndtri(plan.failure ** (1 / plan.samples))), 0.0)  # few samples certify nothing
     reach = np.array([row["radius"] if row["correct"] else 0.0 for row in rows])
     acr = stats.mean(reach.tolist())
     metrics: dict[str, stats.Estimate] = {

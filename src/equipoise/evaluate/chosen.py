@@ -31,13 +31,15 @@ class Wish:
     clean: float
     images: Dataset
 
+    def __post_init__(self) -> None:
+        checks.within("clean", self.clean, 0, 1)
+
     def facts(self) -> dict[str, Any]:
         """For the identity of the run."""
         return {"clean": self.clean, "count": len(self.images), "digest": self.images.digest()}
 
     def __call__(self, subjects: Sequence[Smoothed], run: Run, terms: Terms) -> list[Smoothed]:
         """Votes on the choosing images, as rows; a base that cannot reach the accuracy is left out."""
-        checks.within("clean", self.clean, 0, 1)
         for subject in subjects:
             plan = terms.of(subject).plan
             # The class, its votes and what the accurate model says: no radius is wanted of these images.
@@ -55,7 +57,10 @@ class Wish:
                 for subject, plan, base, best in zip(subjects, plans, bases, most, strict=True) if best >= self.clean]
 
     def told(self, subjects: Sequence[Smoothed], rows: Sequence[Row], terms: Terms) -> dict[str, Any]:
-        """`chosen`: alpha and sigma per mixture; `frontier`: per radius the best of them [Bai2024, Figures 6, 7]."""
+        """`chosen`: alpha and sigma per mixture; `frontier`: per radius the best of them [Bai2024, Figures 6, 7].
+
+        `left-out`: those that were to be certified but cannot reach the accuracy, with the most that they reach.
+        """
         chosen, mixtures = [], []
         for subject in subjects:
             plan = terms.of(subject).plan
@@ -73,7 +78,14 @@ class Wish:
             e = stats.share(base.radius(alpha) >= max(radius, 1e-300))
             points.append({"radius": radius, "value": e.value, "low": e.low, "high": e.high, "n": e.n,
                            "model": chosen[place]["model"], "alpha": alpha, "sigma": base.sigma})
-        return {"chosen": chosen, "frontier": points}
+        kept = {subject.name for subject in subjects}
+        lost: dict[str, list[Row]] = {}
+        for row in rows:
+            if row["attack"] == CHOOSE and row["model"] not in kept:
+                lost.setdefault(row["model"], []).append(row)
+        left_out = [{"model": model, "wanted": self.clean, "most": mixture.most_clean(mixture.Base.of_rows(own, 1.0)),
+                     "n": len(own)} for model, own in lost.items()]
+        return {"chosen": chosen, "frontier": points, "left-out": left_out}
 
 
 def others(whole: Dataset, images: Dataset) -> Dataset:

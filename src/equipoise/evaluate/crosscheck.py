@@ -27,8 +27,9 @@ class CrossCheck:
     """Attack, then confirm every apparent break with fresh samples.
 
     An image counts as broken when PREDICT, on `plan.samples` fresh samples, is sure of another class at
-    the attacked image. Either the certificate or PREDICT was wrong then, so a share of at most twice the
-    failure probability is to be expected.
+    the attacked image. Either the certificate or PREDICT was wrong then, which happens to each image that
+    was to be certified with at most twice the failure probability. Abstentions belong to that number: of the
+    images that *are* certified a larger share may be wrong, as where no class has a majority.
     """
 
     attack: Callable[..., Tensor]
@@ -85,7 +86,8 @@ class CrossCheck:
             own = [row for row in rows if row["attack"] == self.name and row["model"] == model]
             count = sum(not row["correct"] for row in own)
             e = stats.clopper_pearson(count, len(own))
-            allowed = int(binom.isf(_ALLOWED, len(own), min(2 * terms.plan.failure, 1.0)))
+            tried = sum(row["attack"] == ATTACK and row["model"] == model for row in rows)
+            allowed = int(binom.isf(_ALLOWED, tried, min(2 * terms.plan.failure, 1.0)))
             found.append({"model": model, "metric": f"broken-{self.attack_name}", "value": e.value, "low": e.low,
                           "high": e.high, "n": e.n, "broken": count, "allowed": allowed, "sound": count <= allowed})
         return found
