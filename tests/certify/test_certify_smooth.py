@@ -167,6 +167,12 @@ def test_predict_answers_for_what_is_certified(soft: bool, class_: int) -> None:
     assert predict(Torn(), x, plan=plan, stream=chance(3, 1)).tolist() == [class_] * 3
 
 
+def test_predict_for_a_mixture_wants_its_accurate_side() -> None:
+    x = torch.full((3, 1, 2, 2), 0.5)
+    with pytest.raises(InputError, match="`accurate` must be given where alpha is below 1"):
+        predict(Torn(), x, plan=Plan(0.3, samples=300, n0=50, alpha=0.8), stream=chance(3))
+
+
 def test_averaged_is_differentiable_and_fixed() -> None:
     model = Averaged(Net(), 0.3, (3, 5, 7), copies=5, seed=1)
     x = pictures().requires_grad_()

@@ -16,11 +16,12 @@ from equipoise.attacks import pgd
 from equipoise.certify import ABSTAIN, Engine, Plan, mixture
 from equipoise.checks import InputError
 from equipoise.data import Dataset
+from equipoise.evaluate import certificates, diagnosed
 from equipoise.evaluate import certified as room
-from equipoise.evaluate import diagnosed
 from equipoise.evaluate.certified import Smoothed, Terms, certified
 from equipoise.evaluate.crosscheck import CrossCheck
 from equipoise.evaluate.diagnosed import Diagnosis
+from equipoise.models.looks import Looks
 
 PLAN = Plan(0.1, samples=120, n0=20, failure=0.01)
 TERMS = Terms(PLAN, torch.device("cpu"), batch_size=50)
@@ -64,6 +65,12 @@ def test_rows_and_results(tmp_path: Path) -> None:
     assert all(math.isfinite(row["low"]) and row["low"] <= row["value"] <= row["high"] for row in results)
     told = records.summary(tmp_path / "run")
     assert told["verb"] == "certify" and told["results"] == json.loads(json.dumps(results))
+
+
+def test_the_same_weights_with_other_looks_are_another_run(tmp_path: Path) -> None:
+    certified([Smoothed("m", Looks(Brightness(), 2))], data(), TERMS, tmp_path / "run")
+    with pytest.raises(InputError, match="models"):
+        certified([Smoothed("m", Looks(Brightness(), 6))], data(), TERMS, tmp_path / "run")
 
 
 def test_resumes_and_shards_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,4 +181,4 @@ def test_diagnosis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("value", [0.123456789, 1.9999999, 0.3, 0.0, 1e-7])
 def test_radii_are_never_rounded_up(value: float) -> None:
-    assert room.down(value) <= value + 1e-12 and value - room.down(value) < 1.001e-6
+    assert certificates.down(value) <= value + 1e-12 and value - room.down(value) < 1.001e-6

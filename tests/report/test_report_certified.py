@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from equipoise.certify import Plan, radii
-from equipoise.evaluate.certified import results_of
+from equipoise.evaluate.certificates import results_of
 from equipoise.records import Row, Run
 from equipoise.report import certified as room
 from equipoise.report.style import LIGHT, styled

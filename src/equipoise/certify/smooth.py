@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from scipy.special import betainc
 from torch import Tensor, nn
 
+from equipoise import checks
 from equipoise.certify import mixture, sequential, soft
 from equipoise.certify.bounds import Floats
 from equipoise.certify.certificate import ABSTAIN, Certificate, made
@@ -77,6 +78,8 @@ def predict(
             return soft.certify(sampler, replace(plan, tolerance=None, decide_radius=None)).predicted
         zero = torch.zeros(len(x), dtype=torch.int64)
         n = zero + plan.samples
+        checks.require(accurate is not None or plan.alpha == 1, "accurate",
+                       f"be given where alpha is below 1 (it is {plan.alpha:g})", accurate)
         if accurate is None or plan.alpha == 1:
             return torch.from_numpy(decide(sampler.votes("predict", zero, n).numpy(), plan.failure))
         chosen = sampler.votes("select", zero, zero + plan.n0).argmax(dim=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -10,20 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import Tensor, nn
 
-from equipoise import __version__, checks, device, models, progress, rng, stats
+from equipoise import __version__, checks, device, progress, rng
 from equipoise.certify import ABSTAIN, Certificate, Engine, Plan, certify, mixture, smooth
 from equipoise.data import Dataset, pixels
+from equipoise.evaluate.certificates import ATTACK, down, results_of
 from equipoise.evaluate.evaluation import usable
+from equipoise.evaluate.subject import known_by
 from equipoise.modes import inference
 from equipoise.records import Row, Run, key_of, rows_of
 
-ATTACK = "certify"  # in the place where other rows name their attack
-STEP = 0.25  # between the radii of the summary
 _POOL = {"cpu": 100_000, "cuda": 10_000_000}  # samples between two writes
 
 
@@ -133,9 +130,8 @@ def certified(
 
 def identity(subjects: Sequence[Smoothed], data: Dataset, terms: Terms) -> dict[str, Any]:
     """What makes two runs the same run: models, images, plan, seed and precision; looks may be added later."""
-    digests = {subject.name: models.weights_digest(subject.model) for subject in subjects}
-    accurate = {subject.name: models.weights_digest(subject.accurate) for subject in subjects
-                if subject.accurate is not None}
+    digests = {subject.name: known_by(subject.model) for subject in subjects}
+    accurate = {subject.name: known_by(subject.accurate) for subject in subjects if subject.accurate is not None}
     sigmas = {subject.name: subject.plan.sigma for subject in subjects if subject.plan is not None}
     return {
         "verb": "certify", "seed": terms.seed, "precision": terms.precision, "models": digests,
@@ -210,44 +206,6 @@ def answers(found: Certificate, accurate: Tensor | None, plan: Plan) -> Tensor:
 def _classes(model: nn.Module, x: Tensor) -> Tensor:
     with inference(model):
         return torch.cat([model(part).argmax(dim=1) for part in x.split(128)]).cpu()
-
-
-def down(value: float) -> float:
-    """Six decimals, never rounded up."""
-    return math.floor(value * 1e6) / 1e6
-
-
-def results_of(rows: Sequence[Row], plan: Plan) -> list[Row]:
-    """ACR, certified accuracy at steps of 0.25, abstentions, clean accuracy and cost of every model."""
-    groups: dict[tuple[str, float | None], list[Row]] = {}
-    for row in rows:
-        if row["attack"] == ATTACK:
-            groups.setdefault((row["model"], row.get("alpha")), []).append(row)
-    return [result for (model, alpha), own in groups.items() for result in _results(model, alpha, own, plan)]
-
-
-def _results(model: str, alpha: float | None, rows: Sequence[Row], plan: Plan) -> list[Row]:
-    sigma = rows[0].get("sigma", plan.sigma)
-    most = max(sigma * float(ndtri(plan.failure ** (1 / plan.samples))), 0.0)  # few samples certify nothing
-    reach = np.array([row["radius"] if row["correct"] else 0.0 for row in rows])
-    acr = stats.mean(reach.tolist())
-    metrics: dict[str, stats.Estimate] = {
-        "acr": stats.Estimate(acr.value, max(acr.low, 0.0), min(acr.high, most), acr.n)}
-    for step in range(max(int(most / STEP), 1) + 1):
-        count = int((reach >= step * STEP).sum()) if step else sum(row["correct"] for row in rows)
-        metrics[f"certified@{step * STEP:.2f}"] = stats.clopper_pearson(count, len(rows))
-    metrics["abstained"] = stats.share(row["predicted"] == ABSTAIN for row in rows)
-    metrics["clean"] = stats.share(row["answer"] == row["label"] for row in rows)
-    if alpha is not None:
-        # By estimated probabilities, without abstaining: what alpha was chosen for.
-        metrics["clean-estimate"] = stats.share(np.equal(mixture.winners(mixture.Base.of_rows(rows, plan.sigma), alpha),
-                                                    [row["label"] for row in rows]).tolist())
-    samples = stats.mean([float(row["samples"]) for row in rows])
-    metrics["samples"] = stats.Estimate(samples.value, max(samples.low, 0.0), min(samples.high, 2.0 * plan.samples),
-                                        samples.n)
-    told = {"model": model} if alpha is None else {"model": model, "alpha": alpha}
-    return [{**told, "metric": metric, "value": e.value, "low": e.low, "high": e.high, "n": e.n,
-             "sigma": sigma} for metric, e in metrics.items()]
 
 
 def _alpha_of(subject: Smoothed, plan: Plan) -> float | None:

@@ -12,7 +12,8 @@ import torch
 from equipoise import checks, stats
 from equipoise.certify import mixture
 from equipoise.data import Dataset
-from equipoise.evaluate.certified import ATTACK, STEP, Smoothed, Terms, certify_all
+from equipoise.evaluate.certificates import ATTACK, STEP
+from equipoise.evaluate.certified import Smoothed, Terms, certify_all
 from equipoise.records import Row, Run
 
 CHOOSE = "choose"  # in the place where other rows name their attack

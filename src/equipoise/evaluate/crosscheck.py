@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from equipoise import device, geometry, progress, rng, stats
 from equipoise.certify import ABSTAIN, Averaged, Engine, predict
 from equipoise.data import Dataset, pixels
-from equipoise.evaluate.certified import ATTACK, Smoothed, Terms
+from equipoise.evaluate.certificates import ATTACK
+from equipoise.evaluate.certified import Smoothed, Terms
 from equipoise.mixing import gate_of, mix
 from equipoise.records import Row, Run, key_of
 from equipoise.threat import Threat
