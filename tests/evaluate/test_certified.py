@@ -181,4 +181,4 @@ def test_diagnosis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("value", [0.123456789, 1.9999999, 0.3, 0.0, 1e-7])
 def test_radii_are_never_rounded_up(value: float) -> None:
-    assert certificates.down(value) <= value + 1e-12 and value - room.down(value) < 1.001e-6
+    assert certificates.down(value) <= value + 1e-12 and value - certificates.down(value) < 1.001e-6
