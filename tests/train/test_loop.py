@@ -314,6 +314,25 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_
     assert torch.load(out / "state.pt", weights_only=True)["step"] == 7
 
 
+def test_a_loss_that_breaks_between_two_saves_leaves_the_best_epoch(tmp_path: Path) -> None:
+    """States are saved every 30 seconds; the epochs since then are not lost with a loss that breaks."""
+    SEEN.clear()
+    plan = dataclasses.replace(PLAN, save_seconds=1e6)
+    with pytest.raises(InputError, match="the last good checkpoint in .* was kept"):
+        train(network(), Breaks(), dataset(), plan, out=tmp_path / "run", facts={"arch": "cnn_small"})
+    assert models.facts(tmp_path / "run" / "best.safetensors")["epoch"] == "0"
+    kept = models.load(str(tmp_path / "run" / "best.safetensors"))
+    assert all(value.isfinite().all() for value in weights(kept).values())
+
+
+def test_a_loss_that_breaks_before_any_checkpoint_promises_none(tmp_path: Path) -> None:
+    SEEN[:] = [torch.zeros(1)] * 7
+    plan = dataclasses.replace(PLAN, save_seconds=1e6)
+    with pytest.raises(InputError, match=r"at step 0 \(epoch 0\); no checkpoint had been saved"):
+        train(network(), Breaks(), dataset(), plan, out=tmp_path / "run", facts={"arch": "cnn_small"})
+    assert not list((tmp_path / "run").glob("*.safetensors"))
+
+
 def test_a_full_disk_keeps_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, whole = tmp_path / "run", weights(train(network(), Standard(), dataset(), PLAN))
     real, calls = os.fsync, [0]

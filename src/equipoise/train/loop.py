@@ -201,7 +201,8 @@ class _Sitting:
         """Loss, accuracy and speed for the progress bar, now and then."""
         now = time.monotonic()
         if now - self._glanced[0] >= GLANCE:
-            self._check()
+            if self.learner.world.size == 1:  # several processes stop together, at the end of the epoch
+                self._check()
             total, right, images, _ = self.learner.tally.tolist()
             shown = {"loss": f"{total / max(images, 1):.3f}", "accuracy": f"{right / max(images, 1):.3f}"}
             made, since = self.step - self._began[1], now - self._began[0]
@@ -214,9 +215,9 @@ class _Sitting:
         """Stop at a loss that is not finite."""
         first = float(self.learner.tally[3])
         if first < NEVER:
-            kept = "" if self.book.folder is None else f"; the last good checkpoint in {self.book.folder} was kept"
+            self.book.keep_best(self.learner, self.best, self.best_weights)
             raise checks.InputError(f"the loss must stay finite, got NaN or infinity at step {int(first)} (epoch "
-                                    f"{int(first) // self.feed.steps}){kept} (try a lower lr, or clip)")
+                                    f"{int(first) // self.feed.steps}){self.book.left()}")
 
 
 def _how(plan: Plan, model: nn.Module, feed: Feed) -> str:
