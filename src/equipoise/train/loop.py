@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, parallel, progress
+from equipoise import checks, memory, parallel, progress
 from equipoise import device as devices
 from equipoise.data.dataset import Dataset
 from equipoise.models import formats
@@ -66,8 +66,14 @@ def train(
     if book.finished and book.folder is not None:
         model.load_state_dict(formats.read_safetensors(book.folder / LAST)[0])
         return model.to(device).eval()
-    with _tuned(device):
-        _Sitting(model, objective, feed, held, plan, book).work()
+    try:
+        with _tuned(device):
+            _Sitting(model, objective, feed, held, plan, book).work()
+    except RuntimeError as error:
+        # A smaller batch would be another training, so it is not halved here as it is in an evaluation.
+        checks.require(not memory.is_out_of_memory(error), "batch_size", f"fit into the memory of this {device.type}",
+                       plan.batch_size)
+        raise
     return model.eval()
 
 
