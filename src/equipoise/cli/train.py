@@ -130,9 +130,9 @@ def _command(name: str, kind: type[Objective]) -> Callable[..., None]:
 
     first = [option("context", typer.Context), option("arch", Arch), option("out", options.Out),
              option("data", options.Data, "cifar10"), option("data_dir", options.DataDir, None),
-             option("split", options.Split, "train"), option("start", options.Start, 0), option("count", options.Count, None),
-             option("every", options.Every, 1), option("init", Init, None), option("mean", Mean, None),
-             option("std", Std, None), option("device", options.Device, "auto"),
+             option("split", options.Split, "train"), option("start", options.Start, 0),
+             option("count", options.Count, None), option("every", options.Every, 1), option("init", Init, None),
+             option("mean", Mean, None), option("std", Std, None), option("device", options.Device, "auto"),
              option("config", options.Config, None)]
     signature = inspect.Signature([*first, *own, *plan])
     command.__name__, command.__doc__ = name, inspect.getdoc(kind)
