@@ -83,7 +83,7 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_another_machine_does_not_see_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records.parallel, "gather", lambda here: [here, False])
+    monkeypatch.setattr("equipoise.parallel.gather", lambda here: [here, False])
     with pytest.raises(InputError, match="`out` must be a folder that every machine sees"):
         Run(tmp_path / "run", {"seed": 0}, {})
 

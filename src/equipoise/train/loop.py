@@ -101,8 +101,8 @@ class _Sitting:
         first = self.step // self.feed.steps
         self._rehearse(first)
         self._began = (time.monotonic(), self.step)
-        with progress.task("training", total=len(self.feed) * plan.epochs) as task:
-            task.advance(self.feed.images_in(self.step))
+        whole, done = self.feed.images_in(plan.epochs * self.feed.steps), self.feed.images_in(self.step)
+        with progress.task("training", total=whole, done=done) as task:
             for epoch in range(first, plan.epochs):
                 self._epoch(epoch, task)
         if not self.last:
