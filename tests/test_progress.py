@@ -23,6 +23,25 @@ def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monk
     assert out == "" and err == "work: 3/3, standing 2/3, 0 s left\n"
 
 
+def test_what_was_done_before_does_not_shorten_the_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 10.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with progress.shown(), progress.task("work", total=100, done=80) as task:
+        task.advance(10)
+    assert capsys.readouterr().err == "work: 90/100, 10 s left\n"
+
+
+def test_only_the_first_of_several_processes_shows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    clock = iter([0.0, 10.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with progress.shown(), progress.task("work", total=1) as task:
+        task.advance(1)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -82,6 +82,12 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_folder_that_another_machine_does_not_see_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.parallel.gather", lambda here: [here, False])
+    with pytest.raises(InputError, match="`out` must be a folder that every machine sees"):
+        Run(tmp_path / "run", {"seed": 0}, {})
+
+
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "summary.json"
     records.write(path, "old")

@@ -6,6 +6,7 @@ Nothing is shown unless the command line has opened `with progress.shown():`.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -30,8 +31,8 @@ class _Silent:
 
 
 class _Lines:
-    def __init__(self, name: str, total: int) -> None:
-        self.name, self.total, self.done = name, total, 0
+    def __init__(self, name: str, total: int, done: int) -> None:
+        self.name, self.total, self.done, self.before = name, total, done, done
         self.start = self.last = time.monotonic()
 
     def advance(self, amount: int, **facts: object) -> None:
@@ -41,7 +42,7 @@ class _Lines:
         if now - self.last < _SECONDS_BETWEEN_LINES and not done:
             return
         self.last = now
-        left = (now - self.start) * (self.total - self.done) / max(self.done, 1)
+        left = (now - self.start) * (self.total - self.done) / max(self.done - self.before, 1)
         shown = "".join(f", {key} {value}" for key, value in facts.items())
         print(f"{self.name}: {self.done}/{self.total}{shown}, {left:.0f} s left", file=sys.stderr, flush=True)
 
@@ -56,8 +57,8 @@ class _Bars:
         self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
 
     @contextmanager
-    def task(self, name: str, total: int) -> Iterator[Task]:
-        number = self.progress.add_task(name, total=total, facts="")
+    def task(self, name: str, total: int, done: int) -> Iterator[Task]:
+        number = self.progress.add_task(name, total=total, completed=done, facts="")
         progress = self.progress
 
         class Bar:
@@ -77,7 +78,10 @@ _shown: ContextVar[_Bars | type[_Lines] | None] = ContextVar("shown", default=No
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Show the progress of everything inside on standard error."""
+    """Show the progress of everything inside on standard error; of several processes, the first shows its own."""
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
     if not sys.stderr.isatty():
         token = _shown.set(_Lines)
         try:
@@ -95,13 +99,13 @@ def shown() -> Iterator[None]:
 
 
 @contextmanager
-def task(name: str, total: int) -> Iterator[Task]:
-    """A piece of work of `total` units."""
+def task(name: str, total: int, done: int = 0) -> Iterator[Task]:
+    """A piece of work of `total` units, of which `done` were done before the clock started."""
     how = _shown.get()
     if how is None:
         yield _Silent()
     elif isinstance(how, _Bars):
-        with how.task(name, total) as bar:
+        with how.task(name, total, done) as bar:
             yield bar
     else:
-        yield how(name, total)
+        yield how(name, total, done)

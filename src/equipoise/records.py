@@ -49,6 +49,9 @@ class Run:
         if self.world.leads:
             self._claim(identity, settings)
         parallel.barrier()
+        # Processes of another machine see it only where the folder is shared.
+        checks.require(all(parallel.gather((self.folder / "run.toml").exists())), "out",
+                       "be a folder that every machine sees", str(self.folder))
         self.done = {key_of(row) for row in read(self.folder)}
         self._part = self.folder / "parts" / f"{self.world.rank}.jsonl"
         parallel.barrier()  # nobody appends before everybody has read

@@ -279,6 +279,20 @@ def test_batch_larger_than_the_data() -> None:
         train(network(), Standard(), dataset(), dataclasses.replace(PLAN, batch_size=71))
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("a bug of ours")])
+def test_out_of_memory_names_the_batch(error: RuntimeError, monkeypatch: pytest.MonkeyPatch) -> None:
+    from equipoise.train.learner import Learner
+
+    def full(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Learner, "learn", full)
+    out_of_memory = isinstance(error, torch.OutOfMemoryError)
+    with pytest.raises(InputError if out_of_memory else RuntimeError, match="`batch_size` must fit into the memory of "
+                       "this cpu, got 16" if out_of_memory else "a bug of ours"):
+        train(network(), Standard(), dataset(), PLAN)
+
+
 def test_nothing_left_to_train_on() -> None:
     with pytest.raises(InputError, match="`held_out` must be less than the 90 images"):
         train(network(), Standard(), dataset(), dataclasses.replace(PLAN, held_out=90))
@@ -312,6 +326,25 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_
     kept = models.load(str(out / "last.safetensors"))
     assert all(value.isfinite().all() for value in weights(kept).values())
     assert torch.load(out / "state.pt", weights_only=True)["step"] == 7
+
+
+def test_a_loss_that_breaks_between_two_saves_leaves_the_best_epoch(tmp_path: Path) -> None:
+    """States are saved every 30 seconds; the epochs since then are not lost with a loss that breaks."""
+    SEEN.clear()
+    plan = dataclasses.replace(PLAN, save_seconds=1e6)
+    with pytest.raises(InputError, match=r"the last good checkpoint in .* was kept"):
+        train(network(), Breaks(), dataset(), plan, out=tmp_path / "run", facts={"arch": "cnn_small"})
+    assert models.facts(tmp_path / "run" / "best.safetensors")["epoch"] == "0"
+    kept = models.load(str(tmp_path / "run" / "best.safetensors"))
+    assert all(value.isfinite().all() for value in weights(kept).values())
+
+
+def test_a_loss_that_breaks_before_any_checkpoint_promises_none(tmp_path: Path) -> None:
+    SEEN[:] = [torch.zeros(1)] * 7
+    plan = dataclasses.replace(PLAN, save_seconds=1e6)
+    with pytest.raises(InputError, match=r"at step 0 \(epoch 0\); no checkpoint had been saved"):
+        train(network(), Breaks(), dataset(), plan, out=tmp_path / "run", facts={"arch": "cnn_small"})
+    assert not list((tmp_path / "run").glob("*.safetensors"))
 
 
 def test_a_full_disk_keeps_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from equipoise import config, models, records
 from equipoise.checks import InputError
-from equipoise.cli import train
+from equipoise.cli import main, train
 from equipoise.train import OBJECTIVES, Plan
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
@@ -25,7 +25,8 @@ def call(*arguments: str) -> str:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_objective_trains_and_leaves_a_checkpoint(name: str, tmp_path: Path) -> None:
     told = call(name, *SMALL, "--lr", "0.02", "--out", str(tmp_path / "run"))
-    assert told.strip() == str(tmp_path / "run" / "best.safetensors")
+    assert told.splitlines()[-1] == str(tmp_path / "run" / "best.safetensors")
+    assert "held out from training" in " ".join(told.split())
     model = models.load(str(tmp_path / "run" / "best.safetensors"), num_classes=10, image_shape=(1, 8, 8))
     assert not model.training
     assert records.summary(tmp_path / "run")["verb"] == "train"
@@ -53,6 +54,45 @@ def test_begin_with_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="`arch` must be 'cnn_small'"):
         call("gaussian", *[part.replace("cnn_small", "cnn") for part in SMALL], "--init", start, "--out",
              str(tmp_path / "third"))
+
+
+def test_a_checkpoint_keeps_its_means(tmp_path: Path) -> None:
+    call("standard", *SMALL, "--mean", "0.25", "--out", str(tmp_path / "first"))
+    start = ["--init", str(tmp_path / "first" / "last.safetensors")]
+    call("standard", *SMALL, *start, "--mean", "0.25", "--out", str(tmp_path / "second"))
+    with pytest.raises(InputError, match=r"`mean` must be \[0.25\], as .*last.safetensors has it, got \[0.5\]"):
+        call("standard", *SMALL, *start, "--mean", "0.5", "--out", str(tmp_path / "third"))
+
+
+@pytest.mark.parametrize("able", [True, False], ids=["able", "unable"])
+def test_bf16_of_a_recipe_is_fp32_on_a_cpu_and_an_order_is_an_order(
+    able: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.device.has_bf16", lambda kind: able)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('precision = "bf16"\n')
+    told = call("standard", *SMALL, "--config", str(recipe), "--out", str(tmp_path / "run"))
+    assert "asks for bf16, which is for GPUs; on this CPU it is fp32" in told
+    assert config.read(tmp_path / "run" / "run.toml")["identity"]["plan"]["precision"] == "fp32"
+    if not able:
+        with pytest.raises(InputError, match="`precision` must be auto or fp32 on this cpu"):
+            call("standard", *SMALL, "--config", str(recipe), "--precision", "bf16", "--out", str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (["--momentum", "1", "--optimizer", "adamw"], "`momentum` must be less than 1 for adamw"),
+    (["--momentum", "0", "--nesterov"], "`momentum` must be positive for nesterov"),
+    (["--seed", "99999999999999999999"], r"`seed` must be less than 2\*\*63"),
+])
+def test_what_torch_would_refuse_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=sentence):
+        call("standard", *SMALL, *arguments, "--out", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_list_of_objectives_is_not_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["train"]) == 2
+    told = capsys.readouterr().err
+    assert "..." not in told.split("Commands:")[1] and len(told.splitlines()) > len(OBJECTIVES)
 
 
 def test_unknown_objective_names_the_nearest() -> None:

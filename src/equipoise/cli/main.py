@@ -55,6 +55,9 @@ def run(arguments: Sequence[str]) -> int:
         # Some releases of Typer turn Ctrl-C into this code themselves, without a word.
         return _say(_STOPPED, 130) if result == 130 else 0
     except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message(), file=sys.stderr)  # type: ignore[attr-defined]
+            return 2
         return _say(" ".join(error.format_message().split()), 2)  # type: ignore[attr-defined]
     except InputError as error:
         return _say(str(error), 2)

@@ -13,13 +13,13 @@ from equipoise.report import numbers, style
 from equipoise.threat import Threat
 
 
-def show(results: Sequence[Row], threat: Threat) -> None:
-    """One line per model, one column per metric, each with its 95 % interval."""
+def show(results: Sequence[Row], under: Threat | str) -> None:
+    """One line per model, one column per metric, each with its 95 % interval; `under` ends the title."""
     chosen = [row for row in results if "alpha" not in row]
     metrics = sorted(dict.fromkeys(row["metric"] for row in chosen), key=lambda m: (m == "worst", m != "clean"))
     sizes = sorted({row["n"] for row in chosen})
     counted = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"Accuracy on {counted} images, 95 % intervals, {threat}")
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"Accuracy on {counted} images, 95 % intervals, {under}")
     shown.add_column("model", overflow="fold")
     for metric in metrics:
         shown.add_column(metric, justify="right")

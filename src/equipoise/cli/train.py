@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +18,8 @@ import torch
 import typer
 from typer.core import TyperGroup
 
-from equipoise import checks, models, parallel
-from equipoise.cli import options
+from equipoise import checks, models, parallel, records
+from equipoise.cli import options, table
 from equipoise.data import Dataset
 from equipoise.device import pick
 from equipoise.models import checkpoint
@@ -27,8 +28,8 @@ from equipoise.train import train as run
 from equipoise.train.settings import Settings
 
 Arch = Annotated[str, typer.Option(help="Architecture: " + ", ".join(models.ARCHITECTURES) + ".")]
-Init = Annotated[Path | None, typer.Option(help="Checkpoint to begin with, of the same architecture.",
-                                           show_default=False)]
+Init = Annotated[Path | None, typer.Option(help="Checkpoint to begin with, of the same architecture; its means "
+                                           "and deviations stay.", show_default=False)]
 Mean = Annotated[str | None, typer.Option(help="Channel means the model takes off, such as 0.49,0.48,0.45; those of "
                                           "the training images if not given.", show_default=False)]
 Std = Annotated[str | None, typer.Option(help="Channel deviations it divides by; likewise.", show_default=False)]
@@ -48,28 +49,49 @@ app = typer.Typer(name="train", cls=_Objectives, no_args_is_help=True, rich_mark
 
 
 def _train(
-    kind: type[Objective], given: dict[str, Any], *, arch: str, out: Path, data: str, data_dir: Path | None, split: str,
-    start: int, count: int | None, every: int, init: Path | None, mean: str | None, std: str | None, device: str,
-    config: Path | None,
+    kind: type[Objective], given: dict[str, Any], *, context: typer.Context, arch: str, out: Path, data: str,
+    data_dir: Path | None, split: str, start: int, count: int | None, every: int, init: Path | None, mean: str | None,
+    std: str | None, device: str, config: Path | None,
 ) -> None:
+    where = pick(device)
+    spared = where.type == "cpu" and given["precision"] == "bf16" and _is_from_recipe(context, "precision")
+    if spared:
+        given["precision"] = "fp32"
     objective = kind(**{field.name: given[field.name] for field in dataclasses.fields(kind)})
     plan = Plan(**{field.name: given[field.name] for field in dataclasses.fields(Plan)})
-    where = pick(device)
     images = options.images(data, data_dir, split, start, count, every)
-    means, stds = _normalisation(images, mean, std)
+    said = [_per_channel(name, text, images) for name, text in (("mean", mean), ("std", std))]
     if init is None:
+        means, stds = (typed or found for typed, found in zip(said, _measured(images), strict=True))
         model = models.build(arch, num_classes=images.num_classes, image_shape=images.image_shape, mean=means, std=stds,
                              seed=plan.seed)
     else:
-        model = checkpoint.load(init, arch, num_classes=images.num_classes, image_shape=images.image_shape)
+        model = checkpoint.load(init, arch, num_classes=images.num_classes, image_shape=images.image_shape,
+                                mean=said[0], std=said[1])
     with parallel.started(where) as world:
+        if spared and world.leads:
+            typer.echo(f"note: {config} asks for bf16, which is for GPUs; on this CPU it is fp32", err=True)
         run(model, objective, images, plan, device=where, out=out, facts={"arch": arch})
         if world.leads:
+            if results := records.summary(out)["results"]:
+                table.show(results, "held out from training")
             typer.echo(str(Path(out) / "best.safetensors"))
 
 
-def _normalisation(images: Dataset, mean: str | None, std: str | None) -> tuple[list[float], list[float]]:
-    """As given; else measured, to four digits."""
+def _is_from_recipe(context: typer.Context, name: str) -> bool:
+    """Whether an option has the value of the `--config` file: a wish, where the command line is an order."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "DEFAULT_MAP"
+
+
+def _per_channel(name: str, text: str | None, images: Dataset) -> list[float] | None:
+    """Numbers as given, one for each channel; a single one is for all."""
+    said = options.channels(name, text)
+    return None if said is None else list(said) * (images.image_shape[0] if len(said) == 1 else 1)
+
+
+def _measured(images: Dataset) -> tuple[list[float], list[float]]:
+    """Mean and deviation of every channel, to four digits."""
     levels = torch.arange(256, dtype=torch.float64) / 255
     shown: list[list[float]] = [[], []]
     for channel in images.images.unbind(dim=1):
@@ -78,9 +100,6 @@ def _normalisation(images: Dataset, mean: str | None, std: str | None) -> tuple[
         spread = (share * (levels - centre) ** 2).sum().sqrt().clamp_min(1e-3)
         shown[0].append(round(float(centre), 4))
         shown[1].append(round(float(spread), 4))
-    for number, said in enumerate((options.channels("mean", mean), options.channels("std", std))):
-        if said is not None:
-            shown[number] = list(said) * (images.image_shape[0] if len(said) == 1 else 1)
     return shown[0], shown[1]
 
 
@@ -109,11 +128,11 @@ def _command(name: str, kind: type[Objective]) -> Callable[..., None]:
     def option(key: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
         return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
-    first = [option("arch", Arch), option("out", options.Out), option("data", options.Data, "cifar10"),
-             option("data_dir", options.DataDir, None), option("split", options.Split, "train"),
-             option("start", options.Start, 0), option("count", options.Count, None),
-             option("every", options.Every, 1), option("init", Init, None), option("mean", Mean, None),
-             option("std", Std, None), option("device", options.Device, "auto"),
+    first = [option("context", typer.Context), option("arch", Arch), option("out", options.Out),
+             option("data", options.Data, "cifar10"), option("data_dir", options.DataDir, None),
+             option("split", options.Split, "train"), option("start", options.Start, 0),
+             option("count", options.Count, None), option("every", options.Every, 1), option("init", Init, None),
+             option("mean", Mean, None), option("std", Std, None), option("device", options.Device, "auto"),
              option("config", options.Config, None)]
     signature = inspect.Signature([*first, *own, *plan])
     command.__name__, command.__doc__ = name, inspect.getdoc(kind)
@@ -123,4 +142,6 @@ def _command(name: str, kind: type[Objective]) -> Callable[..., None]:
 
 
 for _name, _kind in OBJECTIVES.items():
-    app.command(_name, help=(inspect.getdoc(inspect.getmodule(_kind)) or "").splitlines()[0])(_command(_name, _kind))
+    _line = (inspect.getdoc(inspect.getmodule(_kind)) or "").splitlines()[0]
+    # Given apart, so that the list of objectives shows it whole; the citation is for the page of the objective.
+    app.command(_name, help=_line, short_help=re.sub(r" \[\w+\]", "", _line))(_command(_name, _kind))

@@ -120,8 +120,7 @@ def _append(remote: Remote, file: BinaryIO) -> bool:
         if have and response.status != _PARTIAL:
             have = file.truncate(0)  # the server sends the whole file again
         size = int(response.headers.get("Content-Length") or 0)
-        with progress.task(f"downloading {remote.file}", total=have + size) as task:
-            task.advance(have)
+        with progress.task(f"downloading {remote.file}", total=have + size, done=have) as task:
             got = 0
             while chunk := response.read(_CHUNK):
                 file.write(chunk)

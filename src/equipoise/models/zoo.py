@@ -55,6 +55,7 @@ def build(
         seed: the same seed gives the same weights; the global random state is left as it was.
     """
     checks.whole("seed", seed)
+    checks.require(seed < 2**63, "seed", "be less than 2**63", seed)
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         # torch.manual_seed would also seed the CUDA generators, which are not forked here.
         torch.default_generator.manual_seed(seed)

@@ -70,13 +70,27 @@ class Book:
         if self.folder is None or self.run is None or not self.run.world.leads:
             return
         if not learner.is_finite():
-            raise checks.InputError(f"the weights must stay finite, got NaN or infinity after step {step}; "
-                                    f"the last good checkpoint in {self.folder} was kept (try a lower lr)")
-        if weights is not None:
-            self._checkpoint(BEST, learner, {**self.settings, "epoch": str(best["epoch"])}, weights)
+            raise checks.InputError(f"the weights must stay finite, got NaN or infinity after step {step}{self.left()}")
+        self.keep_best(learner, best, weights)
         self._checkpoint(LAST, learner, {**self.settings, "step": str(step)}, None)
         state.save(self.folder, learner, step, {**best, "seconds": self.seconds})
         self.saved = time.monotonic()
+
+    def keep_best(self, learner: Learner, best: Mapping[str, Any], weights: Mapping[str, Tensor] | None) -> None:
+        """Write the weights of the best epoch, unless they are on disk already or not finite."""
+        if weights is None or self.run is None or not self.run.world.leads:
+            return
+        # Buffers may be infinite by right, such as the log-odds of 0.
+        if all(bool(weights[name].isfinite().all()) for name, _ in learner.judged.named_parameters()):
+            self._checkpoint(BEST, learner, {**self.settings, "epoch": str(best["epoch"])}, weights)
+
+    def left(self) -> str:
+        """What a run that broke leaves behind, and what to do, as the end of a sentence."""
+        if self.folder is None:
+            return " (try a lower lr, or clip)"
+        kept = any((self.folder / name).exists() for name in (LAST, BEST))
+        there = f"the last good checkpoint in {self.folder} was kept" if kept else "no checkpoint had been saved"
+        return f"; {there} (try a lower lr, or clip, and another folder)"
 
     def _checkpoint(self, name: str, learner: Learner, facts: dict[str, str], weights: Mapping[str, Tensor] | None,
                     ) -> None:

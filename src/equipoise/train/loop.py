@@ -5,18 +5,17 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, parallel, progress
+from equipoise import checks, memory, parallel, progress
 from equipoise import device as devices
 from equipoise.data.dataset import Dataset
 from equipoise.models import formats
-from equipoise.train import ema, schedules
+from equipoise.train import ema, pace, schedules
 from equipoise.train.book import LAST, Book
 from equipoise.train.feed import Feed, split
 from equipoise.train.graph import Captured
@@ -25,7 +24,6 @@ from equipoise.train.objective import Objective
 from equipoise.train.plan import Plan
 from equipoise.train.validate import validate
 
-SMALL = 2_000_000  # parameters; below, a GPU waits for launches rather than for arithmetic
 GLANCE = 0.5  # seconds between two looks at the loss, each of which waits for the device
 
 
@@ -66,8 +64,14 @@ def train(
     if book.finished and book.folder is not None:
         model.load_state_dict(formats.read_safetensors(book.folder / LAST)[0])
         return model.to(device).eval()
-    with _tuned(device):
-        _Sitting(model, objective, feed, held, plan, book).work()
+    try:
+        with pace.tuned(device):
+            _Sitting(model, objective, feed, held, plan, book).work()
+    except RuntimeError as error:
+        # A smaller batch would be another training, so it is not halved here as it is in an evaluation.
+        checks.require(not memory.is_out_of_memory(error), "batch_size", f"fit into the memory of this {device.type}",
+                       plan.batch_size)
+        raise
     return model.eval()
 
 
@@ -77,7 +81,7 @@ class _Sitting:
     def __init__(self, model: nn.Module, objective: Objective, feed: Feed, held: Dataset, plan: Plan,
                  book: Book) -> None:
         self.objective, self.feed, self.held, self.plan, self.book = objective, feed, held, plan, book
-        self.how = _how(plan, model, feed)
+        self.how = pace.how(plan, model, feed)
         self.learner = Learner(model, plan, feed.device, objective.memory(len(feed)), self.how in ("model", "both"))
         self.captured = Captured(self.learner, feed) if self.how in ("graph", "both") else None
         self.best: dict[str, Any] = {"value": -1.0, "epoch": -1, "right": {}}
@@ -95,8 +99,8 @@ class _Sitting:
         first = self.step // self.feed.steps
         self._rehearse(first)
         self._began = (time.monotonic(), self.step)
-        with progress.task("training", total=len(self.feed) * plan.epochs) as task:
-            task.advance(self.feed.images_in(self.step))
+        whole, done = self.feed.images_in(plan.epochs * self.feed.steps), self.feed.images_in(self.step)
+        with progress.task("training", total=whole, done=done) as task:
             for epoch in range(first, plan.epochs):
                 self._epoch(epoch, task)
         if not self.last:
@@ -201,7 +205,8 @@ class _Sitting:
         """Loss, accuracy and speed for the progress bar, now and then."""
         now = time.monotonic()
         if now - self._glanced[0] >= GLANCE:
-            self._check()
+            if self.learner.world.size == 1:  # several processes stop together, at the end of the epoch
+                self._check()
             total, right, images, _ = self.learner.tally.tolist()
             shown = {"loss": f"{total / max(images, 1):.3f}", "accuracy": f"{right / max(images, 1):.3f}"}
             made, since = self.step - self._began[1], now - self._began[0]
@@ -214,29 +219,6 @@ class _Sitting:
         """Stop at a loss that is not finite."""
         first = float(self.learner.tally[3])
         if first < NEVER:
-            kept = "" if self.book.folder is None else f"; the last good checkpoint in {self.book.folder} was kept"
+            self.book.keep_best(self.learner, self.best, self.best_weights)
             raise checks.InputError(f"the loss must stay finite, got NaN or infinity at step {int(first)} (epoch "
-                                    f"{int(first) // self.feed.steps}){kept} (try a lower lr, or clip)")
-
-
-def _how(plan: Plan, model: nn.Module, feed: Feed) -> str:
-    """What is compiled or captured."""
-    if feed.device.type != "cuda":
-        return "off"
-    if plan.compile == "auto":
-        size = sum(p.numel() for p in model.parameters())
-        return "graph" if size < SMALL and feed.world.size == 1 else "model"
-    checks.require(feed.world.size == 1 or plan.compile in ("off", "model"), "compile",
-                   "be off or model under several processes", plan.compile)
-    return plan.compile
-
-
-@contextmanager
-def _tuned(device: torch.device) -> Iterator[None]:
-    """Let cuDNN try its algorithms: batches have one size."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = device.type == "cuda" or before
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
+                                    f"{int(first) // self.feed.steps}){self.book.left()}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from equipoise import checks
 from equipoise.device import PRECISIONS
 from equipoise.train.settings import Settings, setting
 
@@ -39,9 +40,17 @@ class Plan(Settings):
     save_seconds: float = setting(30.0, "Seconds between two saved states, from which a killed run goes on.",
                                   fraction=True)
     precision: str = setting("auto", "auto, fp32 or bf16.", among=PRECISIONS)
-    compile: str = setting("auto", "off; model (torch.compile); graph (the whole step as one CUDA graph); both.",
+    compile: str = setting("auto", "On a GPU: off; model (torch.compile); graph (the whole step as one CUDA graph); "
+                                   "both; auto is graph for a small network, model for a large one.",
                            among=COMPILED)
     seed: int = setting(0, "Seed of all chance.", least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer == "adamw":
+            checks.require(self.momentum < 1, "momentum", "be less than 1 for adamw", self.momentum)
+        elif self.nesterov:
+            checks.require(self.momentum > 0, "momentum", "be positive for nesterov", self.momentum)
 
     def identity(self) -> dict[str, object]:
         """What makes two runs the same run: all but what only changes the speed."""

@@ -1,0 +1,38 @@
+"""How fast a step is made on a GPU: what is compiled or captured, and which kernels are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from equipoise import checks
+from equipoise.train.feed import Feed
+from equipoise.train.plan import Plan
+
+SMALL = 2_000_000  # parameters; below, a GPU waits for launches rather than for arithmetic
+
+
+def how(plan: Plan, model: nn.Module, feed: Feed) -> str:
+    """What is compiled or captured."""
+    if feed.device.type != "cuda":
+        return "off"
+    if plan.compile == "auto":
+        size = sum(p.numel() for p in model.parameters())
+        return "graph" if size < SMALL and feed.world.size == 1 else "model"
+    checks.require(feed.world.size == 1 or plan.compile in ("off", "model"), "compile",
+                   "be off or model under several processes", plan.compile)
+    return plan.compile
+
+
+@contextmanager
+def tuned(device: torch.device) -> Iterator[None]:
+    """Let cuDNN try its algorithms: batches have one size."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = device.type == "cuda" or before
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
