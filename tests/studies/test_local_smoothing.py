@@ -61,13 +61,25 @@ def test_parts_can_be_told_one_by_one(tmp_path: Path) -> None:
     assert "Gradients of both sides" in text and "<h2>Trust terms" not in text
 
 
+def test_copies_for_gradients_have_no_batch_norm_left_and_touch_no_model() -> None:
+    x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    model = models.build("resnet8", num_classes=10, image_shape=(1, 8, 8), seed=1).eval()
+    flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).eval()
+    for base in (model, flat):
+        before = base(x)
+        copy = Reduced(base, x)
+        assert not any(isinstance(sub, torch.nn.BatchNorm2d) for sub in copy.modules())
+        torch.testing.assert_close(copy(x), before, rtol=0, atol=0.05 * float(before.detach().abs().max()))
+        assert torch.equal(base(x), before) and all(p.dtype == torch.float32 for p in base.parameters())
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_gradients_of_copies_in_fewer_bits_point_the_same_way() -> None:
     pair, x = _pair(), torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)).cuda()
     ways = []
     bases = pair.accurate.cuda(), pair.robust.cuda()
-    for g, h in (bases, (Reduced(bases[0]), Reduced(bases[1]))):
+    for g, h in (bases, (Reduced(bases[0].eval(), x), Reduced(bases[1].eval(), x))):
         rule = SmoothedClassifier(g.eval(), h.eval(), 1.0, trust="ratio", space="probabilities").cuda()
         point = x.clone().requires_grad_()
         ways.append(torch.autograd.grad(rule(point)[:, 0].sum(), point)[0].flatten(1))

@@ -50,7 +50,8 @@ class Study:
             base.to(conditions.device).eval().requires_grad_(False)
         # On CUDA gradients come from copies in bfloat16; every verdict is that of the models themselves.
         on_cuda = conditions.device.type == "cuda"
-        self.sources = [local_figures.Reduced(base) if on_cuda else base for base in (pair.accurate, pair.robust)]
+        self.sources = [local_figures.Reduced(base, self._few(pair.held_out, 8)) if on_cuda else base
+                        for base in (pair.accurate, pair.robust)]
         self.digests = {"accurate": models.weights_digest(pair.accurate), "robust": models.weights_digest(pair.robust)}
         self.began = time.monotonic()
 
