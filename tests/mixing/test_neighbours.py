@@ -108,3 +108,17 @@ def test_mistakes_are_named() -> None:
         Neighbours(images, labels, K, k=N + 1)
     with pytest.raises(InputError, match="weights"):
         Neighbours(images, labels, K, weights="distances")
+    for bad, said in ((images.flatten(1), "shape"), (images.float(), "lie in"), (images.long(), "floating point")):
+        with pytest.raises(InputError, match=f"`images` must .*{said}"):
+            Neighbours(bad, labels, K)
+    oracle = Neighbours(images, labels, K)
+    with pytest.raises(InputError, match=r"shape \(B, 3, 5, 7\) of the neighbours, got \(2, 1, 5, 7\)"):
+        oracle(torch.rand(2, 1, H, W))
+
+
+def test_queries_of_any_precision_are_answered_in_it() -> None:
+    images, labels = _set()
+    oracle, x = Neighbours(images, labels, K), _set(1, 5)[0].float() / 255
+    for dtype in (torch.float64, torch.bfloat16):
+        found = oracle(x.to(dtype))
+        assert found.dtype == dtype and torch.equal(found.argmax(dim=1), oracle(x.to(dtype).float()).argmax(dim=1))

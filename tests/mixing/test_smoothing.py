@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise import rng
-from equipoise.attacks import pgd
+from equipoise import losses, rng
+from equipoise.attacks.named import named
 from equipoise.checks import InputError
 from equipoise.mixing.classifier import MixedClassifier
+from equipoise.mixing.neighbours import Neighbours
+from equipoise.mixing.policy import AdaptiveSmoothing
 from equipoise.mixing.smoothing import RULES, SPACES, TRUSTS, BinarySmoothing, SmoothedClassifier, biased, gate_of
 from equipoise.models import build
 from equipoise.threat import Threat
@@ -97,22 +99,50 @@ def test_each_image_can_have_its_own_strength() -> None:
 
 @pytest.mark.parametrize(("trust", "space"), list(product(TRUSTS, SPACES)))
 def test_gradients_are_right_to_second_order(trust: str, space: str) -> None:
+    chance = torch.Generator().manual_seed(4)
     smooth = [nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.Tanh(), nn.Linear(7, 3)).double() for _ in range(2)]
+    for base in smooth:
+        for weight in base.parameters():
+            nn.init.normal_(weight, std=0.4, generator=chance)
     model = SmoothedClassifier(smooth[0], smooth[1], 0.6, trust=trust, space=space, norm="l2").requires_grad_(False)
-    x = torch.rand(2, 3, 2, 2, dtype=torch.float64, requires_grad=True)
+    x = torch.rand(2, 3, 2, 2, dtype=torch.float64, generator=chance).requires_grad_()
     assert torch.autograd.gradcheck(model, (x,))
 
 
-@pytest.mark.parametrize("trust", TRUSTS)
-def test_attacks_run_on_every_rule(trust: str) -> None:
+SUITE = {"pgd": {"steps": 4}, "apgd": {"steps": 8}, "targeted": {"steps": 8, "targets": 2},
+         "fab": {"steps": 5, "targets": 2}, "square": {"steps": 40}}
+
+
+@pytest.mark.parametrize("attack", SUITE)
+def test_every_attack_of_the_suite_runs_on_every_rule(attack: str) -> None:
+    """Second derivatives included: the last layer bends, so that R has a slope of its own."""
+    bases = [nn.Sequential(_base(seed).float(), nn.Tanh()) for seed in (1, 2)]
+    threat, chance = Threat("linf", 0.2), rng.stream(0, attack, torch.arange(B))
     x = _images().float()
-    model = SmoothedClassifier(_base(1).float(), _base(2).float(), 1.0, trust=trust, space="probabilities", norm="l2")
-    with torch.no_grad():
-        y = model(x).argmax(dim=1)
-    chance = rng.stream(0, "pgd", torch.arange(B))
-    found = pgd(model, x, y, threat=Threat("l2", 2.0), stream=chance, steps=5)
-    before, after = F.cross_entropy(model(x), y), F.cross_entropy(model(found), y)
-    assert after > before
+    for trust, space, rule in FAMILY:
+        model = SmoothedClassifier(bases[0], bases[1], 1.0, trust=trust, space=space, rule=rule)
+        with torch.no_grad():
+            y = model(x).argmax(dim=1)
+        found = named(attack, **SUITE[attack])(model, x, y, threat=threat, stream=chance)
+        assert float((found - x).abs().max()) <= threat.eps
+        before, after = (losses.signed_margin(model(at), y) for at in (x, found))
+        assert bool((after <= before).all()) and bool((after < before).any()), (trust, space, rule)
+
+
+def test_attacks_run_on_neighbours_two_classes_and_the_policy() -> None:
+    x = _images().float()
+    images = torch.rand(30, C, H, W, generator=torch.Generator().manual_seed(7))
+    votes = Neighbours(images, torch.arange(30) % 2, 2, k=5, weights="distance")
+    g, h = (_base(seed, classes=2).float() for seed in (1, 2))
+    family = [SmoothedClassifier(g, votes, 0.1, trust="gradient"), SmoothedClassifier(g, votes, 0.1, trust="ratio"),
+              BinarySmoothing(g, votes, 0.01), AdaptiveSmoothing(g, h, example=x, width=4, trust="ratio").eval()]
+    for model in family:
+        with torch.no_grad():
+            y = model(x).argmax(dim=1)
+        chance = rng.stream(0, "apgd", torch.arange(B))
+        found = named("apgd", steps=8)(model, x, y, threat=Threat("l2", 2.0), stream=chance)
+        before, after = (losses.signed_margin(model(at), y) for at in (x, found))
+        assert bool((after < before).all())
 
 
 class _Plane(nn.Module):
@@ -157,3 +187,19 @@ def test_mistakes_are_named() -> None:
         SmoothedClassifier(g, _base(2, classes=5), 1.0)(_images())
     with pytest.raises(InputError, match="two classes"):
         BinarySmoothing(g, h, 1.0)(_images())
+    for bad in ("1", math.nan, None):
+        for make in (SmoothedClassifier, BinarySmoothing):
+            with pytest.raises(InputError, match="`gamma` must"):
+                make(g, h, bad)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="`norm` must"):
+        SmoothedClassifier(g, h, 1.0, norm=None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="`chunk` must be a whole number of at least 1"):
+        SmoothedClassifier(g, h, 1.0, chunk=0)
+
+
+@pytest.mark.parametrize("trust", ["gradient", "top-ratio"])
+def test_a_base_that_is_still_training_is_named(trust: str) -> None:
+    learning = nn.Sequential(nn.Conv2d(C, 4, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * H * W, K)).double()
+    with pytest.raises(InputError, match=r"evaluation mode, model\.eval\(\)"):
+        SmoothedClassifier(learning, _base(2), 1.0, trust=trust)(_images())
+    assert SmoothedClassifier(learning.eval(), _base(2), 1.0, trust=trust)(_images()).shape == (B, K)

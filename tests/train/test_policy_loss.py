@@ -73,15 +73,14 @@ def test_images_are_attacked_as_their_kind_asks() -> None:
     assert model.policy.training  # as before
 
 
-def test_it_learns_to_tell_the_sides_apart() -> None:
-    """Attacks are visible here as a grey level, so that the policy can learn what the loss wants of it."""
-    torch.manual_seed(0)
+@pytest.mark.parametrize(("kind", "gamma_0", "side"), [("clean", 10.0, -1), ("aimed", 1e9, 1), ("aimed", 1e-9, -1)])
+def test_it_learns_whom_to_trust(kind: str, gamma_0: float, side: int) -> None:
+    """Clean images: g. Attacks that aim at γ_t: h where nearly all are up to γ_0, g where nearly all are beyond."""
     x, y = _images()
     data = whole_split("noise", "train", (x * 255).to(torch.uint8), y, tuple("abcd"))
     model = _model()
     before = {key: value.clone() for key, value in model.rule.state_dict().items()}
     plan = Plan(epochs=15, batch_size=32, optimizer="adamw", lr=0.02, held_out=0, weight_decay=0.0)
-    clean = PolicyLoss(clean=1.0, own=0.0, eps=0.1, steps=1)
-    train(model, clean, data, plan)
-    assert bool((model.both(x)[1] < -2).all())  # only clean images: g
+    train(model, PolicyLoss(clean=float(kind == "clean"), own=0.0, gamma_0=gamma_0, eps=0.1, steps=1), data, plan)
+    assert bool((side * model.both(x)[1] > 1).all())
     assert all(torch.equal(value, before[key]) for key, value in model.rule.state_dict().items())

@@ -34,8 +34,9 @@ def dual(norm: Norm) -> float:
     if isinstance(norm, str):
         p = NAMED[checks.one_of("norm", norm, NAMED)]
     else:
+        number = isinstance(norm, int | float) and not isinstance(norm, bool)
+        checks.require(number and norm >= 1, "norm", "be linf, l2 or a number of at least 1", norm)
         p = float(norm)
-        checks.require(p >= 1, "norm", "be linf, l2 or a number of at least 1", norm)
     if p == 1:
         return math.inf
     return 1.0 if p == math.inf else round(p / (p - 1), 12)
@@ -78,6 +79,14 @@ def top(function: Function, x: Tensor, norm: Norm, *, attached: bool = True) -> 
 def _exactly(x: Tensor) -> torch.autocast:
     """Casts on the fly do not pass through a gradient of gradients; a model in fewer bits casts for itself."""
     return torch.autocast(x.device.type, enabled=False)
+
+
+def measurable(model: nn.Module) -> None:
+    """A batch norm in training mode makes images influence each other, and changes with every look."""
+    learning = next((name for name, sub in model.named_modules()
+                     if isinstance(sub, nn.modules.batchnorm._BatchNorm) and sub.training), None)
+    checks.require(learning is None, type(model).__name__, "be in evaluation mode, model.eval(), where gradients of "
+                   "its classes are measured", f"the batch norm {learning!r} in training mode")
 
 
 def _vjp(function: Function, x: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor]], Any]:

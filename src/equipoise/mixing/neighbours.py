@@ -40,6 +40,11 @@ class Neighbours(nn.Module):
 
     def __init__(self, images: Tensor, labels: Tensor, num_classes: int, *, k: int = 5, weights: str = "plain") -> None:
         super().__init__()
+        if images.dtype == torch.uint8:
+            checks.require(images.dim() == 4, "images", "have shape (N, C, H, W)", tuple(images.shape))
+        else:
+            checks.images(images)
+        checks.whole("num_classes", num_classes, least=2)
         checks.labels(labels, num_classes, len(images))
         checks.whole("k", k, least=1)
         checks.require(k <= len(images), "k", f"be at most the number of images, {len(images)}", k)
@@ -49,6 +54,7 @@ class Neighbours(nn.Module):
         mean, std = _moments(images)
         self.register_buffer("mean", mean.view(1, -1, 1, 1).to(dtype))
         self.register_buffer("std", std.view(1, -1, 1, 1).to(dtype))
+        self.image_shape = tuple(images.shape[1:])
         points = torch.empty(len(images), images[0].numel(), dtype=dtype, device=images.device)
         for rows in torch.arange(len(images)).split(4096):
             x = images[rows].to(dtype) / (255 if images.dtype == torch.uint8 else 1)
@@ -71,12 +77,15 @@ class Neighbours(nn.Module):
             inverse = torch.where(met, 0.0, 1 / torch.where(met, 1.0, distances))
             inverse = torch.where(met.any(dim=1, keepdim=True), met.to(inverse.dtype), inverse)
             count = inverse / inverse.sum(dim=1, keepdim=True)
-        votes = torch.zeros(len(x), self.num_classes, dtype=x.dtype, device=x.device)
-        return votes.scatter_add(1, self.labels[rows], count)
+        votes = torch.zeros(len(x), self.num_classes, dtype=count.dtype, device=x.device)
+        return votes.scatter_add(1, self.labels[rows], count).to(x.dtype)
 
     def nearest(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(B, k) positions of the nearest training images and their ℓ2 distances, in order."""
-        query = ((x - self.mean) / self.std).flatten(1)
+        # One channel would broadcast to C without a word.
+        checks.require(tuple(x.shape[1:]) == self.image_shape, "images", f"have the shape (B, {self.image_shape[0]}, "
+                       f"{self.image_shape[1]}, {self.image_shape[2]}) of the neighbours", tuple(x.shape))
+        query = ((x.to(self.mean.dtype) - self.mean) / self.std).flatten(1)
         parts = [self._nearest(part) for part in query.split(self._grain())]
         return torch.cat([rows for rows, _ in parts]), torch.cat([distances for _, distances in parts])
 

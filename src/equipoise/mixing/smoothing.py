@@ -64,6 +64,7 @@ _FORMULAS: dict[str, Callable[..., Tensor]] = {"averaged": averaged, "added": ad
 
 def gate_of(gamma: float | Tensor) -> Tensor:
     """log γ in float64; −inf at 0 and +inf at ∞."""
+    checks.require(isinstance(gamma, int | float | Tensor), "gamma", "be a number in [0, ∞]", gamma)
     value = torch.as_tensor(gamma, dtype=torch.float64)
     # NaN fails the comparison too.
     checks.require(bool((value >= 0).all()), "gamma", "lie in [0, ∞]", gamma)
@@ -76,7 +77,8 @@ class SmoothedClassifier(nn.Module):
     Args:
         accurate: g, images (B, C, H, W) in [0, 1] → logits (B, K).
         oracle: h, images → (B, K): a robust classifier's logits, or the votes of
-            :class:`~equipoise.mixing.neighbours.Neighbours`.
+            :class:`~equipoise.mixing.neighbours.Neighbours`, which are made for the space of logits (among
+            probabilities they would pass through a softmax as logits do).
         gamma: γ in [0, ∞].
         trust: R_i: constant 1; gradient ‖∇g_i‖; top-gradient ‖∇max_j g_j‖; ratio ‖∇g_i‖ / (‖∇h_i‖ + floor);
             top-ratio, the fast variant ‖∇max_j g_j‖ / (‖∇max_j h_j‖ + floor) [Bai2022, Eq. (10)].
@@ -101,11 +103,13 @@ class SmoothedClassifier(nn.Module):
         checks.one_of("space", space, SPACES)
         checks.one_of("rule", rule, RULES)
         jacobian.dual(norm)
+        gate = gate_of(gamma)
         checks.require(rule == "averaged" or gamma < math.inf, "gamma", "be finite where nothing is averaged", gamma)
+        checks.whole("chunk", 1 if chunk is None else chunk, least=1)
         self.accurate, self.oracle = accurate, oracle
         self.trust, self.space, self.rule, self.norm = trust, space, rule, norm
         self.attached, self.chunk, self.floor = attached, chunk, checks.positive("floor", floor)
-        self.register_buffer("gate", gate_of(gamma))
+        self.register_buffer("gate", gate)
 
     @property
     def gamma(self) -> float:
@@ -154,6 +158,8 @@ class SmoothedClassifier(nn.Module):
             values, caught = log_space(x)
             return values, None, caught
 
+        jacobian.measurable(model)
+
         def measured(at: Tensor) -> tuple[Tensor, Any]:
             # Probabilities are measured as such and mixed as logarithms; the latter ride along.
             values, caught = log_space(at)
@@ -189,7 +195,7 @@ class BinarySmoothing(nn.Module):
 
     def __init__(self, accurate: nn.Module, oracle: nn.Module, gamma: float, *, norm: Norm = "linf") -> None:
         super().__init__()
-        checks.require(0 <= gamma < math.inf, "gamma", "lie in [0, ∞)", gamma)
+        checks.require(bool(gate_of(gamma) < math.inf), "gamma", "lie in [0, ∞)", gamma)
         jacobian.dual(norm)
         self.accurate, self.oracle, self.gamma, self.norm = accurate, oracle, gamma, norm
 
@@ -200,6 +206,7 @@ class BinarySmoothing(nn.Module):
             checks.require(z.shape[1] == 2, "accurate", "have two classes", tuple(z.shape))
             return (z[:, 1] - z[:, 0]).unsqueeze(1), ()
 
+        jacobian.measurable(self.accurate)
         g, size, _ = jacobian.each(score, x, self.norm)
         votes = self.oracle(x)
         direction = (votes[:, 1:] - votes[:, :1]).sign().to(g.dtype)
