@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from equipoise import geometry, rng
 from equipoise.checks import InputError
 from equipoise.mixing import neighbours
 from equipoise.mixing.neighbours import Neighbours
@@ -100,6 +101,32 @@ def test_ties_are_broken_by_the_accurate_side() -> None:
     assert torch.equal(found[~tied], votes[~tied].argmax(dim=1))
     among = torch.where(votes == votes.amax(dim=1, keepdim=True), accurate(x), -torch.inf)
     assert torch.equal(found, among.argmax(dim=1))
+
+
+def test_nobody_new_comes_near_within_the_steady_radius() -> None:
+    images, labels = _set()
+    x = _set(1, 5)[0].double() / 255
+    oracle = Neighbours(images.double() / 255, labels, K, k=4)
+    kept = oracle.nearest(x)[0].sort(dim=1).values
+    for norm, name in (("linf", "linf"), ("l2", "l2"), (2.0, "l2"), (1.0, "l2")):
+        radius = oracle.steady(x, norm)
+        assert bool((radius > 0).all())
+        chance = rng.stream(0, "steady", torch.arange(len(x)))
+        ways = [geometry.steepest(chance.at(draw).normal(C, H, W).double(), name) for draw in range(50)]
+        if norm == 1.0:  # all in one pixel
+            ways = [way * 0 + (way == way.flatten(1).amax(dim=1).view(-1, 1, 1, 1)) for way in ways]
+        for way in ways:
+            moved = x + radius.view(-1, 1, 1, 1) * way
+            assert torch.equal(oracle.nearest(moved)[0].sort(dim=1).values, kept)
+
+
+def test_the_steady_radius_ends_half_way_between_two_points() -> None:
+    images = torch.tensor([0.0, 1.0], dtype=torch.float64).view(2, 1, 1, 1)
+    x = torch.tensor([0.3], dtype=torch.float64).view(1, 1, 1, 1)
+    for norm in ("linf", "l2", 1.0):
+        found = Neighbours(images, torch.tensor([0, 1]), 2, k=1).steady(x, norm)
+        torch.testing.assert_close(found, torch.tensor([0.2], dtype=torch.float64), rtol=1e-4, atol=0)
+    assert Neighbours(images, torch.tensor([0, 1]), 2, k=2).steady(x).tolist() == [float("inf")]
 
 
 def test_mistakes_are_named() -> None:

@@ -12,6 +12,7 @@ from equipoise import geometry, rng
 from equipoise.checks import InputError
 from equipoise.mixing import constants
 from equipoise.mixing.jacobian import dual
+from equipoise.mixing.neighbours import Neighbours
 from equipoise.mixing.radii import Radius, Shape, Steepness, largest, neighbours_bound, robust_bound
 from equipoise.mixing.smoothing import SmoothedClassifier
 from equipoise.threat import Threat
@@ -87,8 +88,9 @@ def _survives(model: nn.Module, x: Tensor, radius: Tensor, norm: str) -> bool:
     return True
 
 
-def _theorem_1(g: _Linear | _Quadratic, x: Tensor, norm: str, gamma: float) -> tuple[nn.Module, Radius]:
-    model = SmoothedClassifier(g, _Constant(), gamma, trust="gradient", norm=norm)
+def _theorem_1(g: _Linear | _Quadratic, x: Tensor, norm: str, gamma: float,
+               oracle: nn.Module | None = None) -> tuple[nn.Module, Radius]:
+    model = SmoothedClassifier(g, oracle or _Constant(), gamma, trust="gradient", norm=norm)
     values, _, sizes, _ = model.parts(x)
 
     def bound(eps: float) -> tuple[Tensor, bool]:
@@ -126,6 +128,15 @@ def test_theorem_1_on_quadratic_models(gamma: float) -> None:
     x = _images()
     model, radius = _theorem_1(_Quadratic(2), x, "l2", gamma)
     assert bool((radius.value > 0).any()) and _survives(model, x, radius.value, "l2")
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_theorem_1_with_neighbours_while_their_votes_are_constant(norm: str) -> None:
+    x, chance = _images(), torch.Generator().manual_seed(6)
+    votes = Neighbours(torch.rand(12, C, H, W, generator=chance, dtype=torch.float64), torch.arange(12) % K, K, k=3)
+    model, radius = _theorem_1(_Linear(1), x, norm, 0.3, votes)
+    within = torch.minimum(radius.value, votes.steady(x, norm))
+    assert bool((within > 0).any()) and _survives(model, x, within, norm)
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.3, 5.0])

@@ -11,7 +11,7 @@ import pytest
 
 from equipoise import config
 from equipoise.report import local_policy, local_smoothing
-from equipoise.report.local_smoothing import gamma_of, place
+from equipoise.report.local_curves import gamma_of, part, place, with_ends
 from equipoise.report.view import RunView, view
 
 
@@ -54,6 +54,15 @@ def test_the_envelope_is_claimed_only_where_it_is_one(tmp_path: Path) -> None:
     assert "ratio, logits at γ = 0.25" in clearly.prose[0]
 
 
+def test_a_curve_begins_and_ends_with_the_bases(tmp_path: Path) -> None:
+    found = _part(_trust(tmp_path, [(0.94, 0.19), (0.91, 0.30)]))
+    clean = with_ends(found, "ratio, logits", "clean")
+    assert [(row["alpha"], row["value"]) for row in clean] == [
+        (0.0, 0.95), (0.2, 0.94), (pytest.approx(0.3), 0.91), (1.0, 0.80)]
+    assert [row["alpha"] for row in with_ends(found, "ratio, logits", "pgd")] == [0.2, pytest.approx(0.3)]
+    assert with_ends(found, "ratio, logits", "pgd-rob") == []  # never measured: no lone end
+
+
 def test_between_two_points_the_line_counts(tmp_path: Path) -> None:
     # Half way between (0.94, 0.20) and (0.88, 0.46): 0.33.
     assert "is the upper" in local_smoothing.envelope(_part(_trust(tmp_path / "a", [(0.91, 0.32)])))
@@ -61,9 +70,9 @@ def test_between_two_points_the_line_counts(tmp_path: Path) -> None:
 
 
 def _part(found: RunView) -> RunView:
-    part = local_smoothing.part(found, "trust")
-    assert part is not None
-    return part
+    own = part(found, "trust")
+    assert own is not None
+    return own
 
 
 def test_the_crossing_is_told_with_its_interval_or_that_there_is_none(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,9 @@ def reproduce(
     """Repeat a study and write its page."""
     if size == "smoke":
         torch.set_num_threads(1)  # as in the demo: then the numbers do not depend on the cores
-    command = f"equipoise reproduce {name} --size {size} --seed {seed}"
+    named = [("accurate", accurate), ("robust", robust)]
+    command = " ".join([f"equipoise reproduce {name} --size {size} --seed {seed}",
+                        *(f"--{side} {shlex.quote(value)}" for side, value in named if value is not None)])
     page = studies.reproduce(name, out or Path("runs") / name, size, pick(device), seed=seed, parts=part or (),
                              accurate=accurate, robust=robust, data_dir=data_dir, command=command)
     typer.echo(str(page))

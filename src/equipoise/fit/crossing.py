@@ -89,8 +89,9 @@ def crossing(gammas: Sequence[float], accurate: Tensor, robust: Tensor, *, seed:
              confidence: float = 0.95) -> Crossing:
     """γ_0: the strength up to which attacks leave h the better, and beyond which g.
 
-    Between two targets the difference of the accuracies is a straight line in log γ. Where it never changes its
-    sign, γ_0 is the last finite target (h is better throughout) or the first.
+    Between two targets the difference of the accuracies is a straight line in log γ. Where it never rises
+    through zero, γ_0 is the last target (h is better there) or the first; 0 and ∞ stand one step of the grid beyond
+    their neighbours. Where it does so more than once, γ_0 is the last such place.
 
     Args:
         gammas: T targets in rising order, at least two of them positive and finite.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import checks
+from equipoise.mixing.jacobian import Norm, dual
 
 WEIGHTS = ("plain", "distance")
 SPARE = 16  # candidates beyond K whose distance is computed exactly
@@ -80,23 +81,39 @@ class Neighbours(nn.Module):
         votes = torch.zeros(len(x), self.num_classes, dtype=count.dtype, device=x.device)
         return votes.scatter_add(1, self.labels[rows], count).to(x.dtype)
 
-    def nearest(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, k) positions of the nearest training images and their ℓ2 distances, in order."""
+    def steady(self, x: Tensor, norm: Norm = "linf") -> Tensor:
+        """(B,) how far x may move, in this norm, while the K nearest stay the same images, and plain votes constant.
+
+        A step of length s changes no distance by more than s, so the (K+1)-th cannot pass the K-th before half the
+        gap between them; the ball of the norm lies in an ℓ2 ball √D^(1 − 2/p) times as wide where p > 2, and is
+        stretched by 1/std at most. What Theorem 1 asks of an oracle holds within; a little is taken off for rounding.
+        """
+        if self.k == len(self.points):
+            return torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
+        distances = self.nearest(x, self.k + 1)[1].detach()
+        gap = distances[:, -1] - distances[:, -2] - 1e-5 * distances[:, -1]
+        wider = self.points.shape[1] ** max(0.0, 1 / dual(norm) - 0.5)  # 1/2 − 1/p
+        found: Tensor = gap.clamp_min(0) / 2 * float(self.std.min()) / wider
+        return found
+
+    def nearest(self, x: Tensor, k: int | None = None) -> tuple[Tensor, Tensor]:
+        """(B, k) positions of the nearest training images and their ℓ2 distances, in order; K of them if not said."""
+        k = self.k if k is None else k
         # One channel would broadcast to C without a word.
         checks.require(tuple(x.shape[1:]) == self.image_shape, "images", f"have the shape (B, {self.image_shape[0]}, "
                        f"{self.image_shape[1]}, {self.image_shape[2]}) of the neighbours", tuple(x.shape))
         query = ((x.to(self.mean.dtype) - self.mean) / self.std).flatten(1)
-        parts = [self._nearest(part) for part in query.split(self._grain())]
+        parts = [self._nearest(part, k) for part in query.split(self._grain(k))]
         return torch.cat([rows for rows, _ in parts]), torch.cat([distances for _, distances in parts])
 
-    def _grain(self) -> int:
+    def _grain(self, k: int) -> int:
         """Queries at a time, so that their candidates fit."""
-        return max(1, BYTES // (4 * self.points.shape[1] * (self.k + SPARE)))
+        return max(1, BYTES // (4 * self.points.shape[1] * (k + SPARE)))
 
-    def _nearest(self, query: Tensor) -> tuple[Tensor, Tensor]:
+    def _nearest(self, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             # In the order of the training set, which a stable sort then keeps among equals.
-            rows, sure = self._candidates(query)
+            rows, sure = self._candidates(query, k)
             rows = rows.sort(dim=1).values
             if not bool(sure.all()):
                 rows = rows.clone()
@@ -104,13 +121,13 @@ class Neighbours(nn.Module):
                     apart = (self.points - query[number]).norm(dim=1)
                     rows[number] = apart.sort(stable=True).indices[: rows.shape[1]].sort().values
         apart = torch.linalg.vector_norm(self.points[rows] - query.unsqueeze(1), dim=2)
-        order = apart.detach().sort(dim=1, stable=True).indices[:, : self.k]
+        order = apart.detach().sort(dim=1, stable=True).indices[:, :k]
         return rows.gather(1, order), apart.gather(1, order)
 
-    def _candidates(self, query: Tensor) -> tuple[Tensor, Tensor]:
+    def _candidates(self, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """(B, m) rows that hold the k nearest, and (B,) whether rounding leaves no doubt of it."""
         count = len(self.points)
-        m = min(self.k + SPARE, count)
+        m = min(k + SPARE, count)
         best, rows = query.new_empty(len(query), 0), self.labels.new_empty(len(query), 0)
         size = max(m, BYTES // (4 * max(len(query), 1)))
         for start in range(0, count, size):
@@ -127,7 +144,7 @@ class Neighbours(nn.Module):
         # Rounding of a product of d terms grows like √d; ten times that, and TF32 where products may use it.
         unit = 1e-3 if query.is_cuda and torch.backends.cuda.matmul.allow_tf32 else torch.finfo(query.dtype).eps
         slack = 10 * unit * (query.shape[1] ** 0.5) * (own + self.squares.max())
-        return rows, best[:, self.k - 1] + slack < best[:, -1]
+        return rows, best[:, k - 1] + slack < best[:, -1]
 
     def tied(self, x: Tensor) -> Tensor:
         """(B,) whether two classes share the first place."""

@@ -56,8 +56,9 @@ class Shape:
 def neighbours_bound(scores: Tensor, g: Tensor, size: Tensor, gamma: float, over: Steepness) -> Tensor:
     r"""Theorem 1: the right side of [Bai2022, Eq. (4)], the least over all classes but the answered one.
 
-    It needs an oracle in [−1, 1] whose values stay the same over the ball: plain votes may, votes weighted by
-    distance never do. At L = 0 it reads |Δ|/b.
+    It needs an oracle in [−1, 1] whose values stay the same over the ball: plain votes do within
+    :meth:`~equipoise.mixing.neighbours.Neighbours.steady`, votes weighted by distance never do. At L = 0 it reads
+    |Δ|/b.
 
     Args:
         scores: (B, K) of the smoothed classifier at x.

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.report import numbers, style
-from equipoise.report.local_smoothing import alone, curve, gamma_of, part, place, plot, strength_axis
+from equipoise.report.local_curves import alone, curve, gamma_of, part, place, plot, strength_axis
 from equipoise.report.section import Cell, Picture, Section, Table
 from equipoise.report.style import Palette
 from equipoise.report.view import RunView

@@ -2,80 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from equipoise.records import Row
 from equipoise.report import numbers, style
+from equipoise.report.local_curves import alone, curve, gamma_of, names, part, plot, strength_axis, with_ends
 from equipoise.report.section import Cell, Picture, Section, Table
 from equipoise.report.style import Palette
 from equipoise.report.view import RunView
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-STUDY = "local-smoothing"
-Curve = list[Row]  # results of one model and metric in order of alpha
 BEST = "constant, probabilities"
-
-
-def part(view: RunView, name: str) -> RunView | None:
-    """A part of this study, if it has been done."""
-    return view.sub(name) if view.identity.get("study") == STUDY else None
-
-
-def curve(view: RunView, model: str, metric: str) -> Curve:
-    """Results of a model at every strength."""
-    return sorted((row for row in view.results if row["model"] == model and row["metric"] == metric and "alpha" in row),
-                  key=lambda row: row["alpha"])
-
-
-def names(view: RunView) -> list[str]:
-    """Models that were measured at several strengths, in the order of the summary."""
-    return list(dict.fromkeys(row["model"] for row in view.results if "alpha" in row))
-
-
-def alone(view: RunView, model: str, metric: str) -> Row | None:
-    """The result of a model without a strength."""
-    return next((row for row in view.results if (row["model"], row["metric"]) == (model, metric)
-                 and "alpha" not in row), None)
-
-
-def gamma_of(alpha: float) -> float:
-    """The strength γ whose weight γ/(1 + γ) a row carries."""
-    return math.inf if alpha >= 1 else alpha / (1 - alpha)
-
-
-def place(gammas: Sequence[float]) -> dict[float, float]:
-    """γ → where it stands on an axis of log₁₀ γ; 0 and ∞ stand one step beyond their neighbours."""
-    logs = {gamma: math.log10(gamma) for gamma in gammas if 0 < gamma < math.inf}
-    ends = {0.0: min(logs.values()) - 1, math.inf: max(logs.values()) + 1}
-    return {gamma: logs[gamma] if gamma in logs else ends[gamma] for gamma in gammas}
-
-
-def strength_axis(axes: Axes, gammas: Sequence[float], label: str = "strength γ") -> None:
-    """Ticks at whole powers of ten, and at 0 and ∞ where they occur."""
-    where = place(gammas)
-    inner = [x for gamma, x in where.items() if 0 < gamma < math.inf]
-    step = max(1, math.ceil((max(inner) - min(inner)) / 5))
-    first, last = math.ceil(min(inner) - 0.01), math.floor(max(inner) + 0.01)
-    ticks = {float(x): f"{10.0**x:g}" for x in range(first, last + 1, step)}
-    ticks |= {where[gamma]: text for gamma, text in ((0.0, "0"), (math.inf, "∞")) if gamma in where}
-    axes.set_xticks(list(ticks), list(ticks.values()))
-    axes.set_xlabel(label)
-
-
-def plot(axes: Axes, rows: Curve, **look: Any) -> None:
-    """Accuracy in percent with its interval against the strength."""
-    gammas = [gamma_of(row["alpha"]) for row in rows]
-    where = place(gammas)
-    x = [where[gamma] for gamma in gammas]
-    axes.plot(x, [100 * row["value"] for row in rows], marker="o", **look)
-    axes.fill_between(x, [100 * row["low"] for row in rows], [100 * row["high"] for row in rows],
-                      color=look.get("color"), alpha=0.10, linewidth=0)
 
 
 def neighbours(view: RunView) -> Section | None:
@@ -112,7 +52,7 @@ def _ties(found: RunView) -> list[str]:
 def _draw_neighbours(palette: Palette, found: RunView) -> Figure:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(style.WIDTH, 3.0))
+    figure = Figure(figsize=(style.WIDTH, 3.4))
     panels = figure.subplots(1, 2, sharey=True)
     colours = [palette.accurate, palette.mixed, palette.robust, *palette.others]
     shown = sorted(names(found), key=lambda model: (int(model.split()[0]), "plain" not in model))
@@ -126,10 +66,11 @@ def _draw_neighbours(palette: Palette, found: RunView) -> Figure:
             plot(axes, start + rows, color=colour, linestyle="-" if "plain" in model else "--",
                  label=f"K = {model.split()[0]}" + ("" if "plain" in model else ", weighted"))
         gammas = [0.0, *(gamma_of(row["alpha"]) for row in curve(found, names(found)[0], metric))]
-        strength_axis(axes, gammas)
+        strength_axis(axes, gammas, most=3)
         axes.set_title({"clean": "clean", "worst": "attacked"}[metric], loc="left")
     panels[0].set_ylabel("answered rightly, %")
-    panels[1].legend(loc="lower right", labelcolor=palette.ink)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, labelcolor=palette.ink, handlelength=2.6)
     return figure
 
 
@@ -213,9 +154,9 @@ def fixed(view: RunView) -> Section | None:
     found, model = part(view, "trust"), "ratio, logits"
     if found is None or not curve(found, model, "pgd"):
         return None
-    prose = ["The rule of the first paper: logits, trusted by the ratio of gradients. Attacks on the accurate model "
-             "hurt it at small strengths, attacks on the robust one at large strengths; the attack through the rule "
-             "itself should lie below both wherever it is not masked."]
+    prose = ["The rule of the first paper: logits, trusted by the ratio of gradients; at 0 it is the accurate model, "
+             "at ∞ the robust one. Attacks on the accurate model hurt it at small strengths, attacks on the robust one "
+             "at large strengths; the attack through the rule itself should lie below both wherever it is not masked."]
     looks = {"clean": "-", "pgd-std": ":", "pgd-rob": "-.", "pgd": "--", "pgd-soft": (0, (1, 1))}
     told = {"clean": "clean", "pgd-std": "attack on the accurate model", "pgd-rob": "attack on the robust model",
             "pgd": "attack through the rule", "pgd-soft": "the same, softened"}
@@ -228,9 +169,9 @@ def fixed(view: RunView) -> Section | None:
         colours = {"clean": palette.mixed, "pgd-std": palette.accurate, "pgd-rob": palette.robust, "pgd": palette.ink,
                    "pgd-soft": palette.muted}
         for metric, line in looks.items():
-            if rows := curve(found, model, metric):
+            if rows := with_ends(found, model, metric):
                 plot(axes, rows, color=colours[metric], linestyle=line, label=told[metric])
-        strength_axis(axes, [gamma_of(row["alpha"]) for row in curve(found, model, "pgd")])
+        strength_axis(axes, [gamma_of(row["alpha"]) for row in with_ends(found, model, "pgd")])
         axes.set_ylabel("answered rightly, %")
         figure.legend(loc="outside lower center", ncols=2, labelcolor=palette.ink)
         return figure

@@ -12,7 +12,7 @@ class Size:
     """How much is done; the defaults are those of the papers where they say."""
 
     neighbours: tuple[int, ...] = (1, 5, 20, 100)
-    weighted: tuple[int, ...] = (20,)
+    weighted: tuple[int, ...] = (5, 20, 100)
     neighbour_gammas: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 0.1, 10.0)
     weights: tuple[float, ...] = (0.4, 0.7, 0.9, 0.98)
     steps: int = 10
@@ -27,7 +27,7 @@ class Size:
     batch_size: int = 500  # Jacobians of all classes are told apart one by one: few large batches, or a GPU waits
 
 
-SMOKE = Size(neighbours=(1, 5, 20), weighted=(5,), neighbour_gammas=(1e-3, 1e-2, 0.1, 1.0, 100.0),
+SMOKE = Size(neighbours=(1, 5, 20), weighted=(5, 20), neighbour_gammas=(1e-3, 1e-2, 0.1, 1.0, 100.0),
              weights=(0.4, 0.75, 0.95),
              policy=Plan(epochs=4, batch_size=64, optimizer="adamw", lr=2e-3, weight_decay=1e-4, held_out=0), width=16,
              long=(20,), eps_factors=(0.5, 1.5), auto=40, version="fast", batch_size=128)

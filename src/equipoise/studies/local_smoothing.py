@@ -242,7 +242,7 @@ class Study:
                             for attack, run in attacks.items()], few, exact)
 
     def _gradients(self) -> None:
-        """‖∇g_i‖ and ‖∇h_i‖, clean and attacked, with the radii of Theorem 2 [Bai2022, Figures 2, 3, 10]."""
+        """‖∇g_i‖ and ‖∇h_i‖, clean and attacked [Bai2022, Figures 2, 3, 10]."""
         local_figures.gradients(self.out / "arrays.npz", self.pair.accurate, self.pair.robust, self.pair.test,
                                 self.conditions, self.size.steps)
 
