@@ -20,7 +20,7 @@ EPS = 0.12  # of the digits, in [0, 1] pixels
 HELD_OUT = 200  # digits of the train split that neither base sees
 DIGITS = {"mean": (0.3,), "std": (0.37,)}
 DIGITS_TESTED = 240  # so that the study stays under five minutes on two cores
-TRAINED = 10_000  # images of CIFAR-10 that the policy sees
+TRAINED = 10_000  # images of a given pair's train split that the policy sees
 TESTED = 1000
 
 
@@ -44,14 +44,16 @@ class Pair:
     @property
     def learnt(self) -> Dataset:
         """The images that the policy learns from."""
-        return self.remembered.slice(0, self.taught)
+        return self.remembered.slice(0, min(self.taught, len(self.remembered)))
 
 
-def asked(full: bool, accurate: str | None, robust: str | None) -> None:
-    """The full size is told its bases, the smoke size trains its own."""
+def asked(full: bool, accurate: str | None, robust: str | None, **more: object) -> None:
+    """The full size is told its bases, and may be told `more`; the smoke size has its own of everything."""
     for name, value in (("accurate", accurate), ("robust", robust)):
         must = "be given for the full size" if full else "be left out for the smoke size, which trains its own"
         checks.require((value is not None) == full, name, must, value)
+    for name, other in more.items():
+        checks.require(full or other is None, name, "be left out for the smoke size, which has its own", other)
 
 
 def digits(out: Path, conditions: Conditions) -> Pair:
@@ -75,8 +77,12 @@ def _base(out: Path, objective: Objective, images: Dataset, conditions: Conditio
     return train(model, objective, images, plan, device=conditions.device, out=out, facts={"arch": "cnn_small"})
 
 
-def cifar10(accurate: str, robust: str, data_dir: Path | None) -> Pair:
-    """Any two classifiers of CIFAR-10: the policy learns from train images, the last 1000 test images are held out."""
-    test = data.load("cifar10", split="test", data_dir=data_dir)
-    return Pair(models.load(accurate), models.load(robust), (accurate, robust), test.slice(len(test) - TESTED, TESTED),
-                test.slice(0, TESTED), partial(data.load, "cifar10", split="train", data_dir=data_dir), TRAINED)
+def given(accurate: str, robust: str, name: str, data_dir: Path | None) -> Pair:
+    """Any two classifiers of any data set.
+
+    The policy learns from train images; up to 1000 test images are counted, and as many from the end are held out.
+    """
+    test = data.load(name, split="test", data_dir=data_dir)
+    count = min(TESTED, len(test) // 2)
+    return Pair(models.load(accurate), models.load(robust), (accurate, robust), test.slice(len(test) - count, count),
+                test.slice(0, count), partial(data.load, name, split="train", data_dir=data_dir), TRAINED)
