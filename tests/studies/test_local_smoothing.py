@@ -45,6 +45,10 @@ def test_every_part_leaves_its_rows_and_its_figure(tmp_path: Path) -> None:
         assert f"<h2>{title}</h2>" in text
     rows = records.read(tmp_path / "run" / "trust")
     assert {row["model"] for row in rows} >= {"constant, probabilities", "ratio, logits", "accurate", "robust"}
+    softened = {(row["model"], row["alpha"] < 1) for row in records.read(tmp_path / "run" / "neighbours")
+                if row["attack"] == "pgd-soft"}
+    assert softened == {(f"{k} neighbours, {weights}", True) for k, weights in ((1, "plain"), (3, "plain"),
+                                                                                (3, "distance"))}
     aimed = records.read(tmp_path / "run" / "targets")
     assert len(aimed) == 6 * 3 * len(TARGETS) and {row["model"] for row in aimed} == {"accurate", "robust", "adaptive"}
     # Told again, nothing is done anew and not a byte of the page changes.
@@ -69,7 +73,9 @@ def test_copies_for_gradients_have_no_batch_norm_left_and_touch_no_model() -> No
         before = base(x)
         copy = Reduced(base, x)
         assert not any(isinstance(sub, torch.nn.BatchNorm2d) for sub in copy.modules())
-        torch.testing.assert_close(copy(x), before, rtol=0, atol=0.05 * float(before.detach().abs().max()))
+        # Weights in bfloat16, passes in float32: some CPUs trap on the former.
+        found = copy.model.float()(x)
+        torch.testing.assert_close(found, before, rtol=0, atol=0.05 * float(before.detach().abs().max()))
         assert torch.equal(base(x), before) and all(p.dtype == torch.float32 for p in base.parameters())
 
 

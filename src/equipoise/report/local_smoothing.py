@@ -26,9 +26,10 @@ def neighbours(view: RunView) -> Section | None:
     n = found.results[0]["n"]
     prose = ["The oracle is a vote of the K nearest training images, mixed into the accurate model with the strength "
              f"γ; at 0 it is the accurate model, at ∞ the vote alone. n = {n} images, bands are exact 95 % intervals. "
-             "Attacked: the worse, image by image, of an attack through the mixture (through which a plain vote "
-             "passes no gradient) and one on the accurate model. Neither aims at the choice of neighbours, so the "
-             "right ends say how far attacks on the network carry over, not how robust a vote is."]
+             "Attacked: the worst, image by image, of attacks through the mixture (a plain vote passes no gradient "
+             "on), the same with softplus in the backward pass, and one on the accurate model. None aims at the "
+             "choice of neighbours, so the right ends say how far attacks on the network carry over, not how robust a "
+             "vote is."]
     tie = _ties(found)
     picture = Picture("neighbours", "Clean and attacked accuracy against strength for several K",
                       lambda palette: _draw_neighbours(palette, found))

@@ -121,6 +121,9 @@ class Study:
                 if gamma < math.inf or weights == "distance":
                     # Plain votes are steps without a slope; alone, nothing but g shows a way.
                     attacks["pgd"] = self._pgd(self._rule(oracle, gamma, "gradient", "logits", source=True))
+                if gamma < math.inf:
+                    soft = self._rule(oracle, gamma, "gradient", "logits", source=True, soft=True)
+                    attacks["pgd-soft"] = self._pgd(Softened(soft))
                 subjects += self._named(f"{k} neighbours, {weights}", model, attacks, gamma)
         self._part("neighbours", [*self._alone(), *subjects], pair.test)
 
