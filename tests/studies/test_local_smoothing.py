@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from equipoise import data, models, records
 from equipoise.checks import InputError
@@ -13,7 +14,7 @@ from equipoise.evaluate import Conditions
 from equipoise.mixing.policy import TARGETS
 from equipoise.mixing.smoothing import SmoothedClassifier
 from equipoise.records import Run
-from equipoise.studies.local_figures import Reduced
+from equipoise.studies.local_figures import Reduced, aimed_rows, strength
 from equipoise.studies.local_pair import Pair
 from equipoise.studies.local_size import Size
 from equipoise.studies.local_smoothing import PARTS, Study
@@ -63,6 +64,27 @@ def test_parts_can_be_told_one_by_one(tmp_path: Path) -> None:
         study.tell(["radii"])
     text = study.tell(["gradients"]).read_text()
     assert "Gradients of both sides" in text and "<h2>Trust terms" not in text
+
+
+def test_aimed_attacks_are_judged_in_full_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, seen = _pair(), []
+
+    class Watched(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.backends.cudnn.allow_tf32)
+            return torch.zeros(len(x), 10)
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    conditions = Conditions(Threat("linf", 0.1), torch.device("cpu"), 0, 8)
+    rule = SmoothedClassifier(pair.accurate.eval(), pair.robust.eval(), 1.0)
+    rows = aimed_rows(tmp_path / "run", rule, {"watched": Watched()}, pair.test, conditions, 1)
+    assert len(rows) == len(TARGETS) * len(pair.test) and seen and not any(seen)
+
+
+def test_strengths_are_the_same_where_the_scale_rounds_differently() -> None:
+    for scale in (0.0731, 1.0, 41.9):
+        found = {strength(0.98, scale * (1 + jitter)) for jitter in (-1e-6, 0.0, 1e-6)}
+        assert len(found) == 1 and found.pop() == pytest.approx(49 / scale, rel=5e-3)
 
 
 def test_copies_for_gradients_have_no_batch_norm_left_and_touch_no_model() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, losses, models, progress, records, rng, summary
+from equipoise import checks, device, losses, models, progress, records, rng, summary
 from equipoise.attacks import pgd
 from equipoise.attacks.swift import swift
 from equipoise.data import Dataset, batches
@@ -75,6 +75,15 @@ def aimed_rows(folder: Path, rule: SmoothedClassifier, judged: Mapping[str, nn.M
     return rows
 
 
+def strength(weight: float, scale: float) -> float:
+    """γ at which the robust side has this weight at the trust `scale`, whatever the units of trust are.
+
+    To three digits: the scale is measured, rounds differently on another device, and names the rows of a run, which
+    would not be known again when it is resumed there.
+    """
+    return float(f"{weight / (1 - weight) / scale:.3g}")
+
+
 def alpha_of(gamma: float) -> float:
     """γ as a weight in [0, 1]."""
     return 1.0 if gamma == float("inf") else gamma / (1 + gamma)
@@ -82,7 +91,8 @@ def alpha_of(gamma: float) -> float:
 
 @torch.no_grad()
 def _judged(name: str, model: nn.Module, gamma: float, x: Tensor, y: Tensor, index: Tensor) -> list[Row]:
-    logits = model(x)
+    with device.exactly(x.device):
+        logits = model(x)
     predicted, margin = logits.argmax(dim=1), losses.probability_margin(logits, y)
     return rows_of(index.tolist(), model=name, attack="aimed", alpha=alpha_of(gamma), label=y.tolist(),
                    predicted=predicted.tolist(), correct=(predicted == y).tolist(),

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, models, report, summary
+from equipoise import checks, device, models, report, summary
 from equipoise.attacks import Fold, pgd
 from equipoise.attacks.auto import VERSIONS
 from equipoise.data import Dataset, pixels
@@ -140,8 +140,7 @@ class Study:
             for trust in COMPARED:
                 scale = self._scale(trust, space)
                 for weight in self.size.weights:
-                    # So that at the median trust the robust side has this weight, whatever the units of R are.
-                    gamma = weight / (1 - weight) / scale
+                    gamma = local_figures.strength(weight, scale)
                     model = self._rule(pair.robust, gamma, trust, space)
                     source = self._rule(self.sources[1], gamma, trust, space, source=True)
                     attacks: dict[str, Attack] = {
@@ -171,7 +170,7 @@ class Study:
     def _scale(self, trust: str, space: str) -> float:
         """The median of R on held-out images."""
         rule = self._rule(self.pair.robust, 1.0, trust, space)
-        with torch.no_grad():
+        with torch.no_grad(), device.exactly(self.conditions.device):
             return float(rule.parts(self._few(self.pair.held_out))[2].median())
 
     def _few(self, data: Dataset, most: int = 256) -> Tensor:
