@@ -169,6 +169,39 @@ def test_theorem_1_without_curvature_is_gap_over_b() -> None:
         assert float(found[row]) == pytest.approx(wanted)
 
 
+def _some(seed: int) -> tuple[Tensor, ...]:
+    chance = torch.Generator().manual_seed(seed)
+    return tuple(0.1 + torch.rand(B, K, generator=chance, dtype=torch.float64) for _ in range(5))
+
+
+def test_theorem_1_is_its_formula() -> None:
+    (scores, g, size, most, bend), gamma = _some(8), 0.7
+    found = neighbours_bound(scores, g, size, gamma, Steepness(most, bend, exact=True))
+    for row in range(B):
+        i, radii = int(scores[row].argmax()), []
+        for j in set(range(K)) - {i}:
+            b = sum(float(gamma * bend[row, k] * abs(g[row, k]) / (1 + gamma * size[row, k]) + 2 * gamma * bend[row, k]
+                          + most[row, k] / (1 + most[row, k] * gamma)) for k in (i, j))
+            both, gap = float(bend[row, i] + bend[row, j]), abs(float(scores[row, i] - scores[row, j]))
+            radii.append((math.sqrt(b * b + 4 * both * gap) - b) / (2 * both))
+        assert float(found[row]) == pytest.approx(min(radii))
+
+
+def test_theorem_2_is_its_formula() -> None:
+    (scores, ratio, kg, mg, more_g), (kh, mh, more_h, lg, lh), gamma = _some(8), _some(9), 0.7
+    big_g, big_h = mg + more_g, mh + more_h  # a supremum is no less than its infimum
+    found = robust_bound(scores, ratio, gamma, Shape(kg, mg, big_g, lg, exact=True),
+                         Shape(kh, mh, big_h, lh, exact=True))
+    below = (1 + gamma * mg / big_h) * (1 + gamma * ratio)
+    first = (big_g * (1 + gamma * big_g / mh) + gamma * kg / mh * (lh * ratio + lg)) / below
+    second = (big_g * big_h / mh * (1 + gamma * ratio) + kh / mh * (lh * ratio + lg)) / below
+    for row in range(B):
+        i = int(scores[row].argmax())
+        radii = [abs(float(scores[row, i] - scores[row, j]))
+                 / sum(float(first[row, k] + gamma * second[row, k]) for k in (i, j)) for j in set(range(K)) - {i}]
+        assert float(found[row]) == pytest.approx(min(radii))
+
+
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_searched_constants_of_a_linear_model_are_its_own(norm: str) -> None:
     g, x, threat = _Linear(1), _images() * 0.5 + 0.25, Threat(norm, 0.05)

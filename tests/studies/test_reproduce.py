@@ -29,6 +29,8 @@ def test_mistakes_are_named(name: str, tmp_path: Path) -> None:
         reproduce(name, tmp_path / "e", "smoke", cpu, data="digits")
     with pytest.raises(InputError, match="`eps` must be given for the norm l2"):
         reproduce(name, tmp_path / "f", "full", cpu, accurate="a", robust="b", norm="l2")
+    with pytest.raises(InputError, match="did you mean 'digits'"):
+        reproduce(name, tmp_path / "g", "full", cpu, accurate="a", robust="b", data="digit")
     assert not any(tmp_path.iterdir())
 
 

@@ -45,11 +45,12 @@ def reproduce(name: str, out: Path, size: str, device: torch.device, *, seed: in
     threat = Threat(norm or "linf", eps if eps is not None else 8 / 255 if full else local_pair.EPS)
     conditions = Conditions(threat, device, seed, chosen.batch_size)
     named = {"accurate": accurate, "robust": robust} if full else {}
-    if data is not None:
+    if data not in (None, "cifar10"):
         named["data"] = data
+    # Before the folder is begun: a name that does not exist leaves nothing that a second try would stumble over.
+    given = local_pair.given(str(accurate), str(robust), data or "cifar10", data_dir) if full else None
     run = Run(out, {"verb": "reproduce", "study": name, "size": size, "seed": seed, **named,
                     "threat": threat.facts()}, {**facts(conditions), "command": command})
-    pair = (local_pair.given(str(accurate), str(robust), data or "cifar10", data_dir) if full
-            else local_pair.digits(out / "bases", conditions))
+    pair = given or local_pair.digits(out / "bases", conditions)
     page: Path = study.Study(run, pair, chosen, conditions).tell(parts or study.PARTS)
     return page
