@@ -27,7 +27,7 @@ class Size:
     batch_size: int = 500  # Jacobians of all classes are told apart one by one: few large batches, or a GPU waits
 
 
-SMOKE = Size(neighbours=(1, 5, 20), weighted=(5, 20), neighbour_gammas=(1e-3, 1e-2, 0.1, 1.0, 100.0),
+SMOKE = Size(neighbours=(1, 5, 20), weighted=(5, 20), neighbour_gammas=(1e-2, 0.1, 1.0, 100.0),
              weights=(0.4, 0.75, 0.95),
              policy=Plan(epochs=4, batch_size=64, optimizer="adamw", lr=2e-3, weight_decay=1e-4, held_out=0), width=16,
              long=(20,), eps_factors=(0.5, 1.5), auto=40, version="fast", batch_size=128)
