@@ -198,6 +198,20 @@ def test_the_same_gate_over_a_map_and_a_hard_decision() -> None:
         model.on(MixedClassifier(*pair(), 0.5))
 
 
+def test_hinges_are_zero_where_the_image_s_own_alpha_lets_g_pass() -> None:
+    """The threshold of alpha_min would let more pass than the mixture does."""
+    model, x = gated(alpha_min=0.05, alpha_max=0.95, scale=8.0, sharpness=(1.0, 6.0)), images(60)
+    over = model.on(MixedClassifier(model.accurate, model.robust, 0.9, logit_map=LogitMap(2.0, 1.5, 0.3), hard=True))
+    named, p = model.accurate(x).argmax(dim=1), over.both(x)[1].exp()
+    alpha = over.alphas(x)
+    passes = p.amax(dim=1) - p.gather(1, named.unsqueeze(1)).squeeze(1) <= (1 - alpha) / alpha
+    assert bool(passes.any()) and bool((~passes).any())
+    scores = over.hinges()(x).gather(1, named.unsqueeze(1)).squeeze(1)
+    assert torch.equal(scores == 0, passes | (named == p.argmax(dim=1)))
+    with pytest.raises(InputError, match="stand_in"):
+        over.hinges(stand_in=model.accurate)
+
+
 @pytest.mark.parametrize(("numbers", "said"), [
     ({"alpha_min": 0.9, "alpha_max": 0.9}, r"`alpha_min` must be below alpha_max, 0.9, got 0.9"),
     ({"alpha_min": -0.1}, r"`alpha_min` must lie in \[0, 1\]"),
@@ -208,6 +222,11 @@ def test_the_same_gate_over_a_map_and_a_hard_decision() -> None:
 def test_mistakes_are_one_sentence(numbers: dict[str, float], said: str) -> None:
     with pytest.raises(InputError, match=said):
         gated(**numbers)
+
+
+def test_a_term_has_one_of_its_forms() -> None:
+    with pytest.raises(InputError, match="`form` must be one of published, share, got 'log'"):
+        Lowered(gated(), form="log")
 
 
 def test_a_gate_of_other_bases_is_refused(tmp_path: Path) -> None:
