@@ -70,8 +70,8 @@ def test_what_is_overheard_is_not_folded() -> None:
     """Too little of it shows in the answers to be found by comparing them."""
     torch.manual_seed(0)
     model, x = Listening(), torch.rand(8, 3, 8, 9)
-    model.norm.running_mean.fill_(3.0)  # type: ignore[union-attr, operator]
-    model.norm.running_var.fill_(0.2)  # type: ignore[union-attr, operator]
+    model.norm.running_mean.fill_(3.0)  # type: ignore[union-attr]
+    model.norm.running_var.fill_(0.2)  # type: ignore[union-attr]
     copy = swift(model.eval(), x)
     assert isinstance(copy, Listening) and isinstance(copy.last, nn.Identity)
     torch.testing.assert_close(copy.heard(x)[1], model.heard(x)[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from equipoise.checks import InputError
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, mix, new_gate
 from equipoise.mixing.gate import OFFICIAL, load_gate, save_gate
 from equipoise.mixing.gated import Lowered
-from equipoise.models import build, checkpoint
+from equipoise.models import build, checkpoint, formats
 from equipoise.threat import Threat
 
 
@@ -224,6 +225,20 @@ def test_mistakes_are_one_sentence(numbers: dict[str, float], said: str) -> None
         gated(**numbers)
 
 
+@pytest.mark.parametrize("taps", [("layer1", "layer2"), (("layer1",), ("conv1", "conv2")), (("layer1", "layer2"),)])
+def test_taps_are_two_names_for_each_base(taps: Any) -> None:
+    with pytest.raises(InputError, match=r"`taps` must hold two names for the accurate and two for the robust base"):
+        new_gate(*pair(), images(2), taps=taps)
+
+
+def test_a_gate_over_bases_of_other_widths_is_told() -> None:
+    gate, wide = gated().network, build("resnet18", num_classes=K, image_shape=images().shape[1:], seed=3)  # type: ignore[arg-type]
+    model = GatedClassifier(wide, pair()[1], gate)
+    with pytest.raises(InputError, match=r"`bases` must be those of the gate, with 32 and 64 channels at its taps, got "
+                                         r"\(80, 160\)"):
+        model(images())
+
+
 def test_a_term_has_one_of_its_forms() -> None:
     with pytest.raises(InputError, match="`form` must be one of published, share, got 'log'"):
         Lowered(gated(), form="log")
@@ -237,6 +252,10 @@ def test_a_gate_of_other_bases_is_refused(tmp_path: Path) -> None:
     assert torch.equal(GatedClassifier(model.accurate, model.robust, again)(x), model(x))
     with pytest.raises(InputError, match=r"`accurate` must be the base that .* was trained for, with weights \w{12}"):
         load_gate(tmp_path / "gate.safetensors", model.robust, model.accurate)
+    state, told = formats.read_safetensors(tmp_path / "gate.safetensors")
+    formats.write_safetensors(tmp_path / "other.safetensors", {**state, "fc.weight": torch.zeros(1, 3)}, told)
+    with pytest.raises(InputError, match=r"must hold the \d+ tensors of this gate"):
+        load_gate(tmp_path / "other.safetensors", model.accurate, model.robust)
 
 
 def test_a_gated_mixture_on_disk(tmp_path: Path) -> None:

@@ -138,3 +138,7 @@ def test_it_learns_to_tell_attacked_images_and_leaves_the_bases_alone() -> None:
 def test_mistakes_are_one_sentence() -> None:
     with pytest.raises(InputError, match="`adversary` must be one of A, B, C, got 'D'"):
         GateLoss(adversary="D")
+    with pytest.raises(InputError, match=r"`least` must be at most 1, the largest radius, got 2"):
+        GateLoss(least=2.0, most=1.0)
+    with pytest.raises(InputError, match="`model` must be a GatedClassifier, got CNN"):
+        GateLoss()(_model().accurate, *_images(), _stream(), {})
