@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from equipoise import checks, fit, mixing, records
 from equipoise.attacks import Called, Fold
 from equipoise.evaluate import Conditions
+from equipoise.evaluate.adaptive import white_box
 from equipoise.fit.match import Arena, Contest, Match
 from equipoise.mixing import GatedClassifier, MixedClassifier
 from equipoise.mixing.gated import Lowered
@@ -46,9 +47,10 @@ class Shelf:
                      self.conditions.batch_size)
 
     def _strike(self, model: MixedClassifier) -> Fold:
-        """The attack on a candidate: short, a gate meets it with and without the term that pushes alpha down."""
-        stages = tuple(self.size.strike())
-        plain = Fold(stages, surrogate=None if model.differentiable else model.surrogate())
+        """The attack on a candidate: short, on both sides at once where a map hides the way, as in the evaluation;
+        a gate meets it with and without the term that pushes alpha down."""
+        plain = white_box(model, Fold(tuple(self.size.strike())), both=self.size.both())
+        assert isinstance(plain, Fold)
         if not isinstance(model, GatedClassifier):
             return plain
 
@@ -56,7 +58,7 @@ class Shelf:
                     **other: object) -> Tensor:
             return plain(model, x, y, threat=threat, stream=stream)
 
-        return replace(plain, stages=(*stages, Called("unmoved", unmoved)), extra=Lowered(model))
+        return replace(plain, stages=(*plain.stages, Called("unmoved", unmoved)), extra=Lowered(model))
 
     def _standard(self) -> float:
         """Robust accuracy of h on the held-out images, under the attack that candidates meet."""
