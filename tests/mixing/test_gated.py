@@ -267,6 +267,13 @@ def test_a_gated_mixture_on_disk(tmp_path: Path) -> None:
     loaded = mixing.load(f"mixture:{tmp_path}")
     assert isinstance(loaded, GatedClassifier) and loaded.extra_repr() == model.extra_repr()
     assert torch.equal(loaded(images()), model(images()))
+    over = model.on(MixedClassifier(model.accurate, model.robust, 0.9, logit_map=LogitMap(2.0, 1.5, 0.3),
+                                    surrogate_alpha=0.7))
+    mixing.save(tmp_path / "over", over, accurate=str(tmp_path / "accurate.safetensors"),
+                robust=str(tmp_path / "robust.safetensors"))
+    again = mixing.load(f"mixture:{tmp_path}/over")
+    assert isinstance(again, GatedClassifier) and again.surrogate_alpha == 0.7, "attacks follow it without hard, too"
+    assert torch.equal(again.surrogate()(images()), over.surrogate()(images()))
     text = (tmp_path / "mixture.toml").read_text()
     (tmp_path / "mixture.toml").write_text(text.replace("alpha_max = 0.95", "alpha_max = 0.5"))
     with pytest.raises(InputError, match="`alpha_min` must be below alpha_max"):
