@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from equipoise.attacks.swift import frozen
+from equipoise.attacks.swift import frozen, swift
 
 
 class Counting(nn.Module):
@@ -44,3 +44,35 @@ def test_a_model_that_branches_on_values_is_asked_itself() -> None:
     assert torch.equal(copy(dark + 0.5), model(dark + 0.5))
     straight = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten()).eval()
     assert frozen(straight, dark) is not straight
+
+
+class Listening(nn.Module):
+    """Most of the answer goes through a batch norm; a little of it is overheard before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.deeper, self.last = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
+
+    def heard(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        told: list[Tensor] = []
+        hook = self.conv.register_forward_hook(lambda module, inputs, output: told.append(output))
+        answer = self.last(self.deeper(self.norm(self.conv(x)))).mean(dim=(2, 3))
+        hook.remove()
+        return answer, told[0].mean(dim=(1, 2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer, heard = self.heard(x)
+        return answer + 1e-5 * heard.unsqueeze(1)
+
+
+def test_what_is_overheard_is_not_folded() -> None:
+    """Too little of it shows in the answers to be found by comparing them."""
+    torch.manual_seed(0)
+    model, x = Listening(), torch.rand(8, 3, 8, 9)
+    model.norm.running_mean.fill_(3.0)  # type: ignore[union-attr]
+    model.norm.running_var.fill_(0.2)  # type: ignore[union-attr]
+    copy = swift(model.eval(), x)
+    assert isinstance(copy, Listening) and isinstance(copy.last, nn.Identity)
+    torch.testing.assert_close(copy.heard(x)[1], model.heard(x)[1])
+    assert isinstance(copy.norm, nn.BatchNorm2d)

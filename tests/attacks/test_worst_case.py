@@ -341,6 +341,25 @@ def test_a_list_as_one_attack_has_batches_of_one_size() -> None:
         assert 0 < int((model(x_adv).argmax(dim=1) != data.labels).sum()) < 8, "some leave early"
 
 
+def test_a_list_on_a_large_batch_goes_in_blocks_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is broken, passes have one shape; and none are made for blocks without an image that stands."""
+    monkeypatch.setattr(sys.modules["equipoise.attacks.worst_case"], "BLOCK", 3)
+    monkeypatch.setattr("equipoise.attacks.adversary.swift", lambda model, x: model)
+    model, counts = Sociable().eval(), []
+    data = _data(model).slice(0, 8)
+    x, chance = pixels(data.images), stream(0, "a", data.index)
+    model.seen.clear()
+    model.register_forward_hook(lambda module, inputs, output: counts.append(len(inputs[0])))
+    x_adv = attacks.Fold(tuple(STAGES))(model, x, data.labels, threat=THREAT, stream=chance)
+    assert model.seen == {3, 8}, "the untouched images are looked at together"
+    blocks, counts[:] = counts.count(3), []
+    labels = data.labels.clone()
+    labels[:6] = (labels[:6] + 1) % 6  # broken from the beginning
+    fewer = attacks.Fold(tuple(STAGES))(model, x, labels, threat=THREAT, stream=chance)
+    assert torch.equal(fewer[6:], x_adv[6:]) and torch.equal(fewer[:6], x[:6])
+    assert counts.count(3) < 0.6 * blocks
+
+
 def test_swift_copy_is_equal_and_leaves_the_model_alone(model: nn.Module) -> None:
     x = pixels(_data(model).images)
     before = {key: value.clone() for key, value in model.state_dict().items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from equipoise.checks import InputError
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, mix, new_gate
 from equipoise.mixing.gate import OFFICIAL, load_gate, save_gate
 from equipoise.mixing.gated import Lowered
-from equipoise.models import build, checkpoint
+from equipoise.models import build, checkpoint, formats
 from equipoise.threat import Threat
 
 
@@ -198,6 +199,20 @@ def test_the_same_gate_over_a_map_and_a_hard_decision() -> None:
         model.on(MixedClassifier(*pair(), 0.5))
 
 
+def test_hinges_are_zero_where_the_image_s_own_alpha_lets_g_pass() -> None:
+    """The threshold of alpha_min would let more pass than the mixture does."""
+    model, x = gated(alpha_min=0.05, alpha_max=0.95, scale=8.0, sharpness=(1.0, 6.0)), images(60)
+    over = model.on(MixedClassifier(model.accurate, model.robust, 0.9, logit_map=LogitMap(2.0, 1.5, 0.3), hard=True))
+    named, p = model.accurate(x).argmax(dim=1), over.both(x)[1].exp()
+    alpha = over.alphas(x)
+    passes = p.amax(dim=1) - p.gather(1, named.unsqueeze(1)).squeeze(1) <= (1 - alpha) / alpha
+    assert bool(passes.any()) and bool((~passes).any())
+    scores = over.hinges()(x).gather(1, named.unsqueeze(1)).squeeze(1)
+    assert torch.equal(scores == 0, passes | (named == p.argmax(dim=1)))
+    with pytest.raises(InputError, match="stand_in"):
+        over.hinges(stand_in=model.accurate)
+
+
 @pytest.mark.parametrize(("numbers", "said"), [
     ({"alpha_min": 0.9, "alpha_max": 0.9}, r"`alpha_min` must be below alpha_max, 0.9, got 0.9"),
     ({"alpha_min": -0.1}, r"`alpha_min` must lie in \[0, 1\]"),
@@ -210,6 +225,25 @@ def test_mistakes_are_one_sentence(numbers: dict[str, float], said: str) -> None
         gated(**numbers)
 
 
+@pytest.mark.parametrize("taps", [("layer1", "layer2"), (("layer1",), ("conv1", "conv2")), (("layer1", "layer2"),)])
+def test_taps_are_two_names_for_each_base(taps: Any) -> None:
+    with pytest.raises(InputError, match=r"`taps` must hold two names for the accurate and two for the robust base"):
+        new_gate(*pair(), images(2), taps=taps)
+
+
+def test_a_gate_over_bases_of_other_widths_is_told() -> None:
+    gate, wide = gated().network, build("resnet18", num_classes=K, image_shape=images().shape[1:], seed=3)  # type: ignore[arg-type]
+    model = GatedClassifier(wide, pair()[1], gate)
+    with pytest.raises(InputError, match=r"`bases` must be those of the gate, with 32 and 64 channels at its taps, got "
+                                         r"\(80, 160\)"):
+        model(images())
+
+
+def test_a_term_has_one_of_its_forms() -> None:
+    with pytest.raises(InputError, match="`form` must be one of published, share, got 'log'"):
+        Lowered(gated(), form="log")
+
+
 def test_a_gate_of_other_bases_is_refused(tmp_path: Path) -> None:
     model, x = gated(), images()
     save_gate(tmp_path / "gate.safetensors", model.network, model.accurate, model.robust)
@@ -218,6 +252,10 @@ def test_a_gate_of_other_bases_is_refused(tmp_path: Path) -> None:
     assert torch.equal(GatedClassifier(model.accurate, model.robust, again)(x), model(x))
     with pytest.raises(InputError, match=r"`accurate` must be the base that .* was trained for, with weights \w{12}"):
         load_gate(tmp_path / "gate.safetensors", model.robust, model.accurate)
+    state, told = formats.read_safetensors(tmp_path / "gate.safetensors")
+    formats.write_safetensors(tmp_path / "other.safetensors", {**state, "fc.weight": torch.zeros(1, 3)}, told)
+    with pytest.raises(InputError, match=r"must hold the \d+ tensors of this gate"):
+        load_gate(tmp_path / "other.safetensors", model.accurate, model.robust)
 
 
 def test_a_gated_mixture_on_disk(tmp_path: Path) -> None:
@@ -229,6 +267,13 @@ def test_a_gated_mixture_on_disk(tmp_path: Path) -> None:
     loaded = mixing.load(f"mixture:{tmp_path}")
     assert isinstance(loaded, GatedClassifier) and loaded.extra_repr() == model.extra_repr()
     assert torch.equal(loaded(images()), model(images()))
+    over = model.on(MixedClassifier(model.accurate, model.robust, 0.9, logit_map=LogitMap(2.0, 1.5, 0.3),
+                                    surrogate_alpha=0.7))
+    mixing.save(tmp_path / "over", over, accurate=str(tmp_path / "accurate.safetensors"),
+                robust=str(tmp_path / "robust.safetensors"))
+    again = mixing.load(f"mixture:{tmp_path}/over")
+    assert isinstance(again, GatedClassifier) and again.surrogate_alpha == 0.7, "attacks follow it without hard, too"
+    assert torch.equal(again.surrogate()(images()), over.surrogate()(images()))
     text = (tmp_path / "mixture.toml").read_text()
     (tmp_path / "mixture.toml").write_text(text.replace("alpha_max = 0.95", "alpha_max = 0.5"))
     with pytest.raises(InputError, match="`alpha_min` must be below alpha_max"):

@@ -44,6 +44,17 @@ class Transformer(nn.Module):
         return logits
 
 
+class Resizing(Transformer):
+    """A transformer that makes its images larger and normalises them first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.larger, self.normalize = nn.Upsample(scale_factor=2), Normalize([0.5] * C, [0.5] * C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.larger(self.normalize(x)))
+
+
 def _convnext() -> nn.Module:
     """Stem, stages and downsampling in one sequence, as torchvision lays out ConvNeXt."""
     def stage(width: int) -> nn.Sequential:
@@ -71,8 +82,9 @@ def _zoo(name: str) -> Callable[[], nn.Module]:
     (_zoo("cnn_small"), ("conv1", "conv2")),
     (_convnext, ("features.1", "features.3")),
     (Transformer, ("blocks.1", "blocks.3")),
+    (Resizing, ("blocks.1", "blocks.3")),
     (lambda: nn.Sequential(Normalize([0.5] * 3, [0.5] * 3), _zoo("resnet8")()), ("1.layer1", "1.layer2")),
-], ids=["resnet8", "resnet18", "preact", "wide", "cnn", "convnext", "vit", "wrapped"])
+], ids=["resnet8", "resnet18", "preact", "wide", "cnn", "convnext", "vit", "resizing", "wrapped"])
 def test_two_depths_are_found(make: Callable[[], nn.Module], wanted: tuple[str, str]) -> None:
     assert find_taps(make(), torch.rand(1, C, 16, 24)) == wanted
 
@@ -123,6 +135,8 @@ def test_an_unknown_layer_is_told_with_near_ones() -> None:
         tapped(model, ("layer1", "layr2"), torch.rand(2, C, 8, 8))
     with pytest.raises(InputError, match=r"there are conv1, bn1, "):
         tapped(model, ("zzz", "layer2"), torch.rand(2, C, 8, 8))
+    with pytest.raises(InputError, match=r"got '' \(there are"):
+        tapped(model, ("layer1", ""), torch.rand(2, C, 8, 8))
     assert all(not sub._forward_hooks for sub in model.modules())
 
 

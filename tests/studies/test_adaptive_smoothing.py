@@ -11,7 +11,8 @@ from equipoise import data, mixing, models, records
 from equipoise.attacks import Apgd, Square
 from equipoise.checks import InputError
 from equipoise.evaluate import Conditions
-from equipoise.mixing import GatedClassifier
+from equipoise.mixing import GatedClassifier, MixedClassifier
+from equipoise.mixing.frontier import Point
 from equipoise.models import checkpoint
 from equipoise.records import Run
 from equipoise.studies.adaptive_choice import KINDS
@@ -76,6 +77,18 @@ def test_every_part_leaves_its_rows_and_its_section(tmp_path: Path) -> None:
             if path.suffix in (".jsonl", ".safetensors", ".json")}
     assert _study(tmp_path).tell(PARTS).read_text() == text
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+def test_a_fit_without_help_still_gives_mixednuts_a_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a fit answers with the robust model alone; under its name plain mixing would be compared."""
+    study = _study(tmp_path)
+    points = [Point(lose, 0.9, 0.8, "linear", scale, 1.0, 0.0) for lose, scale in ((0.5, 3.0), (0.05, 7.0))]
+    alone = MixedClassifier(study.pair.accurate, study.pair.robust, 1.0, hard=True, frontier=tuple(points))
+    monkeypatch.setattr("equipoise.studies.adaptive_choice.fit_into", lambda *given, **more: alone)
+    for kind in ("MixedNUTS", "gate on MixedNUTS"):
+        found = study.shelf._candidates(kind, study._fresh)
+        assert {each.logit_map.facts()["scale"] for each in found if each.logit_map is not None} == {7.0}
+        assert all(each.hard and each.logit_map is not None for each in found)
 
 
 def test_parts_can_be_told_one_by_one(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,10 +13,11 @@ from equipoise import losses, rng
 from equipoise.checks import InputError
 from equipoise.data.dataset import Dataset, whole_split
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, new_gate
-from equipoise.models import build
+from equipoise.models import build, formats
 from equipoise.modes import inference
 from equipoise.train import Plan, train
 from equipoise.train.auto_ascent import auto_ascend
+from equipoise.train.book import LAST
 from equipoise.train.objectives.gate import GateLoss
 
 B, C, H, W, K = 48, 1, 8, 8, 5
@@ -135,6 +138,21 @@ def test_it_learns_to_tell_attacked_images_and_leaves_the_bases_alone() -> None:
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items() if key in before)
 
 
+def test_a_folder_needs_no_facts(tmp_path: Path) -> None:
+    """A mixture is not of the zoo: what its checkpoints must say is known without the user."""
+    objective = GateLoss(eps=0.1, steps=2)
+    plan = Plan(epochs=2, batch_size=16, optimizer="adamw", lr=5e-3, held_out=0, ema=0.8, save_seconds=0)
+    whole = train(_model(), objective, _data(), plan).state_dict()
+    again = train(_model(), objective, _data(), plan, out=tmp_path / "run")
+    assert all(torch.equal(value, whole[key]) for key, value in again.state_dict().items())
+    told = formats.read_safetensors(tmp_path / "run" / LAST)[1]
+    assert told.items() >= {"arch": "GatedClassifier", "num_classes": "5", "image_shape": "1,8,8"}.items()
+
+
 def test_mistakes_are_one_sentence() -> None:
     with pytest.raises(InputError, match="`adversary` must be one of A, B, C, got 'D'"):
         GateLoss(adversary="D")
+    with pytest.raises(InputError, match=r"`least` must be at most 1, the largest radius, got 2"):
+        GateLoss(least=2.0, most=1.0)
+    with pytest.raises(InputError, match="`model` must be a GatedClassifier, got CNN"):
+        GateLoss()(_model().accurate, *_images(), _stream(), {})

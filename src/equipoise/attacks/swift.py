@@ -108,8 +108,8 @@ def _folded(model: nn.Module, x: Tensor) -> nn.Module:
 def _pairs(model: nn.Module, x: Tensor) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
     """Convolutions and batch norms that pass one tensor on in a forward pass, each used once.
 
-    Seen from outside, whatever the code of the module looks like; that nobody else reads the tensor is
-    not seen, and is checked on the result.
+    Seen from outside, whatever the code of the module looks like. A convolution that somebody else listens to (a gate
+    that taps it) keeps its output; that nobody else reads the tensor is not seen, and is checked on the result.
     """
     made: dict[int, tuple[nn.Conv2d, Tensor]] = {}
     met: list[tuple[nn.Conv2d, nn.BatchNorm2d]] = []
@@ -117,7 +117,7 @@ def _pairs(model: nn.Module, x: Tensor) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]
 
     def after(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         calls.append(module)
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, nn.Conv2d) and len(module._forward_hooks) == 1:
             made[id(output)] = (module, output)  # holding the tensor keeps its id from being used again
 
     def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

@@ -21,6 +21,7 @@ from equipoise.rng import Stream
 from equipoise.threat import Threat
 
 CPU_GRAIN = 8
+BLOCK = 128  # rows of every pass of a list that is called on a larger batch
 T = TypeVar("T")
 
 
@@ -116,8 +117,8 @@ def strike(
 ) -> Tensor:
     """The same for one batch in memory, as a function of images: the contract of every attack.
 
-    `rigid`: every pass sees as many rows as there are images, so that no image rounds differently because
-    another one was broken.
+    `rigid`: every pass sees as many rows as there are images, or :data:`BLOCK` at a time of more, so that no image
+    rounds differently because another one was broken, and few passes are made for images that are.
 
     Returns:
         (B, C, H, W), detached: per image what fools the model, or else what comes nearest to it.
@@ -132,6 +133,8 @@ def strike(
         outcome = fresh([stage.name for stage in stages], len(x))
         outcome.learn(CLEAN, Found(torch.arange(len(x)), x, clean.predicted, clean.margin, clean.wrong(y)))
         best = x.clone()
+        block = min(len(x), BLOCK)
+        adversary.block = block if rigid else None
 
         def fetch(jobs: Tensor) -> Batch:
             rows = jobs.to(x.device)
@@ -145,7 +148,7 @@ def strike(
                 continue
             # On CUDA the shape stays, so that one recording serves the stage.
             grain = Grain(len(jobs), 1) if x.device.type == "cuda" else Grain()
-            grain = Grain(len(x), len(x)) if rigid else grain
+            grain = Grain(block, block) if rigid else grain
             for found in hunt(search, adversary, fetch, jobs, slots=len(jobs), grain=grain):
                 nearer = (found.margin.float().cpu() < outcome.margin[found.jobs]) | found.fooled.cpu()
                 best[found.jobs[nearer].to(x.device)] = found.nearest[nearer.to(x.device)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import checks
-from equipoise.attacks import Apgd, Called, Fold, Square, Targeted, straight_through
+from equipoise.attacks import Apgd, Called, Fold, Square, Stage, Targeted, straight_through
 from equipoise.attacks.adversary import Extra
 from equipoise.evaluate.subject import Attack
 from equipoise.mixing import GatedClassifier, MixedClassifier
@@ -22,6 +22,7 @@ from equipoise.threat import Threat
 KINDS = ("surrogate", "through")
 NAMES = {"surrogate": "adaptive", "through": "adaptive-through"}
 DEFAULT = ("surrogate",)
+BOTH: tuple[Stage, ...] = (Apgd("ce", 30), Apgd("dlr", 30), *(Targeted(rank, 20) for rank in range(1, 4)))
 
 
 def aimed(chosen: Callable[..., Tensor] | Fold, surrogate: nn.Module | None) -> Attack:
@@ -64,11 +65,14 @@ def adaptive(
 
 
 def white_box(mixture: MixedClassifier, chosen: Callable[..., Tensor] | Fold, stand_in: nn.Module | None = None,
-              precision: str = "auto") -> Attack:
-    """The attack with the mixture's own gradients, or where it hides them with those of what stands in for it."""
+              precision: str = "auto", both: Sequence[Stage] = BOTH) -> Attack:
+    """The attack with the mixture's own gradients, or where it hides them with those of what stands in for it.
+
+    `both` are then the stages of the attack on both sides, which a list of attacks gets besides.
+    """
     if mixture.differentiable:
         return aimed(chosen, None)
-    return aimed(_with_hinges(mixture, chosen, stand_in, precision), mixture.surrogate(stand_in=stand_in))
+    return aimed(_with_hinges(mixture, chosen, stand_in, precision, both), mixture.surrogate(stand_in=stand_in))
 
 
 def with_extra(chosen: Callable[..., Tensor] | Fold, extra: Extra) -> Attack:
@@ -79,20 +83,21 @@ def with_extra(chosen: Callable[..., Tensor] | Fold, extra: Extra) -> Attack:
 
 
 def _with_hinges(
-    mixture: MixedClassifier, chosen: Callable[..., Tensor] | Fold, stand_in: nn.Module | None, precision: str
+    mixture: MixedClassifier, chosen: Callable[..., Tensor] | Fold, stand_in: nn.Module | None, precision: str,
+    stages: Sequence[Stage],
 ) -> Callable[..., Tensor] | Fold:
     """The list with the attack on both sides before Square, which should find nothing that gradients missed."""
     if not isinstance(chosen, Fold):
         return chosen
-    fold = Fold((Apgd("ce", 30), Apgd("dlr", 30), *(Targeted(rank, 20) for rank in range(1, 4))),
-                surrogate=mixture.hinges(stand_in=stand_in), follow="surrogate")
+    fold = Fold(tuple(stages), surrogate=mixture.hinges(stand_in=stand_in), follow="surrogate")
 
     def both(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream, extra: Extra | None = None,
              **other: object) -> Tensor:
         return replace(fold, extra=extra)(model, x, y, threat=threat, stream=stream, precision=precision)
 
+    cost = sum(float(getattr(stage, "cost", 1)) for stage in stages)
     last = next((at for at, stage in enumerate(chosen.stages) if isinstance(stage, Square)), len(chosen.stages))
-    return replace(chosen, stages=(*chosen.stages[:last], Called("hinges", both, cost=120), *chosen.stages[last:]))
+    return replace(chosen, stages=(*chosen.stages[:last], Called("hinges", both, cost=cost), *chosen.stages[last:]))
 
 
 class Voiced(nn.Module):

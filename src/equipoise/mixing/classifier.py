@@ -135,7 +135,7 @@ class MixedClassifier(nn.Module):
         """
         return Surrogate(stand_in or self.accurate, self.robust, self.logit_map, self.surrogate_alpha, bypass)
 
-    def hinges(self, *, stand_in: nn.Module | None = None) -> Hinges:
+    def hinges(self, *, stand_in: nn.Module | None = None) -> nn.Module:
         """Scores for an attack on both sides at once; see :meth:`surrogate`."""
         return Hinges(stand_in or self.accurate, self.robust, self.logit_map, self.q)
 

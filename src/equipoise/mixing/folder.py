@@ -33,7 +33,9 @@ def save(folder: Path | str, mixture: MixedClassifier, *, accurate: str, robust:
     folder.mkdir(parents=True, exist_ok=True)
     told: dict[str, Any] = {"schema": SCHEMA, "alpha": mixture.alpha}
     if mixture.hard:
-        told |= {"hard": True, "surrogate_alpha": mixture.surrogate_alpha}
+        told["hard"] = True
+    if not mixture.differentiable:
+        told["surrogate_alpha"] = mixture.surrogate_alpha
     if mixture.logit_map is not None:
         told["map"] = mixture.logit_map.facts()
     if isinstance(mixture, GatedClassifier):

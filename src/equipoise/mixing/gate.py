@@ -51,6 +51,8 @@ class Gate(nn.Module):
     def forward(self, seen: Sequence[Maps]) -> Tensor:
         """(B,) from the maps of the accurate and of the robust base; about standard normal on training images."""
         shallow, deep = (torch.cat(matched([maps[depth] for maps in seen]), dim=1) for depth in (0, 1))
+        checks.require((shallow.shape[1], deep.shape[1]) == self.shape[:2], "bases", "be those of the gate, with "
+                       f"{self.shape[0]} and {self.shape[1]} channels at its taps", (shallow.shape[1], deep.shape[1]))
         met = matched([self.first(shallow), self.join(deep)])
         last = self.third(self.second(met[0] + met[1])).mean(dim=(2, 3))
         # Eight bits of this one number would hide from an attack what it gains by moving it.
@@ -79,6 +81,8 @@ def new_gate(accurate: nn.Module, robust: nn.Module, example: Tensor, *, taps: P
         seed: the same seed gives the same weights.
     """
     bases = (accurate, robust)
+    paired = taps is None or [len(names) if isinstance(names, tuple | list) else 0 for names in taps] == [2, 2]
+    checks.require(paired, "taps", "hold two names for the accurate and two for the robust base", taps)
     with torch.no_grad(), inference(*bases):
         taps = taps or (find_taps(accurate, example), find_taps(robust, example))
         caught = [tapped(base, names, example)[1] for base, names in zip(bases, taps, strict=True)]
@@ -109,6 +113,8 @@ def load_gate(path: Path | str, accurate: nn.Module, robust: nn.Module) -> Gate:
     first, second = (tuple(names.split(",")) for names in told["taps"].split(";"))
     shallow, deep, width = map(int, told["shape"].split(","))
     gate = Gate(((first[0], first[1]), (second[0], second[1])), shallow, deep, width)
-    checks.require(state.keys() == gate.state_dict().keys(), str(path), "hold this gate", len(state))
+    wanted = {key: value.shape for key, value in gate.state_dict().items()}
+    checks.require({key: value.shape for key, value in state.items()} == wanted, str(path),
+                   f"hold the {len(wanted)} tensors of this gate", f"{len(state)}, not all of their names and shapes")
     gate.load_state_dict(state)
     return gate.eval()

@@ -14,9 +14,9 @@ from equipoise import checks
 from equipoise.mixing.classifier import MixedClassifier
 from equipoise.mixing.fitted import Fitted
 from equipoise.mixing.gate import Gate
-from equipoise.mixing.logit_maps import LogitMap
+from equipoise.mixing.logit_maps import LogitMap, wide
 from equipoise.mixing.rules import gate_of, mix
-from equipoise.mixing.surrogate import BYPASS
+from equipoise.mixing.surrogate import BYPASS, hinged
 from equipoise.mixing.taps import tapped
 
 SCALE, SHIFT = 2.0, 0.4  # of the gate in training, as published
@@ -80,16 +80,20 @@ class GatedClassifier(MixedClassifier):
 
         With `soft`, the sides that adversaries follow, in which neither a hard decision nor a map hides the way.
         """
+        g, h, z = self.answers(x)
+        mapped, sure = self.mapped(h), F.log_softmax(self.sharpness[0] * wide(g), dim=1)
+        if soft and self.logit_map is not None:
+            direct = F.log_softmax(self.sharpness[1] * wide(h), dim=1)
+            mapped = torch.logaddexp(direct + math.log(BYPASS), mapped + math.log(1 - BYPASS))
+        return self._one_hot(g, mapped) if self.hard and not soft else sure, mapped, z
+
+    def answers(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of both bases (B, K), and the gate over all of (0, 1), (B,): one pass of each base."""
         taps = self.network.taps
         (g, left), (h, right) = tapped(self.accurate, taps[0], x), tapped(self.robust, taps[1], x)
         checks.require(g.shape == h.shape, "accurate and robust", "have equal numbers of classes",
                        (tuple(g.shape), tuple(h.shape)))
-        z = self.scale * self.network((left, right)) + self.shift
-        mapped, sure = self.mapped(h), F.log_softmax(self.sharpness[0] * g, dim=1)
-        if soft and self.logit_map is not None:
-            direct = F.log_softmax(self.sharpness[1] * h, dim=1)
-            mapped = torch.logaddexp(direct + math.log(BYPASS), mapped + math.log(1 - BYPASS))
-        return self._one_hot(g, mapped) if self.hard and not soft else sure, mapped, z
+        return g, h, self.scale * self.network((left, right)) + self.shift
 
     def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(B, K) log-probabilities of the accurate side, and of the robust one."""
@@ -97,7 +101,7 @@ class GatedClassifier(MixedClassifier):
 
     def mapped(self, h: Tensor) -> Tensor:
         """(B, K) logits of h → log-probabilities of the robust side."""
-        return super().mapped(self.sharpness[1] * h)
+        return super().mapped(self.sharpness[1] * wide(h))
 
     def ranged(self, z: Tensor) -> Tensor:
         """Log-odds over (0, 1) → log-odds over (α_min, α_max), without ever forming an alpha that rounds to 1."""
@@ -148,8 +152,13 @@ class GatedClassifier(MixedClassifier):
 
     def surrogate(self, *, stand_in: nn.Module | None = None, bypass: float = BYPASS) -> nn.Module:
         """What adversaries follow where the mixture itself hides the way; the gate shows its own."""
-        checks.require(stand_in is None, "stand_in", "be left out for a gate, which looks into g itself", "a model")
+        _alone(stand_in)
         return Followed(self, relaxed=True)
+
+    def hinges(self, *, stand_in: nn.Module | None = None) -> nn.Module:
+        """Scores for an attack on both sides at once, with every image's own alpha."""
+        _alone(stand_in)
+        return GatedHinges(self)
 
     def stopped(self) -> nn.Module:
         """The mixture for a grey-box adversary: no gradient comes through the gate [Bai2024, adversary A]."""
@@ -185,6 +194,27 @@ class Followed(nn.Module):
         return f"stopped={self.stopped}, relaxed={self.relaxed}, less={self.less:g}, {self.model.extra_repr()}"
 
 
+class GatedHinges(nn.Module):
+    """:class:`~equipoise.mixing.surrogate.Hinges` of a gated mixture: h lets g pass by the image's own threshold.
+
+    The threshold of α_min would call doors open that the gate keeps shut, and the attack would stop pushing there.
+    """
+
+    def __init__(self, model: GatedClassifier) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, K) scores ≤ 0."""
+        g, h, z = self.model.answers(x)
+        q = torch.exp(-self.model.ranged(z.detach())).unsqueeze(1)
+        return hinged(g, self.model.sharpness[1] * h.float(), self.model.logit_map, q)
+
+
+def _alone(stand_in: nn.Module | None) -> None:
+    checks.require(stand_in is None, "stand_in", "be left out for a gate, which looks into g itself", "a model")
+
+
 FORMS = ("share", "published")
 
 
@@ -201,6 +231,9 @@ class Lowered:
     model: GatedClassifier
     weight: float = 0.25
     form: str = "share"
+
+    def __post_init__(self) -> None:
+        checks.one_of("form", self.form, FORMS)
 
     def __call__(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B,)."""

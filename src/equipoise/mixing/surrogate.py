@@ -61,18 +61,30 @@ class Hinges(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, K) scores ≤ 0."""
-        g, h = self.accurate(x), self.robust(x).float()
-        g = g.float() if g.dim() == 2 else F.one_hot(g.long(), h.shape[1]).float()
-        spread = g.detach().std(dim=1, keepdim=True).clamp_min(1e-6)
-        behind = (g.amax(dim=1, keepdim=True) - g) / spread
-        p = torch.softmax(h if self.logit_map is None else self.logit_map(h), dim=1).detach()
-        closed = p.amax(dim=1, keepdim=True) - p > self.q
-        normed = layer_norm(h)
-        ahead = normed.amax(dim=1, keepdim=True) - normed
-        if self.logit_map is not None and self.logit_map.flat:
-            rivals = self.logit_map.numbers[3].to(h.dtype)
-            first, rest = h.amax(dim=1, keepdim=True), h.scatter(1, h.argmax(dim=1, keepdim=True), -math.inf)
-            sure = F.softplus(first - rest.logsumexp(dim=1, keepdim=True))
-            ahead = rivals * ahead + (1 - rivals) * sure
-        # The first class of h scores 0: an objective z_y − z_j then is the two hinges of j and nothing else.
-        return (-behind - closed * ahead).scatter(1, h.argmax(dim=1, keepdim=True), 0.0)
+        return hinged(self.accurate(x), self.robust(x), self.logit_map, self.q)
+
+
+def hinged(g: Tensor, h: Tensor, logit_map: LogitMap | None, q: float | Tensor) -> Tensor:
+    """(B, K) scores of :class:`Hinges`, from the answers of both bases.
+
+    Args:
+        g: (B, K) logits of the accurate base, or its classes (B,).
+        h: (B, K) logits of the robust base.
+        logit_map: M; None is the identity.
+        q: (1 − α)/α, or (B, 1) one for every image.
+    """
+    h = h.float()
+    g = g.float() if g.dim() == 2 else F.one_hot(g.long(), h.shape[1]).float()
+    spread = g.detach().std(dim=1, keepdim=True).clamp_min(1e-6)
+    behind = (g.amax(dim=1, keepdim=True) - g) / spread
+    p = torch.softmax(h if logit_map is None else logit_map(h), dim=1).detach()
+    closed = p.amax(dim=1, keepdim=True) - p > q
+    normed = layer_norm(h)
+    ahead = normed.amax(dim=1, keepdim=True) - normed
+    if logit_map is not None and logit_map.flat:
+        rivals = logit_map.numbers[3].to(h.dtype)
+        first, rest = h.amax(dim=1, keepdim=True), h.scatter(1, h.argmax(dim=1, keepdim=True), -math.inf)
+        sure = F.softplus(first - rest.logsumexp(dim=1, keepdim=True))
+        ahead = rivals * ahead + (1 - rivals) * sure
+    # The first class of h scores 0: an objective z_y − z_j then is the two hinges of j and nothing else.
+    return (-behind - closed * ahead).scatter(1, h.argmax(dim=1, keepdim=True), 0.0)

@@ -52,6 +52,8 @@ def _watched(model: nn.Module, names: Sequence[str], x: Tensor, note: Callable[[
 def named(model: nn.Module, name: str) -> nn.Module:
     """A submodule; an unknown name is told with the nearest ones."""
     try:
+        if not name:  # torch would give the model itself
+            raise AttributeError
         return model.get_submodule(name)
     except AttributeError:
         known = [each for each, _ in model.named_modules() if each]
@@ -108,9 +110,9 @@ def pooled(maps: Tensor, size: tuple[int, int]) -> Tensor:
 def find_taps(model: nn.Module, example: Tensor) -> Taps:
     """Two sensible depths of any classifier.
 
-    Where maps shrink on the way (ResNets, ConvNeXt), the ends of the first two stages; where they do not (ViT), a
-    quarter and half of the way through the longest row of equal blocks. Submodules are looked at level by level,
-    stages (submodules with submodules) before single layers.
+    Where maps shrink from stage to stage (ResNets, ConvNeXt), the ends of the first two stages; where they do not
+    (ViT), a quarter and half of the way through the longest row of equal blocks; without stages and blocks, the last
+    single layers of the first two sizes. Stages are submodules with submodules; both are looked at level by level.
 
     Args:
         model: images → logits.
@@ -127,15 +129,26 @@ def find_taps(model: nn.Module, example: Tensor) -> Taps:
     with torch.no_grad():
         _watched(model, list(modules), example, note)
     stages = {name: grid for name, grid in given.items() if any(modules[name].children())}
-    for among in (stages, given):
-        for level in range(DEEPEST):
-            ends = list({grid: name for name, grid in among.items() if name.count(".") == level}.values())
-            if len(ends) >= 2:
-                return ends[0], ends[1]
+    if found := _ends(stages):
+        return found
     rows: dict[tuple[str, type], list[str]] = {}
     for name in stages:
         rows.setdefault((name.rpartition(".")[0], type(modules[name])), []).append(name)
     longest = max(rows.values(), key=len, default=[])
-    checks.require(len(longest) >= 2, "taps", f"be given for {type(model).__name__}, which has neither two sizes of "
+    # Before single layers: a ViT may begin with one that resizes or normalises, and images are no features.
+    if len(longest) >= 2:
+        return longest[max(len(longest) // 4 - 1, 0)], longest[max(len(longest) // 2 - 1, 1)]
+    found = _ends(given)
+    checks.require(found is not None, "taps", f"be given for {type(model).__name__}, which has neither two sizes of "
                    "feature maps nor a row of blocks", list(given)[:3])
-    return longest[max(len(longest) // 4 - 1, 0)], longest[max(len(longest) // 2 - 1, 1)]
+    assert found is not None
+    return found
+
+
+def _ends(given: dict[str, tuple[int, int]]) -> Taps | None:
+    """The last submodules of the first two sizes, on the first level that has two."""
+    for level in range(DEEPEST):
+        ends = list({grid: name for name, grid in given.items() if name.count(".") == level}.values())
+        if len(ends) >= 2:
+            return ends[0], ends[1]
+    return None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from equipoise import checks, fit, mixing, records
 from equipoise.attacks import Called, Fold
 from equipoise.evaluate import Conditions
+from equipoise.evaluate.adaptive import white_box
 from equipoise.fit.match import Arena, Contest, Match
 from equipoise.mixing import GatedClassifier, MixedClassifier
 from equipoise.mixing.gated import Lowered
@@ -46,9 +47,10 @@ class Shelf:
                      self.conditions.batch_size)
 
     def _strike(self, model: MixedClassifier) -> Fold:
-        """The attack on a candidate: short, a gate meets it with and without the term that pushes alpha down."""
-        stages = tuple(self.size.strike())
-        plain = Fold(stages, surrogate=None if model.differentiable else model.surrogate())
+        """The attack on a candidate: short, on both sides at once where a map hides the way, as in the evaluation;
+        a gate meets it with and without the term that pushes alpha down."""
+        plain = white_box(model, Fold(tuple(self.size.strike())), both=self.size.both())
+        assert isinstance(plain, Fold)
         if not isinstance(model, GatedClassifier):
             return plain
 
@@ -56,7 +58,7 @@ class Shelf:
                     **other: object) -> Tensor:
             return plain(model, x, y, threat=threat, stream=stream)
 
-        return replace(plain, stages=(*stages, Called("unmoved", unmoved)), extra=Lowered(model))
+        return replace(plain, stages=(*plain.stages, Called("unmoved", unmoved)), extra=Lowered(model))
 
     def _standard(self) -> float:
         """Robust accuracy of h on the held-out images, under the attack that candidates meet."""
@@ -90,13 +92,20 @@ class Shelf:
         return model.to(self.conditions.device).eval()
 
     def _nuts(self) -> MixedClassifier:
-        """The map of MixedNUTS, fitted on the held-out images for the loss that is allowed here."""
+        """The map of MixedNUTS, fitted on the held-out images for the loss that is allowed here.
+
+        A fit that its own guard calls no help answers with h alone. Its frontier still has maps, and a contest judges
+        them here, so the one for the nearest loss is taken: without a map there would be no MixedNUTS to compare.
+        """
         pair, conditions = self.pair, self.conditions
         points = 100 * (1 - self.size.keep) * self._standard()
         kept = fit_into(self.folder / "nuts-fit", pair.references, pair.held_out, threat=conditions.threat,
                         target=fit.lose_at_most(points), device=conditions.device, batch_size=conditions.batch_size,
                         settings=fit.Settings(seed=conditions.seed, strength=fit.Strength(*self.size.nuts)))
-        return self.placed(MixedClassifier(pair.accurate, pair.robust, kept.alpha, logit_map=kept.logit_map, hard=True,
+        logit_map = kept.logit_map
+        if logit_map is None and kept.frontier:
+            logit_map = min(kept.frontier, key=lambda point: abs(100 * point.lose_at_most - points)).logit_map()
+        return self.placed(MixedClassifier(pair.accurate, pair.robust, kept.alpha, logit_map=logit_map, hard=True,
                                             surrogate_alpha=kept.surrogate_alpha))
 
     def _path(self, kind: str, share: float | None = None) -> Path:

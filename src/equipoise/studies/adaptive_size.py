@@ -21,6 +21,11 @@ def short() -> list[Stage]:
     return [Apgd("margin", 20), *(Targeted(rank, 15, "distance") for rank in range(1, 4))]
 
 
+def short_both() -> list[Stage]:
+    """Of the attack on both sides of a candidate with a map."""
+    return [Apgd("ce", 15), Apgd("dlr", 15), Targeted(1, 10)]
+
+
 def _gate_plan() -> Plan:
     return Plan(epochs=4, batch_size=250, optimizer="adamw", lr=5e-4, weight_decay=1e-5, schedule="cosine", warmup=0.2,
                 ema=0.8, clip=10.0, pad=4, flip=True, held_out=0, save_seconds=60, precision="bf16", compile="off")
@@ -40,6 +45,7 @@ class Size:
     version: Callable[[], list[Stage]] = VERSIONS["fast"]
     light: Callable[[], list[Stage]] = short
     strike: Callable[[], list[Stage]] = short
+    both: Callable[[], list[Stage]] = short_both
     pgd: int = 20
     targets: tuple[float, ...] = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
     plain: tuple[float, ...] = tuple(round(0.5 + 0.01 * step, 2) for step in range(50))

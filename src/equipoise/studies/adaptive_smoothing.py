@@ -74,8 +74,9 @@ class Study:
     def _part(self, name: str, subjects: Sequence[Subject], **more: object) -> None:
         """A run folder of its own with these subjects."""
         began, data, threat = time.monotonic(), self.test, self.conditions.threat
+        models = {subject.name: subject.model for subject in subjects}  # a digest each, not one for every attack
         identity = {"verb": "evaluate", "part": name, "seed": self.conditions.seed,
-                    "models": {subject.name: known_by(subject.model) for subject in subjects},
+                    "models": {known: known_by(model) for known, model in models.items()},
                     "attacks": sorted({str(subject) for subject in subjects}),
                     "data": data.facts(),
                     "threat": threat.facts()}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from equipoise import __version__, checks, models, stats
 from equipoise.data.dataset import Dataset
 from equipoise.models import checkpoint
+from equipoise.models.normalize import Normalized
 from equipoise.records import Row, Run, key_of
 from equipoise.train import state
 from equipoise.train.learner import Learner
@@ -34,7 +35,8 @@ class Book:
         self.past = 0.0
         self.told = {"objective": _name(objective), **facts}
         self.settings = {key: str(value) for key, value in
-                         {**objective.facts(), **plan.identity(), "data": str(data), **self.told}.items()}
+                         {**_known_by(model, data), **objective.facts(), **plan.identity(), "data": str(data),
+                          **self.told}.items()}
         if self.folder is not None:
             identity = {"verb": "train", **self.told, _name(objective): objective.facts(), "plan": plan.identity(),
                         "weights": models.weights_digest(model),
@@ -120,6 +122,14 @@ class Book:
         self.run.summarise("train", self.seconds, results, compile_seconds=round(rehearsed, 1), epoch=best["epoch"])
         if self.run.world.leads:
             (self.folder / state.NAME).unlink(missing_ok=True)
+
+
+def _known_by(model: nn.Module, data: Dataset) -> dict[str, str]:
+    """What a checkpoint has to say and a module from elsewhere (a gate with its bases, say) does not say itself."""
+    if isinstance(model, Normalized):
+        return {}
+    return {"arch": type(model).__name__, "num_classes": str(data.num_classes),
+            "image_shape": ",".join(map(str, data.image_shape))}
 
 
 def _name(objective: Objective) -> str:

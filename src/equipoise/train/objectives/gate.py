@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise import losses
+from equipoise import checks, losses
 from equipoise.attacks.targeted import ranked
 from equipoise.geometry import per_example
 from equipoise.mixing.gated import GatedClassifier
@@ -55,9 +55,14 @@ class GateLoss(Robust):
     term: float = setting(0.4, "Largest weight of the term that pushes alpha down.", share=True)
     untargeted: float = setting(0.1, "Share of untargeted attacks in C.", share=True)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.require(self.least <= self.most, "least", f"be at most {self.most:g}, the largest radius", self.least)
+
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> Outcome:
         """See :class:`Objective`."""
-        assert isinstance(model, GatedClassifier)
+        if not isinstance(model, GatedClassifier):
+            raise checks.InputError(f"`model` must be a GatedClassifier, got {type(model).__name__}")
         x_adv = self.attack(model, x, y, stream)
         # Together, so that the statistics of the gate are of clean and attacked images alike.
         g, h, z = model.parts(torch.cat((x, x_adv)))
