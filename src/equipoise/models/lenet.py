@@ -42,11 +42,13 @@ class LeNet(Normalized):
 
 
 class Patches(nn.Conv2d):
-    """A convolution as one product over patches.
+    """A convolution of stride 1 without padding, as one product over patches.
 
-    Where an image has one channel, libraries of convolutions are slow, backwards above all: here it takes half
-    the time on a CPU, and LeNet as a whole three quarters of it on a GPU.
+    Where an image has one channel, libraries of convolutions are slow, backwards above all: see docs/benchmarks.md.
     """
+
+    def __init__(self, channels: int, made: int, kernel: int | tuple[int, int]) -> None:
+        super().__init__(channels, made, kernel)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, C', H', W')."""
