@@ -99,10 +99,9 @@ class Study:
         """A gate trained by this objective, now or in an earlier sitting, over all of (0, 1)."""
         pair, path = self.pair, self.out / shelf / f"{name}.safetensors"
         if not path.exists():
-            model, learnt = self._fresh(), pair.remembered
-            train(model, objective, learnt, plan, device=self.conditions.device, out=self.out / f"{shelf}-{name}",
-                  facts={"arch": "gated", "num_classes": str(learnt.num_classes),
-                         "image_shape": ",".join(map(str, learnt.image_shape))})
+            model = self._fresh()
+            train(model, objective, pair.remembered, plan, device=self.conditions.device,
+                  out=self.out / f"{shelf}-{name}", facts={"arch": "gated"})
             path.parent.mkdir(exist_ok=True)
             save_gate(path, model.network, pair.accurate, pair.robust, {"objective": repr(objective)})
         gate = load_gate(path, pair.accurate, pair.robust)

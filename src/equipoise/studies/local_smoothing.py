@@ -192,10 +192,8 @@ class Study:
         """Find the crossing, learn the policy, and attack it at every fixed γ_t [Bai2022, Figure 7]."""
         model, threat = self._fresh_policy(), self.conditions.threat
         objective = PolicyLoss(norm=threat.norm, eps=threat.eps, gamma_0=self._crossing().gamma, steps=self.size.steps)
-        learnt = self.pair.learnt
-        train(model, objective, learnt, self.size.policy, device=self.conditions.device, out=self.out / "policy",
-              facts={"arch": "adaptive-smoothing", "num_classes": str(learnt.num_classes),
-                     "image_shape": ",".join(map(str, learnt.image_shape)), "rule": self.size.trust})
+        train(model, objective, self.pair.learnt, self.size.policy, device=self.conditions.device,
+              out=self.out / "policy", facts={"arch": "adaptive-smoothing", "rule": self.size.trust})
         judged = {"accurate": self.pair.accurate, "robust": self.pair.robust, "adaptive": model}
         local_figures.aimed_rows(self.out / "targets", self._aim(), judged, self.pair.test, self.conditions,
                                  self.size.steps)

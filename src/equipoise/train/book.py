@@ -35,7 +35,7 @@ class Book:
         self.past = 0.0
         self.told = {"objective": _name(objective), **facts}
         self.settings = {key: str(value) for key, value in
-                         {**_known_by(model, data), **objective.facts(), **plan.identity(), "data": str(data),
+                         {**_unsaid(model, data), **objective.facts(), **plan.identity(), "data": str(data),
                           **self.told}.items()}
         if self.folder is not None:
             identity = {"verb": "train", **self.told, _name(objective): objective.facts(), "plan": plan.identity(),
@@ -124,7 +124,7 @@ class Book:
             (self.folder / state.NAME).unlink(missing_ok=True)
 
 
-def _known_by(model: nn.Module, data: Dataset) -> dict[str, str]:
+def _unsaid(model: nn.Module, data: Dataset) -> dict[str, str]:
     """What a checkpoint has to say and a module from elsewhere (a gate with its bases, say) does not say itself."""
     if isinstance(model, Normalized):
         return {}
