@@ -75,6 +75,7 @@ def test_the_data_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setenv("EQUIPOISE_DATA", "~/elsewhere")
     assert data_directory(None) == tmp_path / "elsewhere"
     assert data_directory(tmp_path / "given") == tmp_path / "given"
+    assert data_directory(str(tmp_path / "given")) == tmp_path / "given"
 
 
 def test_names_are_those_of_the_readers() -> None:

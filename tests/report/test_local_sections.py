@@ -47,8 +47,8 @@ def test_the_envelope_is_claimed_only_where_it_is_one(tmp_path: Path) -> None:
     section = local_smoothing.trust(below)
     assert section is not None and "is the upper envelope" in section.prose[0]
     slightly = local_smoothing.trust(_trust(tmp_path / "b", [(0.94, 0.21)]))
-    assert slightly is not None and "not the upper envelope everywhere: 1 points" in slightly.prose[0]
-    assert "None of them by more" in slightly.prose[0]
+    assert slightly is not None and "not the upper envelope everywhere: of other rules 1 point" in slightly.prose[0]
+    assert "None by more" in slightly.prose[0]
     clearly = local_smoothing.trust(_trust(tmp_path / "c", [(0.94, 0.40)]))
     assert clearly is not None and "By more than the half-width" in clearly.prose[0]
     assert "ratio, logits at γ = 0.25" in clearly.prose[0]
@@ -67,6 +67,13 @@ def test_between_two_points_the_line_counts(tmp_path: Path) -> None:
     # Half way between (0.94, 0.20) and (0.88, 0.46): 0.33.
     assert "is the upper" in local_smoothing.envelope(_part(_trust(tmp_path / "a", [(0.91, 0.32)])))
     assert "not the upper" in local_smoothing.envelope(_part(_trust(tmp_path / "b", [(0.91, 0.34)])))
+
+
+def test_past_the_end_of_the_line_an_attacked_accuracy_is_compared_with_nothing(tmp_path: Path) -> None:
+    # More accurate than the accurate model itself, 0.95: what counts is what it keeps under attack.
+    assert "is the upper" in local_smoothing.envelope(_part(_trust(tmp_path / "a", [(0.96, 0.0)])))
+    told = local_smoothing.envelope(_part(_trust(tmp_path / "b", [(0.96, 0.3)])))
+    assert "at most by +30.0 points" in told
 
 
 def _part(found: RunView) -> RunView:

@@ -38,13 +38,12 @@ SOURCES: dict[str, Callable[[str, Path], Dataset]] = {
 PATHS: dict[str, Callable[[Path, str], Dataset]] = {"folder": folder.read, "npz": arrays.read}
 
 
-def data_directory(given: Path | None) -> Path:
+def data_directory(given: Path | str | None) -> Path:
     """The directory given, else $EQUIPOISE_DATA, else ~/.cache/equipoise."""
-    chosen = given or Path(os.environ.get("EQUIPOISE_DATA") or "~/.cache/equipoise")
-    return chosen.expanduser()
+    return Path(given or os.environ.get("EQUIPOISE_DATA") or "~/.cache/equipoise").expanduser()
 
 
-def load(name: str, *, split: str, data_dir: Path | None = None, start: int = 0,
+def load(name: str, *, split: str, data_dir: Path | str | None = None, start: int = 0,
          count: int | None = None) -> Dataset:
     """A split, or exactly `count` images of it from `start` on.
 

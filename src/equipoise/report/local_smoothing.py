@@ -27,9 +27,9 @@ def neighbours(view: RunView) -> Section | None:
     prose = ["The oracle is a vote of the K nearest training images, mixed into the accurate model with the strength "
              f"γ; at 0 it is the accurate model, at ∞ the vote alone. n = {n} images, bands are exact 95 % intervals. "
              "Attacked: the worst, image by image, of attacks through the mixture (a plain vote passes no gradient "
-             "on), the same with softplus in the backward pass, and one on the accurate model. None aims at the "
-             "choice of neighbours, so the right ends say how far attacks on the network carry over, not how robust a "
-             "vote is."]
+             "on), of the same with softplus in the backward pass on what stands, and of one on the accurate model. "
+             "None aims at the choice of neighbours, so the right ends say how far attacks on the network carry over, "
+             "not how robust a vote is."]
     tie = _ties(found)
     picture = Picture("neighbours", "Clean and attacked accuracy against strength for several K",
                       lambda palette: _draw_neighbours(palette, found))
@@ -85,8 +85,8 @@ def trust(view: RunView) -> Section | None:
              "Every point is one strength of one rule: the trust term R is constant, the gradient of each class, that "
              "of the greatest class, or the ratio of the two models' gradients; solid lines mix probabilities, dashed "
              f"ones logits. n = {n} images. Attacked is the worst case, image by image, over attacks through the rule, "
-             "through the rule with softplus in the backward pass (the gradient of a ReLU network's steepness is "
-             "zero), on the accurate and on the robust model."]
+             "through it with softplus in the backward pass where an image still stands (the gradient of a "
+             "ReLU network's steepness is zero), on the accurate and on the robust model."]
     picture = Picture("trust", "Attacked against clean accuracy for four trust terms over logits and probabilities",
                       lambda palette: _draw_trust(palette, found))
     metrics = ("clean", "pgd", "pgd-soft", "pgd-std", "pgd-rob", "worst")
@@ -111,15 +111,16 @@ def envelope(found: RunView) -> str:
         return "Constant trust over probabilities is the upper envelope: no other rule has a point above its line."
     clear = [text for _, sure, text in above if sure]
     most = max(above)
-    told = (f"Constant trust over probabilities is not the upper envelope everywhere: {len(above)} points of other "
-            f"rules lie above its line, at most by {numbers.points(most[0])} points ({most[2]}). ")
-    return told + ("None of them by more than the half-width of its interval." if not clear else
+    told = (f"Constant trust over probabilities is not the upper envelope everywhere: of other rules "
+            f"{len(above)} {'point lies' if len(above) == 1 else 'points lie'} above its line, at most by "
+            f"{numbers.points(most[0])} points ({most[2]}). ")
+    return told + ("None by more than the half-width of its interval." if not clear else
                    f"By more than the half-width of their intervals: {', '.join(clear)}.")
 
 
 def _height(line: Sequence[tuple[float, float]], clean: float) -> float:
-    """The greatest attacked accuracy that the line has at this clean accuracy or a higher one."""
-    best = max((attacked for own, attacked in line if own >= clean), default=-1.0)
+    """The greatest attacked accuracy that the line has at this clean accuracy or a higher one; past its end, none."""
+    best = max((attacked for own, attacked in line if own >= clean), default=0.0)
     for (x0, y0), (x1, y1) in pairwise(line):
         if x0 <= clean <= x1 and x1 > x0:
             best = max(best, y0 + (y1 - y0) * (clean - x0) / (x1 - x0))

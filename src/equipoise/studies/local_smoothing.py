@@ -28,6 +28,7 @@ from equipoise.mixing.policy import TARGETS, AdaptiveSmoothing
 from equipoise.mixing.smoothing import SmoothedClassifier
 from equipoise.records import Row, Run
 from equipoise.studies import local_figures
+from equipoise.studies.local_attacks import Once, Then
 from equipoise.studies.local_figures import alpha_of
 from equipoise.studies.local_pair import Pair
 from equipoise.studies.local_size import SIZES as SIZES
@@ -111,19 +112,19 @@ class Study:
 
     def _neighbours(self) -> None:
         """Eq. (2) with K-NN, plain and weighted, against γ [Bai2022, Figures 5 and 9]."""
-        pair, kept, subjects = self.pair, self.pair.remembered, []
+        pair, kept, subjects, on_g = self.pair, self.pair.remembered, [], self._once(self.sources[0])
         oracles = [(k, "plain") for k in self.size.neighbours] + [(k, "distance") for k in self.size.weighted]
         for k, weights in oracles:
             oracle = Neighbours(kept.images, kept.labels, kept.num_classes, k=k, weights=weights)
             for gamma in (*self.size.neighbour_gammas, math.inf):
                 model = self._rule(oracle, gamma, "gradient", "logits")
-                attacks: dict[str, Attack] = {"clean": untouched, "pgd-std": self._pgd(self.sources[0])}
+                attacks: dict[str, Attack] = {"clean": untouched, "pgd-std": on_g}
                 if gamma < math.inf or weights == "distance":
                     # Plain votes are steps without a slope; alone, nothing but g shows a way.
-                    attacks["pgd"] = self._pgd(self._rule(oracle, gamma, "gradient", "logits", source=True))
+                    attacks["pgd"] = self._once(self._rule(oracle, gamma, "gradient", "logits", source=True))
                 if gamma < math.inf:
                     soft = self._rule(oracle, gamma, "gradient", "logits", source=True, soft=True)
-                    attacks["pgd-soft"] = self._pgd(Softened(soft))
+                    attacks["pgd-soft"] = Then(attacks["pgd"], self._pgd(Softened(soft)))
                 subjects += self._named(f"{k} neighbours, {weights}", model, attacks, gamma)
         self._part("neighbours", [*self._alone(), *subjects], pair.test)
 
@@ -136,6 +137,7 @@ class Study:
     def _trust(self) -> None:
         """The four trust terms over logits and probabilities [Bai2024, Figure 1]."""
         pair, subjects = self.pair, []
+        on_g, on_h = (self._once(source) for source in self.sources)
         for space in SPACES:
             for trust in COMPARED:
                 scale = self._scale(trust, space)
@@ -143,12 +145,11 @@ class Study:
                     gamma = local_figures.strength(weight, scale)
                     model = self._rule(pair.robust, gamma, trust, space)
                     source = self._rule(self.sources[1], gamma, trust, space, source=True)
-                    attacks: dict[str, Attack] = {
-                        "clean": untouched, "pgd": self._pgd(source), "pgd-std": self._pgd(self.sources[0]),
-                        "pgd-rob": self._pgd(self.sources[1])}
+                    attacks: dict[str, Attack] = {"clean": untouched, "pgd": self._once(source), "pgd-std": on_g,
+                                                  "pgd-rob": on_h}
                     if trust != "constant":
                         soft = self._rule(self.sources[1], gamma, trust, space, source=True, soft=True)
-                        attacks["pgd-soft"] = self._pgd(Softened(soft))
+                        attacks["pgd-soft"] = Then(attacks["pgd"], self._pgd(Softened(soft)))
                     subjects += self._named(f"{trust}, {space}", model, attacks, gamma)
         self._part("trust", [*self._alone(), *subjects], pair.test)
 
@@ -162,6 +163,9 @@ class Study:
 
     def _pgd(self, source: nn.Module) -> Attack:
         return partial(pgd, steps=self.size.steps, surrogate=source)
+
+    def _once(self, source: nn.Module) -> Attack:
+        return Once(self._pgd(source), self.conditions.seed)
 
     @staticmethod
     def _named(name: str, model: nn.Module, attacks: dict[str, Attack], gamma: float) -> list[Subject]:

@@ -14,18 +14,22 @@ def share(decay: float, step: int) -> float:
 
 
 class Average:
-    """A copy of a module whose weights and statistics follow the module's slowly; counters are copied.
+    """A copy of a module whose weights and statistics follow the module's slowly; the rest is copied, bit by bit.
 
-    So are buffers that are infinite, such as the log-odds of 0: no average of them is a number.
+    The rest: counters, buffers that are infinite, such as the log-odds of 0, and layers that are frozen, whose weights
+    would lose the sign of a zero and with it their digest.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = copy.deepcopy(module).requires_grad_(False).eval()
         live, kept = [*module.parameters(), *module.buffers()], [*self.module.parameters(), *self.module.buffers()]
-        moving = [value.is_floating_point() and bool(value.isfinite().all()) for value in live]
-        self._live = [value for value, moves in zip(live, moving, strict=True) if moves]
-        self._kept = [value for value, moves in zip(kept, moving, strict=True) if moves]
-        self._copied = [pair for pair, moves in zip(zip(kept, live, strict=True), moving, strict=True) if not moves]
+        frozen = {id(value) for layer in module.modules() if _frozen(layer)
+                  for value in (*layer.parameters(recurse=False), *layer.buffers(recurse=False))}
+        moves = [value.is_floating_point() and id(value) not in frozen and bool(value.isfinite().all())
+                 for value in live]
+        self._live, self._kept = _pick(live, moves), _pick(kept, moves)
+        still = [not each for each in moves]
+        self._now, self._copied = _pick(live, still), _pick(kept, still)
 
     @torch.no_grad()
     def follow(self, weight: float | Tensor) -> None:
@@ -33,5 +37,15 @@ class Average:
         way = torch._foreach_sub([live.detach() for live in self._live], self._kept)
         torch._foreach_mul_(way, weight)
         torch._foreach_add_(self._kept, way)
-        for counter, now in self._copied:
-            counter.copy_(now)
+        if self._copied:
+            torch._foreach_copy_(self._copied, self._now)
+
+
+def _frozen(layer: nn.Module) -> bool:
+    """Whether a layer has weights of its own and none of them learns."""
+    own = list(layer.parameters(recurse=False))
+    return bool(own) and not any(weight.requires_grad for weight in own)
+
+
+def _pick(values: list[Tensor], chosen: list[bool]) -> list[Tensor]:
+    return [value for value, take in zip(values, chosen, strict=True) if take]

@@ -1,0 +1,50 @@
+"""Attacks that a study makes once, and dear ones that meet only what a cheaper one leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from equipoise import device, rng
+from equipoise.evaluate import Attack
+from equipoise.rng import Stream
+from equipoise.threat import Threat
+
+
+@dataclass
+class Once:
+    """An attack that does not look at the model under attack: its images are made once and shown to every model.
+
+    Their chance is its own, so that they are the same whoever asks first.
+    """
+
+    attack: Attack
+    seed: int
+    made: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False)
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
+        """See :class:`~equipoise.evaluate.Attack`."""
+        key = tuple(stream.index.tolist())
+        if key not in self.made:
+            chance = rng.stream(self.seed, "once", stream.index)
+            self.made[key] = self.attack(model, x, y, threat=threat, stream=chance)
+        return self.made[key]
+
+
+@dataclass(frozen=True)
+class Then:
+    """An attack, and a second one on the images that the first leaves standing."""
+
+    first: Attack
+    second: Attack
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
+        """See :class:`~equipoise.evaluate.Attack`."""
+        x_adv = self.first(model, x, y, threat=threat, stream=stream).clone()
+        with torch.no_grad(), device.exactly(x.device):
+            rows = (model(x_adv).argmax(dim=1) == y).nonzero().squeeze(1)
+        if len(rows):
+            x_adv[rows] = self.second(model, x[rows], y[rows], threat=threat, stream=stream[rows])
+        return x_adv
