@@ -14,8 +14,9 @@ from equipoise.evaluate import Conditions
 from equipoise.mixing.policy import TARGETS
 from equipoise.mixing.smoothing import SmoothedClassifier
 from equipoise.records import Run
-from equipoise.studies.local_figures import Reduced, aimed_rows, strength
+from equipoise.studies.local_figures import aimed_rows, strength
 from equipoise.studies.local_pair import Pair
+from equipoise.studies.local_rules import Reduced
 from equipoise.studies.local_size import Size
 from equipoise.studies.local_smoothing import PARTS, Study
 from equipoise.threat import Threat

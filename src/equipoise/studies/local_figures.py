@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import io
 import time
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from equipoise import checks, device, losses, models, progress, records, rng, summary
 from equipoise.attacks import pgd
-from equipoise.attacks.swift import swift
 from equipoise.data import Dataset, batches
 from equipoise.evaluate import Conditions, facts
 from equipoise.fit.crossing import Crossing, aimed
@@ -26,29 +24,6 @@ from equipoise.models import formats
 from equipoise.records import Row, Run, rows_of
 
 SEEN = 500  # images whose gradients are measured
-
-
-class Reduced(nn.Module):
-    """A copy of a classifier in bfloat16: where gradients come from on a device that gains by it, never a verdict.
-
-    Batch norms are folded away where they can be: the second derivative of one is some twenty operations, and a GPU
-    waits for the host that asks for them. A ResNet-18 asks for a third of what it did.
-
-    Args:
-        model: in evaluation mode.
-        x: a few images, on which the folded copy must agree with the model.
-    """
-
-    def __init__(self, model: nn.Module, x: Tensor) -> None:
-        super().__init__()
-        # A copy of the copy, because where there is nothing to fold it is the model itself.
-        self.model = copy.deepcopy(swift(model, x)).to(torch.bfloat16).requires_grad_(False)
-        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, K) in the precision of x."""
-        logits: Tensor = self.model(x.to(torch.bfloat16)).to(x.dtype)
-        return logits
 
 
 def aimed_rows(folder: Path, rule: SmoothedClassifier, judged: Mapping[str, nn.Module], data: Dataset,

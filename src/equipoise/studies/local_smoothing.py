@@ -13,24 +13,22 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from equipoise import checks, device, models, report, summary
+from equipoise import checks, models, report, summary
 from equipoise.attacks import Fold, pgd
 from equipoise.attacks.auto import VERSIONS
-from equipoise.data import Dataset, pixels
+from equipoise.data import Dataset
 from equipoise.evaluate import Attack, Conditions, Subject, attacked, facts, untouched
 from equipoise.fit.crossing import Crossing, crossing
 from equipoise.mixing.jacobian import Softened
 from equipoise.mixing.neighbours import Neighbours
 from equipoise.mixing.policy import TARGETS, AdaptiveSmoothing
-from equipoise.mixing.smoothing import SmoothedClassifier
 from equipoise.records import Row, Run
 from equipoise.studies import local_figures
-from equipoise.studies.local_attacks import Once, Then
 from equipoise.studies.local_figures import alpha_of
 from equipoise.studies.local_pair import Pair
+from equipoise.studies.local_rules import Rules
 from equipoise.studies.local_size import SIZES as SIZES
 from equipoise.studies.local_size import Size
 from equipoise.threat import Threat
@@ -49,10 +47,7 @@ class Study:
         self.run, self.out, self.pair, self.size, self.conditions = run, run.folder, pair, size, conditions
         for base in (pair.accurate, pair.robust):
             base.to(conditions.device).eval().requires_grad_(False)
-        # On CUDA gradients come from copies in bfloat16; every verdict is that of the models themselves.
-        on_cuda = conditions.device.type == "cuda"
-        self.sources = [local_figures.Reduced(base, self._few(pair.held_out, 8)) if on_cuda else base
-                        for base in (pair.accurate, pair.robust)]
+        self.rules = Rules(pair, size, conditions)
         self.digests = {"accurate": models.weights_digest(pair.accurate), "robust": models.weights_digest(pair.robust)}
         self.began = time.monotonic()
 
@@ -112,83 +107,49 @@ class Study:
 
     def _neighbours(self) -> None:
         """Eq. (2) with K-NN, plain and weighted, against γ [Bai2022, Figures 5 and 9]."""
-        pair, kept, subjects, on_g = self.pair, self.pair.remembered, [], self._once(self.sources[0])
+        kept, rules, subjects = self.pair.remembered, self.rules, []
         oracles = [(k, "plain") for k in self.size.neighbours] + [(k, "distance") for k in self.size.weighted]
         for k, weights in oracles:
             oracle = Neighbours(kept.images, kept.labels, kept.num_classes, k=k, weights=weights)
             for gamma in (*self.size.neighbour_gammas, math.inf):
-                model = self._rule(oracle, gamma, "gradient", "logits")
-                attacks: dict[str, Attack] = {"clean": untouched, "pgd-std": on_g}
+                attacks: dict[str, Attack] = {"clean": untouched, "pgd-std": rules.on_accurate}
                 if gamma < math.inf or weights == "distance":
                     # Plain votes are steps without a slope; alone, nothing but g shows a way.
-                    attacks["pgd"] = self._once(self._rule(oracle, gamma, "gradient", "logits", source=True))
-                if gamma < math.inf:
-                    soft = self._rule(oracle, gamma, "gradient", "logits", source=True, soft=True)
-                    attacks["pgd-soft"] = Then(attacks["pgd"], self._pgd(Softened(soft)))
-                subjects += self._named(f"{k} neighbours, {weights}", model, attacks, gamma)
-        self._part("neighbours", [*self._alone(), *subjects], pair.test)
+                    attacks |= rules.through(oracle, gamma, "gradient")
+                subjects += self._named(f"{k} neighbours, {weights}", rules.rule(oracle, gamma, "gradient"), attacks,
+                                        gamma)
+        self._part("neighbours", [*self._alone(), *subjects], self.pair.test)
 
     def _alone(self) -> list[Subject]:
         """Both bases by themselves, where every curve begins and ends."""
         bases = {"accurate": self.pair.accurate, "robust": self.pair.robust}
         return [Subject(name, model, attack, run) for name, model in bases.items()
-                for attack, run in {"clean": untouched, "pgd": self._pgd(model)}.items()]
+                for attack, run in {"clean": untouched, "pgd": self.rules.pgd(model)}.items()]
 
     def _trust(self) -> None:
         """The four trust terms over logits and probabilities [Bai2024, Figure 1]."""
-        pair, subjects = self.pair, []
-        on_g, on_h = (self._once(source) for source in self.sources)
+        rules, subjects = self.rules, []
         for space in SPACES:
             for trust in COMPARED:
-                scale = self._scale(trust, space)
+                scale = rules.scale(trust, space)
                 for weight in self.size.weights:
                     gamma = local_figures.strength(weight, scale)
-                    model = self._rule(pair.robust, gamma, trust, space)
-                    source = self._rule(self.sources[1], gamma, trust, space, source=True)
-                    attacks: dict[str, Attack] = {"clean": untouched, "pgd": self._once(source), "pgd-std": on_g,
-                                                  "pgd-rob": on_h}
-                    if trust != "constant":
-                        soft = self._rule(self.sources[1], gamma, trust, space, source=True, soft=True)
-                        attacks["pgd-soft"] = Then(attacks["pgd"], self._pgd(Softened(soft)))
-                    subjects += self._named(f"{trust}, {space}", model, attacks, gamma)
-        self._part("trust", [*self._alone(), *subjects], pair.test)
-
-    def _rule(self, oracle: nn.Module, gamma: float, trust: str, space: str, *, source: bool = False,
-              soft: bool = False) -> SmoothedClassifier:
-        # Over logits a ReLU network's ‖∇g‖ has no slope: leaving it out saves the second derivatives.
-        rule = SmoothedClassifier(self.sources[0] if source else self.pair.accurate, oracle, gamma, trust=trust,
-                                  space=space, norm=self.conditions.threat.norm,
-                                  attached=soft or space == "probabilities")
-        return rule.to(self.conditions.device)
-
-    def _pgd(self, source: nn.Module) -> Attack:
-        return partial(pgd, steps=self.size.steps, surrogate=source)
-
-    def _once(self, source: nn.Module) -> Attack:
-        return Once(self._pgd(source), self.conditions.seed)
+                    attacks: dict[str, Attack] = {
+                        "clean": untouched, "pgd-std": rules.on_accurate, "pgd-rob": rules.on_robust,
+                        **rules.through(rules.sources[1], gamma, trust, space)}
+                    subjects += self._named(f"{trust}, {space}", rules.rule(self.pair.robust, gamma, trust, space),
+                                            attacks, gamma)
+        self._part("trust", [*self._alone(), *subjects], self.pair.test)
 
     @staticmethod
     def _named(name: str, model: nn.Module, attacks: dict[str, Attack], gamma: float) -> list[Subject]:
         return [Subject(name, model, attack, run, alpha_of(gamma)) for attack, run in attacks.items()]
 
-    def _scale(self, trust: str, space: str) -> float:
-        """The median of R on held-out images."""
-        rule = self._rule(self.pair.robust, 1.0, trust, space)
-        with torch.no_grad(), device.exactly(self.conditions.device):
-            return float(rule.parts(self._few(self.pair.held_out))[2].median())
-
-    def _few(self, data: Dataset, most: int = 256) -> Tensor:
-        return pixels(data.images[:most].to(self.conditions.device))
-
-    def _aim(self) -> SmoothedClassifier:
-        return SmoothedClassifier(self.sources[0], self.sources[1], 1.0, trust=self.size.trust, attached=False,
-                                  norm=self.conditions.threat.norm).to(self.conditions.device)
-
     def _crossing(self) -> Crossing:
         """γ_0 on held-out images [Bai2022, Figure 4]."""
         bases = {"accurate": self.pair.accurate, "robust": self.pair.robust}
-        rows = local_figures.aimed_rows(self.out / "crossing", self._aim(), bases, self.pair.held_out, self.conditions,
-                                        self.size.steps)
+        rows = local_figures.aimed_rows(self.out / "crossing", self.rules.aim(), bases, self.pair.held_out,
+                                        self.conditions, self.size.steps)
         accurate, robust = (local_figures.verdicts(rows, name) for name in bases)
         return crossing(TARGETS, accurate, robust, seed=self.conditions.seed)
 
@@ -199,13 +160,13 @@ class Study:
         train(model, objective, self.pair.learnt, self.size.policy, device=self.conditions.device,
               out=self.out / "policy", facts={"arch": "adaptive-smoothing", "rule": self.size.trust})
         judged = {"accurate": self.pair.accurate, "robust": self.pair.robust, "adaptive": model}
-        local_figures.aimed_rows(self.out / "targets", self._aim(), judged, self.pair.test, self.conditions,
+        local_figures.aimed_rows(self.out / "targets", self.rules.aim(), judged, self.pair.test, self.conditions,
                                  self.size.steps)
 
     def _fresh_policy(self) -> AdaptiveSmoothing:
-        pair = self.pair
-        return AdaptiveSmoothing(pair.accurate, pair.robust, example=self._few(pair.held_out, 2), width=self.size.width,
-                                 seed=self.conditions.seed, trust=self.size.trust, norm=self.conditions.threat.norm)
+        pair, size = self.pair, self.size
+        return AdaptiveSmoothing(pair.accurate, pair.robust, example=self.rules.few(pair.held_out, 2), width=size.width,
+                                 seed=self.conditions.seed, trust=size.trust, norm=self.conditions.threat.norm)
 
     def _kept_policy(self) -> AdaptiveSmoothing | None:
         """The policy of this study, if it has been learnt."""
