@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from conftest import Linear
 from equipoise import geometry, losses
-from equipoise.attacks import pgd
+from equipoise.attacks import pgd, transfer
 from equipoise.checks import InputError
 from equipoise.mixing import MixedClassifier
 from equipoise.rng import Stream, stream
@@ -129,3 +129,17 @@ def test_bad_settings(linear: Linear) -> None:
     with pytest.raises(InputError, match="not contain NaN"):
         pgd(Linear(torch.full((6, 105), torch.nan), torch.zeros(6)), x.float(), y, threat=Threat("l2", 0.1),
             stream=_chance(2))
+
+
+def test_a_transferred_attack_moves_every_image_and_asks_nobody(linear: Linear) -> None:
+    class Silent(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise AssertionError("the model under attack was asked")
+
+    x = _inner(4)
+    y = linear(x).argmax(dim=1)
+    y[2:] = (y[2:] + 1) % 6  # already wrong: moved all the same, and further
+    x_adv = transfer(Silent(), x, y, threat=Threat("linf", 0.1), stream=_chance(4), source=linear, steps=10)
+    before, after = (losses.cross_entropy(linear(at), y) for at in (x, x_adv))
+    assert bool((after > before).all())
+    assert float((x_adv - x).abs().max()) <= 0.1 + 1e-6

@@ -69,11 +69,11 @@ def test_between_two_points_the_line_counts(tmp_path: Path) -> None:
     assert "not the upper" in local_smoothing.envelope(_part(_trust(tmp_path / "b", [(0.91, 0.34)])))
 
 
-def test_past_the_end_of_the_line_an_attacked_accuracy_is_compared_with_nothing(tmp_path: Path) -> None:
+def test_past_the_end_of_the_line_every_image_kept_under_attack_counts(tmp_path: Path) -> None:
     # More accurate than the accurate model itself, 0.95: what counts is what it keeps under attack.
     assert "is the upper" in local_smoothing.envelope(_part(_trust(tmp_path / "a", [(0.96, 0.0)])))
     told = local_smoothing.envelope(_part(_trust(tmp_path / "b", [(0.96, 0.3)])))
-    assert "at most by +30.0 points" in told
+    assert "by +30.0 points (ratio, logits at γ = 0.25, past its accurate end)" in told
 
 
 def _part(found: RunView) -> RunView:
@@ -93,13 +93,22 @@ def test_the_crossing_is_told_with_its_interval_or_that_there_is_none(tmp_path: 
         assert section is not None and said in section.prose[0]
 
 
+def test_autoattack_is_told_apart_from_the_attacks_at_the_top(tmp_path: Path) -> None:
+    _folder(tmp_path / "run", [])
+    _folder(tmp_path / "run" / "auto", [_result(model, "auto", value) for model, value in
+                                        (("accurate", 0.0), ("robust", 0.42), ("adaptive", 0.19))])
+    section = local_policy.auto(view(tmp_path / "run"))
+    assert section is not None and "Of the adaptive classifier it leaves 19.0 %" in section.prose[1]
+    assert "of the robust model 42.0 %" in section.prose[1]
+
+
 def test_other_runs_have_none_of_these_sections(tmp_path: Path) -> None:
     _folder(tmp_path / "run", [])
     (tmp_path / "run" / "run.toml").write_text(config.dumps({"schema": 1, "identity": {}, "settings": {}}))
     _folder(tmp_path / "run" / "trust", [])
     found = view(tmp_path / "run")
     for make in (local_smoothing.trust, local_smoothing.fixed, local_smoothing.neighbours, local_policy.crossing,
-                 local_policy.targets, local_policy.radii, local_policy.gradients):
+                 local_policy.targets, local_policy.radii, local_policy.auto, local_policy.gradients):
         assert make(found) is None
 
 

@@ -16,6 +16,7 @@ from equipoise.attacks.named import ATTACKS as ATTACKS
 from equipoise.attacks.named import named as named
 from equipoise.attacks.outcome import Outcome as Outcome
 from equipoise.attacks.pgd import pgd as pgd
+from equipoise.attacks.pgd import transfer as transfer
 from equipoise.attacks.search import Found as Found
 from equipoise.attacks.square import Square as Square
 from equipoise.attacks.square import square as square

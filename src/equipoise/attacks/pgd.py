@@ -61,13 +61,34 @@ def pgd(
                 break
             x0, labels = x[rows], y[rows]
             x_adv = geometry.draw(x0, threat, stream[rows.to(stream.index.device)].at("start", restart))
-            for _ in range(steps):
-                gradient = _gradient(source, x_adv, labels, loss, extra)
-                x_adv = geometry.project(x_adv + stride * geometry.steepest(gradient, threat.norm), x0, threat)
+            x_adv = _ascend(x_adv, x0, labels, source, threat, steps, stride, loss, extra)
             reached = _margin(model, x_adv, labels)
             nearer = reached < margin[rows]
             best[rows[nearer]], margin[rows[nearer]] = x_adv[nearer], reached[nearer]
     return best
+
+
+def transfer(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream, source: nn.Module,
+             steps: int = 20, loss: losses.Loss = losses.cross_entropy) -> Tensor:
+    """PGD on `source` alone: every image is moved and the last step is kept, because `model` is never asked.
+
+    So the same images serve against any model. Arguments are those of :func:`pgd`.
+    """
+    checks.images(x)
+    checks.require(len(stream) == len(x), "stream", f"be the chance of {len(x)} images", len(stream))
+    checks.whole("steps", steps, least=1)
+    x = x.detach()
+    with inference(source):
+        start = geometry.draw(x, threat, stream.at("start", 0))
+        return _ascend(start, x, y, source, threat, steps, 2.5 * threat.eps / steps, loss, None)
+
+
+def _ascend(x_adv: Tensor, x: Tensor, y: Tensor, source: nn.Module, threat: Threat, steps: int, stride: float,
+            loss: losses.Loss, extra: Extra | None) -> Tensor:
+    for _ in range(steps):
+        gradient = _gradient(source, x_adv, y, loss, extra)
+        x_adv = geometry.project(x_adv + stride * geometry.steepest(gradient, threat.norm), x, threat)
+    return x_adv
 
 
 def _gradient(model: nn.Module, x: Tensor, y: Tensor, loss: losses.Loss, extra: Extra | None) -> Tensor:

@@ -106,20 +106,21 @@ def envelope(found: RunView) -> str:
                 excess = w["value"] - _height(line, c["value"])
                 if excess > 0:
                     clear = excess > (w["high"] - w["low"]) / 2
-                    above.append((excess, clear, f"{model} at γ = {gamma_of(c['alpha']):.3g}"))
+                    past = ", past its accurate end" if c["value"] > line[-1][0] else ""
+                    above.append((excess, clear, f"{model} at γ = {gamma_of(c['alpha']):.3g}{past}"))
     if not above:
         return "Constant trust over probabilities is the upper envelope: no other rule has a point above its line."
     clear = [text for _, sure, text in above if sure]
     most = max(above)
-    told = (f"Constant trust over probabilities is not the upper envelope everywhere: of other rules "
-            f"{len(above)} {'point lies' if len(above) == 1 else 'points lie'} above its line, at most by "
-            f"{numbers.points(most[0])} points ({most[2]}). ")
+    some = (f"of other rules 1 point lies above its line, by {numbers.points(most[0])} points" if len(above) == 1 else
+            f"of other rules {len(above)} points lie above its line, at most by {numbers.points(most[0])} points")
+    told = f"Constant trust over probabilities is not the upper envelope everywhere: {some} ({most[2]}). "
     return told + ("None by more than the half-width of its interval." if not clear else
                    f"By more than the half-width of their intervals: {', '.join(clear)}.")
 
 
 def _height(line: Sequence[tuple[float, float]], clean: float) -> float:
-    """The greatest attacked accuracy that the line has at this clean accuracy or a higher one; past its end, none."""
+    """The greatest attacked accuracy that the line has at this clean accuracy or a higher one; past its end 0."""
     best = max((attacked for own, attacked in line if own >= clean), default=0.0)
     for (x0, y0), (x1, y1) in pairwise(line):
         if x0 <= clean <= x1 and x1 > x0:
@@ -143,7 +144,8 @@ def _draw_trust(palette: Palette, found: RunView) -> Figure:
         ends = [alone(found, side, metric) for metric in ("clean", "worst")]
         if ends[0] is not None and ends[1] is not None:
             axes.plot(100 * ends[0]["value"], 100 * ends[1]["value"], "s", color=colour, markersize=7)
-            axes.annotate(side, (100 * ends[0]["value"], 100 * ends[1]["value"]), xytext=(6, -3),
+            # Lines leave the accurate end to the left and the robust one to the right.
+            axes.annotate(side, (100 * ends[0]["value"], 100 * ends[1]["value"]), xytext=(0, 8), ha="center",
                           textcoords="offset points", color=colour, fontsize=8)
     axes.set(xlabel="clean, answered rightly, %", ylabel="attacked, answered rightly, %")
     axes.margins(x=0.08)
@@ -161,7 +163,7 @@ def fixed(view: RunView) -> Section | None:
              "at large strengths; the attack through the rule itself should lie below both wherever it is not masked."]
     looks = {"clean": "-", "pgd-std": ":", "pgd-rob": "-.", "pgd": "--", "pgd-soft": (0, (1, 1))}
     told = {"clean": "clean", "pgd-std": "attack on the accurate model", "pgd-rob": "attack on the robust model",
-            "pgd": "attack through the rule", "pgd-soft": "the same, softened"}
+            "pgd": "attack through the rule", "pgd-soft": "the same, then softened"}
 
     def draw(palette: Palette) -> Figure:
         from matplotlib.figure import Figure

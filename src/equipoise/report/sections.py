@@ -11,7 +11,7 @@ from equipoise.report.examples import examples
 from equipoise.report.frontier import frontier
 from equipoise.report.gate import ablation, aimed_alphas, alphas, gate_trade_off, perfect_gate, settings
 from equipoise.report.headline import headline
-from equipoise.report.local_policy import crossing, gradients, radii, targets
+from equipoise.report.local_policy import auto, crossing, gradients, radii, targets
 from equipoise.report.local_smoothing import fixed, neighbours, trust
 from equipoise.report.margins import margins
 from equipoise.report.nuts import cost, landscape, mapped_margins, promise, trade_off
@@ -23,6 +23,7 @@ from equipoise.report.view import RunView
 
 SECTIONS: list[Callable[[RunView], Section | None]] = [
     headline,
+    auto,
     symptoms,
     training,
     certified,

@@ -15,18 +15,18 @@ from equipoise.threat import Threat
 
 @dataclass
 class Once:
-    """An attack that does not look at the model under attack: its images are made once and shown to every model.
+    """An attack whose images several subjects share: made once, with a chance of its own, whoever asks first.
 
-    Their chance is its own, so that they are the same whoever asks first.
+    It must not look at the model under attack (:func:`~equipoise.attacks.pgd.transfer`), or belong to one model only.
     """
 
     attack: Attack
     seed: int
-    made: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False)
+    made: dict[tuple[Threat, tuple[int, ...]], Tensor] = field(default_factory=dict, repr=False)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
         """See :class:`~equipoise.evaluate.Attack`."""
-        key = tuple(stream.index.tolist())
+        key = threat, tuple(stream.index.tolist())
         if key not in self.made:
             chance = rng.stream(self.seed, "once", stream.index)
             self.made[key] = self.attack(model, x, y, threat=threat, stream=chance)

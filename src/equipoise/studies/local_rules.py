@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import device
-from equipoise.attacks import pgd
+from equipoise.attacks import pgd, transfer
 from equipoise.attacks.swift import swift
 from equipoise.data import Dataset, pixels
 from equipoise.evaluate import Attack, Conditions
@@ -55,7 +55,8 @@ class Rules:
         on_cuda = conditions.device.type == "cuda"
         self.sources = [Reduced(base, self.few(pair.held_out, 8)) if on_cuda else base
                         for base in (pair.accurate, pair.robust)]
-        self.on_accurate, self.on_robust = (self._once(source) for source in self.sources)
+        self.on_accurate, self.on_robust = (Once(partial(transfer, source=source, steps=size.steps), conditions.seed)
+                                            for source in self.sources)
 
     def rule(self, oracle: nn.Module, gamma: float, trust: str, space: str = "logits") -> SmoothedClassifier:
         """A rule with the accurate model itself."""
@@ -63,10 +64,11 @@ class Rules:
 
     def through(self, oracle: nn.Module, gamma: float, trust: str, space: str = "logits") -> dict[str, Attack]:
         """PGD through a rule; where it has a steepness, also softened, on what the first leaves."""
-        attacks: dict[str, Attack] = {"pgd": self._once(self._rule(self.sources[0], oracle, gamma, trust, space))}
+        once = Once(self.pgd(self._rule(self.sources[0], oracle, gamma, trust, space)), self.conditions.seed)
+        attacks: dict[str, Attack] = {"pgd": once}
         if trust != "constant" and gamma < math.inf:
             soft = self._rule(self.sources[0], oracle, gamma, trust, space, soft=True)
-            attacks["pgd-soft"] = Then(attacks["pgd"], self.pgd(Softened(soft)))
+            attacks["pgd-soft"] = Then(once, self.pgd(Softened(soft)))
         return attacks
 
     def _rule(self, accurate: nn.Module, oracle: nn.Module, gamma: float, trust: str, space: str,
@@ -79,9 +81,6 @@ class Rules:
     def pgd(self, source: nn.Module) -> Attack:
         """PGD that follows `source`, whatever the model under attack."""
         return partial(pgd, steps=self.size.steps, surrogate=source)
-
-    def _once(self, source: nn.Module) -> Attack:
-        return Once(self.pgd(source), self.conditions.seed)
 
     def aim(self) -> SmoothedClassifier:
         """The policy's rule with a strength to be set, for attacks that aim."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import nn
 
-from equipoise import checks, models, report, summary
+from equipoise import checks, report, summary
 from equipoise.attacks import Fold, pgd
 from equipoise.attacks.auto import VERSIONS
 from equipoise.data import Dataset
@@ -24,6 +24,7 @@ from equipoise.fit.crossing import Crossing, crossing
 from equipoise.mixing.jacobian import Softened
 from equipoise.mixing.neighbours import Neighbours
 from equipoise.mixing.policy import TARGETS, AdaptiveSmoothing
+from equipoise.models import weights_digest
 from equipoise.records import Row, Run
 from equipoise.studies import local_figures
 from equipoise.studies.local_figures import alpha_of
@@ -48,7 +49,7 @@ class Study:
         for base in (pair.accurate, pair.robust):
             base.to(conditions.device).eval().requires_grad_(False)
         self.rules = Rules(pair, size, conditions)
-        self.digests = {"accurate": models.weights_digest(pair.accurate), "robust": models.weights_digest(pair.robust)}
+        self.digests = {"accurate": weights_digest(pair.accurate), "robust": weights_digest(pair.robust)}
         self.began = time.monotonic()
 
     def tell(self, parts: Sequence[str]) -> Path:
@@ -98,8 +99,10 @@ class Study:
 
     def _open(self, name: str, subjects: Sequence[Subject], data: Dataset) -> Run:
         # The weights of both bases once, not with every subject: there are hundreds.
+        policy = next((subject.model for subject in subjects if subject.name == "adaptive"), None)
+        models = self.digests if policy is None else {**self.digests, "adaptive": weights_digest(policy)}
         identity = {"verb": "evaluate", "part": name, "seed": self.conditions.seed,
-                    "attacks": sorted({str(subject) for subject in subjects}), "models": self.digests,
+                    "attacks": sorted({str(subject) for subject in subjects}), "models": models,
                     "remembered": self.pair.remembered.digest() if name == "neighbours" else "",
                     "data": data.facts(),
                     "threat": self.conditions.threat.facts()}

@@ -16,8 +16,8 @@ def share(decay: float, step: int) -> float:
 class Average:
     """A copy of a module whose weights and statistics follow the module's slowly; the rest is copied, bit by bit.
 
-    The rest: counters, buffers that are infinite, such as the log-odds of 0, and layers that are frozen, whose weights
-    would lose the sign of a zero and with it their digest.
+    The rest: counters, buffers that are infinite, such as the log-odds of 0, and layers whose own weights are frozen:
+    an average would lose the sign of a zero, and with it their digest.
     """
 
     def __init__(self, module: nn.Module) -> None:
