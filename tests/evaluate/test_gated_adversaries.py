@@ -12,13 +12,13 @@ from equipoise import data, models, records, summary
 from equipoise.attacks import Apgd, Fold, Square, pgd
 from equipoise.data import Dataset, pixels
 from equipoise.evaluate import Conditions, Subject
-from equipoise.evaluate.adaptive import adaptive
+from equipoise.evaluate.adaptive import adaptive, white_box, with_extra
 from equipoise.evaluate.gated import adversaries, joint, witnessed
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, gate_of, mix, new_gate
 from equipoise.mixing.gated import Followed, Lowered
 from equipoise.mixing.perfect import perfect
 from equipoise.records import Run
-from equipoise.rng import Stream
+from equipoise.rng import Stream, stream
 from equipoise.threat import Threat
 
 STAGES = (Apgd("margin", 5), Square(20))
@@ -197,3 +197,27 @@ def test_adversaries_on_cuda_are_as_strong(tmp_path: Path) -> None:
         found.append({row["metric"]: row["value"] for row in summary.results(run.finish(), None)})
     assert found[0]["clean"] == found[1]["clean"]
     assert all(abs(found[0][attack] - found[1][attack]) <= 2 / 12 for attack in "ABCD")
+
+
+class _Door(GatedClassifier):
+    """g says 1, h says 0, and the gate opens for g where an image is dark."""
+
+    def answers(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean = x.flatten(1).mean(dim=1)
+        g, h = torch.zeros(len(x), 10), torch.zeros(len(x), 10)
+        g[:, 1], h[:, 0] = 5.0, 0.2
+        return g, h, self.scale * (mean - 0.5) + self.shift
+
+
+@pytest.mark.parametrize("lowered", [False, True])
+def test_a_steep_gate_hides_nothing_from_its_adversaries(lowered: bool) -> None:
+    base = _gated()
+    model = _Door(base.accurate, base.robust, base.network, scale=1000.0, shift=0.0).eval()
+    x, y = torch.full((2, 1, 8, 8), 0.7), torch.zeros(2, dtype=torch.long)
+    threat, chance = Threat("linf", 0.3), stream(0, "steep", torch.arange(2))
+    plain = Fold((Apgd("margin", 10),))
+    assert (model(plain(model, x, y, threat=threat, stream=chance)).argmax(dim=1) == 0).all(), "its own gradient is flat: that is the trap"
+    attack = with_extra(plain, Lowered(model)) if lowered else white_box(model, plain, both=[Apgd("ce", 10)])
+    assert (model(attack(model, x, y, threat=threat, stream=chance)).argmax(dim=1) == 1).all()
+    gentle = model.with_range(0.0, 1.0, scale=2.0)
+    assert not gentle.steep and len(white_box(gentle, plain).stages) == 1, "and a gentle one needs no more"  # type: ignore[attr-defined]

@@ -68,11 +68,16 @@ def white_box(mixture: MixedClassifier, chosen: Callable[..., Tensor] | Fold, st
               precision: str = "auto", both: Sequence[Stage] = BOTH) -> Attack:
     """The attack with the mixture's own gradients, or where it hides them with those of what stands in for it.
 
-    `both` are then the stages of the attack on both sides, which a list of attacks gets besides.
+    `both` are then the stages of the attack on both sides, which a list of attacks gets besides. A steep gate hides
+    its gradient only in places: there a list keeps the mixture's own and gets the same stages behind a gentle gate.
     """
-    if mixture.differentiable:
-        return aimed(chosen, None)
-    return aimed(_with_hinges(mixture, chosen, stand_in, precision, both), mixture.surrogate(stand_in=stand_in))
+    if not mixture.differentiable:
+        hinges = Fold(tuple(both), surrogate=mixture.hinges(stand_in=stand_in), follow="surrogate")
+        return aimed(_with_stage(chosen, "hinges", hinges, precision), mixture.surrogate(stand_in=stand_in))
+    if isinstance(mixture, GatedClassifier) and mixture.steep:
+        gentle = Fold(tuple(both), surrogate=mixture.surrogate(), follow="surrogate")
+        chosen = _with_stage(chosen, "gentle", gentle, precision)
+    return aimed(chosen, None)
 
 
 def with_extra(chosen: Callable[..., Tensor] | Fold, extra: Extra) -> Attack:
@@ -82,22 +87,19 @@ def with_extra(chosen: Callable[..., Tensor] | Fold, extra: Extra) -> Attack:
     return partial(chosen, extra=extra)
 
 
-def _with_hinges(
-    mixture: MixedClassifier, chosen: Callable[..., Tensor] | Fold, stand_in: nn.Module | None, precision: str,
-    stages: Sequence[Stage],
-) -> Callable[..., Tensor] | Fold:
-    """The list with the attack on both sides before Square, which should find nothing that gradients missed."""
+def _with_stage(chosen: Callable[..., Tensor] | Fold, name: str, fold: Fold, precision: str,
+                ) -> Callable[..., Tensor] | Fold:
+    """The list with another one before Square, which should find nothing that gradients missed."""
     if not isinstance(chosen, Fold):
         return chosen
-    fold = Fold(tuple(stages), surrogate=mixture.hinges(stand_in=stand_in), follow="surrogate")
 
-    def both(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream, extra: Extra | None = None,
-             **other: object) -> Tensor:
+    def called(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream, extra: Extra | None = None,
+               **other: object) -> Tensor:
         return replace(fold, extra=extra)(model, x, y, threat=threat, stream=stream, precision=precision)
 
-    cost = sum(float(getattr(stage, "cost", 1)) for stage in stages)
+    cost = sum(float(getattr(stage, "cost", 1)) for stage in fold.stages)
     last = next((at for at, stage in enumerate(chosen.stages) if isinstance(stage, Square)), len(chosen.stages))
-    return replace(chosen, stages=(*chosen.stages[:last], Called("hinges", both, cost=cost), *chosen.stages[last:]))
+    return replace(chosen, stages=(*chosen.stages[:last], Called(name, called, cost=cost), *chosen.stages[last:]))
 
 
 class Voiced(nn.Module):

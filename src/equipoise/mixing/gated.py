@@ -116,6 +116,15 @@ class GatedClassifier(MixedClassifier):
             keep = torch.logaddexp(keep, torch.full_like(keep, math.log1p(-high)))
         return take - keep
 
+    @property
+    def steep(self) -> bool:
+        """Whether the gate is steeper than it was trained: its own gradient then vanishes a little off its middle."""
+        return self.scale > SCALE
+
+    def gentle(self, z: Tensor) -> Tensor:
+        """Log-odds of the gate, no steeper than in training, for those who look for a way down."""
+        return z * (SCALE / self.scale) if self.steep else z
+
     def alphas(self, x: Tensor) -> Tensor:
         """(B,) the weight of the robust side for every image."""
         return torch.sigmoid(self.ranged(self.parts(x)[2]))
@@ -174,8 +183,8 @@ class GatedClassifier(MixedClassifier):
 class Followed(nn.Module):
     """A gated mixture as its adversaries follow it.
 
-    With `relaxed` its sides are soft, and where even its middle alpha would silence g, the gate is moved down to the
-    surrogate's alpha, so that g's gradient counts; with `stopped` the gate is a constant.
+    With `relaxed` its sides are soft and its gate is gentle, and where even its middle alpha would silence g, the gate
+    is moved down to the surrogate's alpha, so that g's gradient counts; with `stopped` the gate is a constant.
     """
 
     def __init__(self, model: GatedClassifier, *, stopped: bool = False, relaxed: bool = False) -> None:
@@ -187,6 +196,7 @@ class Followed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, K) log-probabilities."""
         g, h, z = self.model.parts(x, soft=self.relaxed)
+        z = self.model.gentle(z) if self.relaxed else z
         return mix(g, h, self.model.ranged(z.detach() if self.stopped else z) - self.less)
 
     def extra_repr(self) -> str:
@@ -225,7 +235,8 @@ class Lowered:
     `share` is −weight·sigmoid(gate), of the size of a margin, so that it bends the way of an attack and does not
     replace its goal. `published` is −weight·log sigmoid(gate), of which the official evaluation has weight 1; measured
     here it makes attacks on margins and ratios weaker, because it grows without bound where the gate has long given in.
-    On CUDA the pass runs in bfloat16, as the attack's own do.
+    A steep gate is pushed as a gentle one, because the sigmoid of a steep one is flat. On CUDA the pass runs in
+    bfloat16, as the attack's own do.
     """
 
     model: GatedClassifier
@@ -239,5 +250,5 @@ class Lowered:
         """(B, C, H, W) → (B,)."""
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=x.is_cuda, cache_enabled=False):
             z = self.model.parts(x)[2]
-        z = z.to(x.dtype)
+        z = self.model.gentle(z.to(x.dtype))
         return self.weight * (-torch.sigmoid(z) if self.form == "share" else F.softplus(-z))
