@@ -216,7 +216,8 @@ def test_a_steep_gate_hides_nothing_from_its_adversaries(lowered: bool) -> None:
     x, y = torch.full((2, 1, 8, 8), 0.7), torch.zeros(2, dtype=torch.long)
     threat, chance = Threat("linf", 0.3), stream(0, "steep", torch.arange(2))
     plain = Fold((Apgd("margin", 10),))
-    assert (model(plain(model, x, y, threat=threat, stream=chance)).argmax(dim=1) == 0).all(), "its own gradient is flat: that is the trap"
+    tried = plain(model, x, y, threat=threat, stream=chance)
+    assert (model(tried).argmax(dim=1) == 0).all(), "its own gradient is flat: that is the trap"
     attack = with_extra(plain, Lowered(model)) if lowered else white_box(model, plain, both=[Apgd("ce", 10)])
     assert (model(attack(model, x, y, threat=threat, stream=chance)).argmax(dim=1) == 1).all()
     gentle = model.with_range(0.0, 1.0, scale=2.0)
