@@ -15,10 +15,11 @@ from equipoise.data.dataset import Dataset, whole_split
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, new_gate
 from equipoise.models import build, formats
 from equipoise.modes import inference
-from equipoise.train import Plan, train
+from equipoise.train import Objective, Plan, train
 from equipoise.train.auto_ascent import auto_ascend
 from equipoise.train.book import LAST
 from equipoise.train.objectives.gate import GateLoss
+from equipoise.train.objectives.policy import PolicyLoss
 
 B, C, H, W, K = 48, 1, 8, 8, 5
 
@@ -156,3 +157,12 @@ def test_mistakes_are_one_sentence() -> None:
         GateLoss(least=2.0, most=1.0)
     with pytest.raises(InputError, match="`model` must be a GatedClassifier, got CNN"):
         GateLoss()(_model().accurate, *_images(), _stream(), {})
+
+
+@pytest.mark.parametrize("objective", [GateLoss(eps=0.1), PolicyLoss(eps=0.1)])
+@pytest.mark.parametrize("blanks", [{"pad": 2}, {"cutout": 3}])
+def test_blank_pixels_are_refused_because_an_attack_on_them_shows(objective: Objective, blanks: dict[str, int]) -> None:
+    ((name, value),) = blanks.items()
+    plan = Plan(epochs=1, batch_size=16, held_out=0, pad=blanks.get("pad", 0), cutout=blanks.get("cutout", 0))
+    with pytest.raises(InputError, match=f"^`{name}` must be 0 where attacked images are told from .*got {value}$"):
+        train(_model(), objective, _data(), plan)

@@ -28,7 +28,7 @@ def short_both() -> list[Stage]:
 
 def _gate_plan() -> Plan:
     return Plan(epochs=4, batch_size=250, optimizer="adamw", lr=5e-4, weight_decay=1e-5, schedule="cosine", warmup=0.2,
-                ema=0.8, clip=10.0, pad=4, flip=True, held_out=0, save_seconds=60, precision="bf16", compile="off")
+                ema=0.8, clip=10.0, flip=True, held_out=0, save_seconds=60, precision="bf16", compile="off")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Size:
     rounds: int = 6  # candidates of a kind attacked at most, for every share
     nuts: tuple[int, int] = (50, 9)  # steps and targets of the attack that fits the map
     ablation: Plan = field(default_factory=lambda: Plan(
-        epochs=1, batch_size=250, optimizer="adamw", lr=5e-4, weight_decay=1e-5, warmup=0.2, ema=0.8, clip=10.0, pad=4,
+        epochs=1, batch_size=250, optimizer="adamw", lr=5e-4, weight_decay=1e-5, warmup=0.2, ema=0.8, clip=10.0,
         flip=True, held_out=0, precision="bf16", compile="off"))
     ablation_steps: int = 8
     weights: tuple[tuple[float, float, float], ...] = WEIGHTS

@@ -56,6 +56,7 @@ def train(
     """
     plan, device = plan or Plan(), torch.device(device)
     devices.usable(plan.precision, device)
+    objective.suits(plan)
     kept, held = split(data, plan)
     feed = Feed(kept, plan, device)
     checks.require(not (parallel.world().size > plan.batch_size), "batch_size", "be at least the number of processes",

@@ -9,7 +9,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from equipoise import checks
 from equipoise.rng import Stream
+from equipoise.train.plan import Plan
 from equipoise.train.settings import Settings
 
 Memory = dict[str, Tensor]
@@ -44,6 +46,9 @@ class Objective(Settings, ABC):
             memory: rows (B, …) of what :meth:`memory` began with.
         """
 
+    def suits(self, plan: Plan) -> None:
+        """Refuse a plan under which something else would be learnt; asked before the first step."""
+
     def at(self, epoch: int, epochs: int) -> Self:
         """The objective as it is in one epoch (from 0 on): warm-ups are settings that change with time."""
         return self
@@ -58,6 +63,17 @@ class Objective(Settings, ABC):
         The last one chooses the best epoch.
         """
         return {"clean": right(model(x), y)}
+
+
+def no_blanks(plan: Plan) -> None:
+    """Refuse blank pixels where clean images are told from attacked ones: an attack moves them, and that shows.
+
+    On a pair of ResNet-18 a gate that learnt on padded crops told 0.19 from 0.94 by their borders (medians of alpha),
+    and 0.49 from 0.53 on images without.
+    """
+    for name, value in (("pad", plan.pad), ("cutout", plan.cutout)):
+        checks.require(value == 0, name, "be 0 where attacked images are told from clean ones, because an attack on "
+                       "blank pixels shows", value)
 
 
 def right(scores: Tensor, y: Tensor) -> Tensor:

@@ -17,8 +17,9 @@ from equipoise.modes import inference
 from equipoise.rng import Stream
 from equipoise.train.ascent import ascend, within
 from equipoise.train.auto_ascent import auto_ascend
-from equipoise.train.objective import Memory, Outcome, cross_entropy, right
+from equipoise.train.objective import Memory, Outcome, cross_entropy, no_blanks, right
 from equipoise.train.objectives.adversarial import Robust
+from equipoise.train.plan import Plan
 from equipoise.train.settings import setting
 
 SETTINGS = ("A", "B", "C")  # of the training attacks [Bai2024, Tables 2 and 3]
@@ -58,6 +59,10 @@ class GateLoss(Robust):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.require(self.least <= self.most, "least", f"be at most {self.most:g}, the largest radius", self.least)
+
+    def suits(self, plan: Plan) -> None:
+        """No blank pixels."""
+        no_blanks(plan)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> Outcome:
         """See :class:`Objective`."""

@@ -13,8 +13,9 @@ from equipoise.mixing.smoothing import gate_of
 from equipoise.modes import inference
 from equipoise.rng import Stream
 from equipoise.train.ascent import ascend
-from equipoise.train.objective import Memory, Outcome, cross_entropy, right
+from equipoise.train.objective import Memory, Outcome, cross_entropy, no_blanks, right
 from equipoise.train.objectives.adversarial import Robust
+from equipoise.train.plan import Plan
 from equipoise.train.settings import setting
 
 
@@ -41,6 +42,10 @@ class PolicyLoss(Robust):
     clean: float = setting(0.25, "Share of untouched images.", share=True)
     own: float = setting(0.25, "Share of images attacked through the policy.", share=True)
     steps: int = setting(10, "Gradient steps of the attacks.", least=1)
+
+    def suits(self, plan: Plan) -> None:
+        """No blank pixels."""
+        no_blanks(plan)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> Outcome:
         """See :class:`Objective`."""
