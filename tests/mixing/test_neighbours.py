@@ -149,3 +149,19 @@ def test_queries_of_any_precision_are_answered_in_it() -> None:
     for dtype in (torch.float64, torch.bfloat16):
         found = oracle(x.to(dtype))
         assert found.dtype == dtype and torch.equal(found.argmax(dim=1), oracle(x.to(dtype).float()).argmax(dim=1))
+
+
+def test_products_are_never_taken_in_fewer_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    product = torch.addmm
+
+    def watched(shift: Tensor, one: Tensor, two: Tensor, *, alpha: float) -> Tensor:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return product(shift, one, two, alpha=alpha)
+
+    monkeypatch.setattr(torch, "addmm", watched)
+    images, labels = _set()
+    oracle = Neighbours(images, labels, K, k=2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        oracle(images[:4].float() / 255)
+    assert seen and not any(seen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks
+from equipoise import checks, device
 from equipoise.mixing.jacobian import Norm, dual
 
 WEIGHTS = ("plain", "distance")
@@ -111,7 +111,8 @@ class Neighbours(nn.Module):
         return max(1, BYTES // (4 * self.points.shape[1] * (k + SPARE)))
 
     def _nearest(self, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
+        # Products in fewer bits, of TF32 or of casts on the fly, would propose the wrong candidates.
+        with torch.no_grad(), device.exactly(query.device):
             # In the order of the training set, which a stable sort then keeps among equals.
             rows, sure = self._candidates(query, k)
             rows = rows.sort(dim=1).values
@@ -141,9 +142,8 @@ class Neighbours(nn.Module):
         if m == count:
             return rows, torch.ones(len(query), dtype=torch.bool, device=query.device)
         own = query.square().sum(dim=1)
-        # Rounding of a product of d terms grows like √d; ten times that, and TF32 where products may use it.
-        unit = 1e-3 if query.is_cuda and torch.backends.cuda.matmul.allow_tf32 else torch.finfo(query.dtype).eps
-        slack = 10 * unit * (query.shape[1] ** 0.5) * (own + self.squares.max())
+        # Rounding of a product of d terms grows like √d; ten times that.
+        slack = 10 * torch.finfo(query.dtype).eps * (query.shape[1] ** 0.5) * (own + self.squares.max())
         return rows, best[:, k - 1] + slack < best[:, -1]
 
     def tied(self, x: Tensor) -> Tensor:
