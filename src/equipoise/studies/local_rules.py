@@ -94,5 +94,5 @@ class Rules:
             return float(rule.parts(self.few(self.pair.held_out))[2].median())
 
     def few(self, data: Dataset, most: int = 256) -> Tensor:
-        """The first images, where they are computed with."""
+        """The first images, on the device."""
         return pixels(data.images[:most].to(self.conditions.device))
