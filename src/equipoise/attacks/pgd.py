@@ -61,7 +61,7 @@ def pgd(
                 break
             x0, labels = x[rows], y[rows]
             x_adv = geometry.draw(x0, threat, stream[rows.to(stream.index.device)].at("start", restart))
-            x_adv = _ascend(x_adv, x0, labels, source, threat, steps, stride, loss, extra)
+            x_adv = climb(_raised(source, labels, loss, extra), x_adv, x0, threat=threat, steps=steps, step_size=stride)
             reached = _margin(model, x_adv, labels)
             nearer = reached < margin[rows]
             best[rows[nearer]], margin[rows[nearer]] = x_adv[nearer], reached[nearer]
@@ -80,25 +80,28 @@ def transfer(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: 
     x = x.detach()
     with inference(source):
         start = geometry.draw(x, threat, stream.at("start", 0))
-        return _ascend(start, x, y, source, threat, steps, 2.5 * threat.eps / steps, loss, None)
+        return climb(_raised(source, y, loss, None), start, x, threat=threat, steps=steps,
+                     step_size=2.5 * threat.eps / steps)
 
 
-def _ascend(x_adv: Tensor, x: Tensor, y: Tensor, source: nn.Module, threat: Threat, steps: int, stride: float,
-            loss: losses.Loss, extra: Extra | None) -> Tensor:
+def climb(value: Extra, x_adv: Tensor, x: Tensor, *, threat: Threat, steps: int, step_size: float) -> Tensor:
+    """Gradient steps that raise `value` (images → (B,)) from `x_adv` on, within the ball around x; the last one."""
     for _ in range(steps):
-        gradient = _gradient(source, x_adv, y, loss, extra)
-        x_adv = geometry.project(x_adv + stride * geometry.steepest(gradient, threat.norm), x, threat)
-    return x_adv
+        with torch.enable_grad():
+            point = x_adv.detach().requires_grad_()
+            raised = value(point)
+            # A hard decision has no gradient: then only the random starts are tried.
+            slope = torch.autograd.grad(raised.sum(), point)[0] if raised.requires_grad else torch.zeros_like(point)
+        x_adv = geometry.project(x_adv + step_size * geometry.steepest(slope, threat.norm), x, threat)
+    return x_adv.detach()
 
 
-def _gradient(model: nn.Module, x: Tensor, y: Tensor, loss: losses.Loss, extra: Extra | None) -> Tensor:
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        value = loss(model(x), y)
-        if extra is not None:
-            value = value + extra(x)
-        # A hard decision has no gradient: then only the random starts are tried.
-        return torch.autograd.grad(value.sum(), x)[0] if value.requires_grad else torch.zeros_like(x)
+def _raised(source: nn.Module, y: Tensor, loss: losses.Loss, extra: Extra | None) -> Extra:
+    def value(x: Tensor) -> Tensor:
+        found = loss(source(x), y)
+        return found if extra is None else found + extra(x)
+
+    return value
 
 
 @torch.no_grad()

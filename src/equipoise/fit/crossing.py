@@ -7,13 +7,14 @@ the attack aims rises, their accuracies cross [Bai2022, Figure 4]. The crossing 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from equipoise import checks, geometry, losses, rng
+from equipoise import checks, losses, rng
+from equipoise.attacks.pgd import climb
 from equipoise.mixing.smoothing import SmoothedClassifier, gate_of
 from equipoise.modes import inference
 from equipoise.threat import Threat
@@ -55,19 +56,9 @@ def aimed(
         for rows in torch.arange(count, device=x.device).split(batch_size or max(count, 1)):
             own = rows % len(x)
             start, labels, gate = x[own], y[own], gates[rows]
-            found.append(_ascend(lambda at, g=gate, t=labels: loss(smoothed.mixed(at, g), t),  # type: ignore[misc]
-                                 start, threat, stride, steps))
+            found.append(climb(lambda at, g=gate, t=labels: loss(smoothed.mixed(at, g), t),  # type: ignore[misc]
+                               start, start, threat=threat, steps=steps, step_size=stride))
     return torch.cat(found).view(len(gammas), *x.shape)
-
-
-def _ascend(value: Callable[[Tensor], Tensor], x: Tensor, threat: Threat, stride: float, steps: int) -> Tensor:
-    at = x
-    for _ in range(steps):
-        with torch.enable_grad():
-            point = at.detach().requires_grad_()
-            slope = torch.autograd.grad(value(point).sum(), point)[0]
-        at = geometry.project(at + stride * geometry.steepest(slope, threat.norm), x, threat)
-    return at.detach()
 
 
 @dataclass(frozen=True)
