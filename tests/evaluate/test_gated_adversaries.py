@@ -13,11 +13,11 @@ from equipoise.attacks import Apgd, Fold, Square, pgd
 from equipoise.data import Dataset, pixels
 from equipoise.evaluate import Conditions, Subject
 from equipoise.evaluate.adaptive import adaptive, white_box, with_extra
-from equipoise.evaluate.gated import adversaries, joint, witnessed
+from equipoise.evaluate.gated import adversaries, joint, leads, witnessed
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, gate_of, mix, new_gate
 from equipoise.mixing.gated import Followed, Lowered
 from equipoise.mixing.perfect import perfect
-from equipoise.records import Run
+from equipoise.records import Row, Run
 from equipoise.rng import Stream, stream
 from equipoise.threat import Threat
 
@@ -84,6 +84,19 @@ def test_c_and_d_are_counted_together() -> None:
             for i, right in enumerate(found)]
     found = {row["model"]: row["value"] for row in joint(rows, Threat("linf", 0.1))}
     assert found == {"m": pytest.approx(1 / 3), "n": pytest.approx(2 / 3)}
+
+
+def test_leads_are_over_the_lines_at_equal_accuracy() -> None:
+    def told(model: str, clean: int, c: int, d: int | None = None) -> list[Row]:
+        reached = {"clean": clean, "C": c} | ({} if d is None else {"D": d})
+        return [{"model": model, "attack": attack, "index": i, "correct": i < many} for attack, many in reached.items()
+                for i in range(10)]
+
+    rows = [*told("plain", 8, 6), *told("plain, 0.8", 10, 4), *told("plain tea", 10, 10), *told("other", 9, 3),
+            *told("gate", 10, 6, 5), *told("gate on it", 9, 7, 7)]
+    (found,) = leads(rows, ["gate", "gate on it", "nobody"], ["plain", "other"])
+    assert (found["model"], found["versus"], found["n"]) == ("gate", "plain", 10)  # under C and D together, 5 of 10
+    assert found["value"] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("hard", [False, True])

@@ -26,10 +26,10 @@ from equipoise.train.objectives import Standard
 
 PLAN = Plan(epochs=1, batch_size=16, optimizer="adamw", lr=1e-3, held_out=0, ema=0.8, clip=10.0)
 THREAT = Threat("linf", 0.03)
-TINY = Size(plan=PLAN, width=2, steps=2, keep=0.9, keeps=(0.8,), version=lambda: [Apgd("margin", 3), Square(10)],
-            light=lambda: [Apgd("margin", 2)], strike=lambda: [Apgd("margin", 2)], pgd=2, targets=(0.0, 1.0),
-            plain=(0.5, 0.7, 0.9), thresholds=(0.2, 0.5), gaps=(0.0, 0.3, 0.8), shifts=(0.4,), nuts=(3, 2),
-            rounds=2, ablation_steps=2,
+TINY = Size(plan=PLAN, width=2, steps=2, keep=0.9, keeps=(0.8,), gate_keeps=(0.8,),
+            version=lambda: [Apgd("margin", 3), Square(10)], light=lambda: [Apgd("margin", 2)],
+            strike=lambda: [Apgd("margin", 2)], pgd=2, targets=(0.0, 1.0), plain=(0.5, 0.7, 0.9),
+            thresholds=(0.2, 0.5), gaps=(0.0, 0.3, 0.8), shifts=(0.4,), nuts=(3, 2), rounds=2, ablation_steps=2,
             ablation=PLAN, weights=((0.0, 1.5, 0.2), (1.5, 0.0, 0.0)), scales=(1.0, 4.0), tested=6, batch_size=64)
 
 
@@ -68,6 +68,11 @@ def test_every_part_leaves_its_rows_and_its_section(tmp_path: Path) -> None:
     assert set(told["matched"]) == set(KINDS)
     both = {row["model"]: row["value"] for row in told["joint"]}
     assert both["plain"] == value["plain", "C"] and both["gate"] <= min(value["gate", "C"], value["gate", "D"])
+    lined = {row["model"] for row in records.read(tmp_path / "run" / "trade-off")}
+    assert lined == {"plain, 0.8", "MixedNUTS, 0.8"}
+    assert {row["model"] for row in records.read(tmp_path / "run" / "trade-off-gates")} == {
+        "gate, 0.8", "gate on MixedNUTS, 0.8"}
+    assert {row["versus"] for row in told["leads"]} <= {"plain", "MixedNUTS"}
     loaded = mixing.load(f"mixture:{tmp_path}/run/mixtures/gate-0.9")
     assert isinstance(loaded, GatedClassifier)
     ablated = {row["model"] for row in records.read(tmp_path / "run" / "ablation")}

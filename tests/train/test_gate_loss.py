@@ -16,7 +16,7 @@ from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, new_gat
 from equipoise.models import build, formats
 from equipoise.modes import inference
 from equipoise.train import Objective, Plan, train
-from equipoise.train.auto_ascent import auto_ascend
+from equipoise.train.auto_ascent import auto_ascend, sloped
 from equipoise.train.book import LAST
 from equipoise.train.objectives.gate import GateLoss
 from equipoise.train.objectives.policy import PolicyLoss
@@ -102,7 +102,7 @@ def test_auto_ascent_finds_the_corner_of_a_linear_loss() -> None:
     x = 0.3 + 0.4 * _images()[0]
     way = torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
     eps = torch.linspace(0.01, 0.1, B)
-    found = auto_ascend(lambda at: (way * at).flatten(1).sum(1), x, x, norm="linf", eps=eps, steps=10)
+    found = auto_ascend(sloped(lambda at: (way * at).flatten(1).sum(1)), x, x, norm="linf", eps=eps, steps=10)
     torch.testing.assert_close(found, x + eps.view(-1, 1, 1, 1) * way.sign())
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equipoise import summary
+from equipoise import stats, summary
 from equipoise.attacks import Fold, pgd
 from equipoise.attacks.worst_case import Stage
 from equipoise.data import Dataset
@@ -74,14 +75,43 @@ def lowering(model: GatedClassifier, stages: Sequence[Stage]) -> Attack:
 
 def joint(rows: Sequence[Row], threat: Threat) -> list[Row]:
     """Results under C and D together: a term that helps against one image may hinder against another."""
+    stands = _stands(rows)
+    met = [{**row, "attack": JOINT, "correct": stands[row["model"], row["index"]]} for row in rows
+           if row["attack"] == "C"]
+    return [row for row in summary.results(met, threat) if row["metric"] == JOINT]
+
+
+def leads(rows: Sequence[Row], kinds: Sequence[str], lines: Sequence[str]) -> list[Row]:
+    """How many more clean images each kind answers than a line of others does, at equal accuracy under C and D.
+
+    Args:
+        rows: of all of them, on the same images.
+        kinds: names of models.
+        lines: names of lines; theirs are the models called so, and those with a comma and a remark after it.
+    """
+    clean = {(row["model"], row["index"]): bool(row["correct"]) for row in rows if row["attack"] == "clean"}
+    stands = {key: held for key, held in _stands(rows).items() if key in clean}
+    images = sorted({index for _, index in stands})
+    met = {model: np.array([[clean[model, i] for i in images], [stands[model, i] for i in images]])
+           for model in dict.fromkeys(model for model, _ in stands) if all((model, i) in stands for i in images)}
+    found: list[Row] = []
+    for line in lines:
+        others = [verdicts for model, verdicts in met.items() if model == line or model.startswith(f"{line}, ")]
+        for kind in kinds:
+            ahead = stats.lead(met[kind], np.stack(others)) if kind in met and len(others) > 1 else None
+            if ahead is not None:
+                found.append({"model": kind, "versus": line, **asdict(ahead)})
+    return found
+
+
+def _stands(rows: Sequence[Row]) -> dict[tuple[str, int], bool]:
+    """For every model and image whether it stands under C and D."""
     stands: dict[tuple[str, int], bool] = {}
     for row in rows:
         if row["attack"] in ("C", "D") and "alpha" not in row:
             key = (row["model"], row["index"])
-            stands[key] = stands.get(key, True) and row["correct"]
-    met = [{**row, "attack": JOINT, "correct": stands[row["model"], row["index"]]} for row in rows
-           if row["attack"] == "C"]
-    return [row for row in summary.results(met, threat) if row["metric"] == JOINT]
+            stands[key] = stands.get(key, True) and bool(row["correct"])
+    return stands
 
 
 def _place(attack: str) -> int:

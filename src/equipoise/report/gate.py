@@ -31,7 +31,8 @@ def _own(view: RunView) -> bool:
     return view.identity.get("study") == STUDY
 
 
-def _part(view: RunView, name: str) -> RunView | None:
+def part_of(view: RunView, name: str) -> RunView | None:
+    """A part of this study, where it is one and has been told."""
     return view.sub(name) if _own(view) else None
 
 
@@ -40,15 +41,16 @@ def _cell(rows: Sequence[Row], model: str, metric: str) -> Cell:
     return Cell("–") if row is None else Cell(numbers.percent(row["value"]), numbers.interval(row["low"], row["high"]))
 
 
-def _models(rows: Sequence[Row]) -> list[str]:
+def named(rows: Sequence[Row]) -> list[str]:
+    """The models of some results, in their order."""
     return list(dict.fromkeys(row["model"] for row in rows))
 
 
-def _looks(palette: Palette, shown: Iterable[str]) -> dict[str, dict[str, Any]]:
+def looks(palette: Palette, shown: Iterable[str]) -> dict[str, dict[str, Any]]:
     """A colour and a mark for every kind, always the same."""
     colours = (palette.muted, palette.others[0], palette.mixed, palette.wrong)
-    looks = {kind: {"color": colour, "marker": mark} for kind, colour, mark in zip(KINDS, colours, "s^oD", strict=True)}
-    return {kind: look for kind, look in looks.items() if kind in set(shown)}
+    every = {kind: {"color": colour, "marker": mark} for kind, colour, mark in zip(KINDS, colours, "s^oD", strict=True)}
+    return {kind: look for kind, look in every.items() if kind in set(shown)}
 
 
 def perfect_gate(view: RunView) -> Section | None:
@@ -64,13 +66,13 @@ def perfect_gate(view: RunView) -> Section | None:
              "that each adversary left, it would answer as many as the table says: what lies between a result and "
              "its bound is what a better gate could win against this attack, and no gate over these two models can "
              "win more on these images."]
-    body = [[Cell(model), *(_cell(bounds, model, attack) for attack in attacks)] for model in _models(bounds)]
+    body = [[Cell(model), *(_cell(bounds, model, attack) for attack in attacks)] for model in named(bounds)]
     tables = [Table("Images that a perfect gate would answer rightly, with exact 95 % intervals.", ["model", *attacks],
                     body)]
     joint: list[Row] = view.summary.get("joint", [])
     if joint:
         body = [[Cell(model), _cell(view.results, model, "clean"), _cell(joint, model, JOINT)]
-                for model in _models(joint)]
+                for model in named(joint)]
         tables.insert(0, Table("Images answered rightly, clean and under C and D together.", ["model", "clean", JOINT],
                                body))
     chosen: dict[str, Any] = view.summary.get("matched", {})
@@ -127,7 +129,7 @@ def alphas(view: RunView) -> Section | None:
 
 def aimed_alphas(view: RunView) -> Section | None:
     """Attacks at a fixed alpha, which ignore the gate [Bai2022, Figure 7]."""
-    found = _part(view, "aimed")
+    found = part_of(view, "aimed")
     if found is None:
         return None
     curves = {kind: sorted((row for row in found.results if row["model"] == kind and row["metric"] == "aimed"),
@@ -143,7 +145,7 @@ def aimed_alphas(view: RunView) -> Section | None:
 
         figure = Figure(figsize=(style.WIDTH, 3.0))
         axes = figure.subplots()
-        for kind, look in _looks(palette, curves).items():
+        for kind, look in looks(palette, curves).items():
             axes.plot([row["alpha"] for row in curves[kind]], [100 * row["value"] for row in curves[kind]], label=kind,
                       **look)
         axes.set(xlabel="alpha at which the attack aims", ylabel="answered rightly, %")
@@ -154,50 +156,14 @@ def aimed_alphas(view: RunView) -> Section | None:
                    pictures=[Picture("gate-aimed", "Accuracy against the alpha at which an attack aims", draw)])
 
 
-def gate_trade_off(view: RunView) -> Section | None:
-    """Clean accuracy against adversaries C and D at several targets, for every kind of mixture."""
-    found = _part(view, "trade-off")
-    if found is None:
-        return None
-    points: dict[str, list[tuple[str, Row, Row]]] = {}
-    by = {(row["model"], row["metric"]): row for row in [*found.results, *found.summary["joint"]]}
-    for model in _models(found.results):
-        kind, _, share = model.rpartition(", ")
-        points.setdefault(kind, []).append((share, by[model, "clean"], by[model, JOINT]))
-    n = found.results[0]["n"]
-    prose = ["Every kind of mixture at several shares of the robust model's accuracy that it was chosen to keep on "
-             f"held-out images, here on n = {n} others under adversaries C and D. A kind is better where its line lies "
-             "further up and right; bars are exact 95 % intervals."]
-    body = [[Cell(f"{kind}, keeps {share}"), *(Cell(numbers.percent(row["value"]), numbers.interval(
-        row["low"], row["high"])) for row in rows)] for kind, held in points.items() for share, *rows in held]
-
-    def draw(palette: Palette) -> Figure:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(style.WIDTH, 3.4))
-        axes = figure.subplots()
-        for kind, look in _looks(palette, points).items():
-            held = [lowered for _, _, lowered in points[kind]]
-            spread = [[100 * abs(row["value"] - row[end]) for row in held] for end in ("low", "high")]
-            axes.errorbar([100 * clean["value"] for _, clean, _ in points[kind]], [100 * row["value"] for row in held],
-                          yerr=spread, label=kind, elinewidth=0.6, capsize=2, **look)
-        axes.set(xlabel="clean images answered rightly, %", ylabel="under C and D, %")
-        axes.legend(labelcolor=palette.ink)
-        return figure
-
-    return Section("The trade-off under C and D", prose,
-                   [Table("Images answered rightly.", ["mixture", "clean", JOINT], body)],
-                   [Picture("gate-trade-off", "Accuracy under C and D against clean accuracy", draw)])
-
-
 def settings(view: RunView) -> Section | None:
     """Gates trained against A, B and C under every adversary [Bai2024, Tables 2 and 3]."""
-    found = _part(view, "settings")
+    found = part_of(view, "settings")
     if found is None:
         return None
     attacks = ("clean", *ADVERSARIES)
     body = [[Cell(model), *(_cell(found.results, model, attack) for attack in attacks)]
-            for model in _models(found.results)]
+            for model in named(found.results)]
     prose = ["One gate per kind of training attack, all over the full range of alpha and with the scale and shift of "
              f"training; n = {found.results[0]['n']} images. A gate is only as good as the strongest attack that it "
              "has met."]
@@ -207,13 +173,13 @@ def settings(view: RunView) -> Section | None:
 
 def ablation(view: RunView) -> Section | None:
     """Loss weights and the scale before the sigmoid, at one clean accuracy [Bai2024, Tables 6 and 7]."""
-    found = _part(view, "ablation")
+    found = part_of(view, "ablation")
     if found is None:
         return None
     tables = []
-    for title, names in (("Weights of the loss.", [m for m in _models(found.results) if not m.startswith("scale")]),
+    for title, names in (("Weights of the loss.", [m for m in named(found.results) if not m.startswith("scale")]),
                          ("Scale of the gate before the sigmoid.",
-                          [m for m in _models(found.results) if m.startswith("scale")])):
+                          [m for m in named(found.results) if m.startswith("scale")])):
         body = [[Cell(model), *(_cell(found.results, model, attack) for attack in ("clean", "B"))] for model in names]
         tables.append(Table(f"{title} Images answered rightly, with exact 95 % intervals.", ["gate", "clean", "B"],
                             body))

@@ -9,7 +9,8 @@ from equipoise.report.certified import certified
 from equipoise.report.estimates import estimates
 from equipoise.report.examples import examples
 from equipoise.report.frontier import frontier
-from equipoise.report.gate import ablation, aimed_alphas, alphas, gate_trade_off, perfect_gate, settings
+from equipoise.report.gate import ablation, aimed_alphas, alphas, perfect_gate, settings
+from equipoise.report.gate_trade_off import gate_trade_off
 from equipoise.report.headline import headline
 from equipoise.report.local_policy import auto, crossing, gradients, radii, targets
 from equipoise.report.local_smoothing import fixed, neighbours, trust

@@ -23,7 +23,8 @@ from equipoise.studies.fitting import fit_into
 from equipoise.studies.local_pair import Pair
 from equipoise.threat import Threat
 
-KINDS = ("plain", "MixedNUTS", "gate", "gate on MixedNUTS")
+FIXED, GATED = ("plain", "MixedNUTS"), ("gate", "gate on MixedNUTS")
+KINDS = (*FIXED, *GATED)
 
 
 class Shelf:
@@ -32,9 +33,10 @@ class Shelf:
     def __init__(self, folder: Path, pair: Pair, size: Size, conditions: Conditions) -> None:
         self.folder, self.pair, self.size, self.conditions = folder, pair, size, conditions
 
-    def choose(self, gate: Callable[[], GatedClassifier], shares: Sequence[float]) -> None:
+    def choose(self, gate: Callable[[], GatedClassifier], shares: Sequence[float],
+               kinds: Sequence[str] = KINDS) -> None:
         """Each kind the most accurate that keeps the same share of h's robustness on held-out images."""
-        for kind in KINDS:
+        for kind in kinds:
             if missing := [share for share in shares if not self._path(kind, share).exists()]:
                 contest = Contest(self._candidates(kind, gate), self.arena(), self._strike)
                 for share in missing:

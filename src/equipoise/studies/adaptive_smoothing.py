@@ -13,17 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from equipoise import checks, report, summary
+from equipoise import checks, records, report, summary
 from equipoise.attacks import pgd
 from equipoise.data import Dataset, pixels
 from equipoise.evaluate import Conditions, Subject, facts, untouched
-from equipoise.evaluate.gated import adversaries, joint, witnessed
+from equipoise.evaluate.gated import adversaries, joint, leads, witnessed
 from equipoise.evaluate.subject import known_by
 from equipoise.fit.match import shift_for
 from equipoise.mixing import GatedClassifier, MixedClassifier, new_gate
 from equipoise.mixing.gate import load_gate, save_gate
 from equipoise.records import Row, Run
-from equipoise.studies.adaptive_choice import KINDS, Shelf
+from equipoise.studies.adaptive_choice import FIXED, GATED, KINDS, Shelf
 from equipoise.studies.adaptive_size import BEST, SHIFTS, Size
 from equipoise.studies.adaptive_size import SIZES as SIZES
 from equipoise.studies.local_pair import Pair
@@ -60,6 +60,8 @@ class Study:
         told: dict[str, Any] = {"bounds": _bounds(rows, threat), "joint": joint(rows, threat)}
         if found := self.shelf.told():
             told["matched"] = found
+        if lined := self._lined():
+            told["leads"] = leads([*rows, *lined], GATED, FIXED)
         pairs = [("gate", "plain"), ("gate", "MixedNUTS"), ("gate on MixedNUTS", "MixedNUTS"), ("gate", "robust")]
         self.run.summarise("reproduce", time.monotonic() - self.began, summary.results(rows, threat),
                            study="adaptive-smoothing", differences=summary.differences(rows, pairs, threat), **told)
@@ -138,15 +140,19 @@ class Study:
         self._part("aimed", [subject for some in listed for subject in some if subject.alpha is not None])
 
     def _trade_off(self) -> None:
-        """Clean accuracy and adversaries C and D at several shares of h's robustness."""
-        subjects = []
-        self.shelf.choose(self._gate, self.size.keeps)
-        for kind in KINDS:
-            for share in sorted({self.size.keep, *self.size.keeps}):
-                listed = adversaries(f"{kind}, {share:g}", self.shelf.kept(kind, share), self.size.light(),
-                                     transfer=False)
-                subjects += [subject for subject in listed if subject.attack in ("clean", "C", "D")]
-        self._part("trade-off", subjects)
+        """Clean accuracy, C and D at several shares of h's robustness: lines of fixed mixtures, then more gates."""
+        for name, kinds, shares in (("trade-off", FIXED, self.size.keeps),
+                                    ("trade-off-gates", GATED, self.size.gate_keeps)):
+            self.shelf.choose(self._gate, shares, kinds)
+            listed = [adversaries(f"{kind}, {share:g}", self.shelf.kept(kind, share), self.size.version(),
+                                  transfer=False) for kind in kinds for share in shares]
+            subjects = [subject for some in listed for subject in some if subject.attack in ("clean", "C", "D")]
+            if subjects:
+                self._part(name, subjects)
+
+    def _lined(self) -> list[Row]:
+        """Rows of the fixed mixtures at other shares."""
+        return records.read(self.out / "trade-off") if (self.out / "trade-off" / "summary.json").exists() else []
 
     def _settings(self) -> None:
         """Gates trained against A, B and C under all four adversaries [Bai2024, Tables 2 and 3], over all of (0, 1)."""

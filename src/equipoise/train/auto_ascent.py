@@ -16,13 +16,26 @@ from equipoise.attacks.search import step_towards
 from equipoise.geometry import per_example
 from equipoise.train.ascent import within
 
+Slope = Callable[[Tensor], tuple[Tensor, ...]]  # images (B, …) → (B,) a loss, and its gradient by the images
 
-def auto_ascend(loss: Callable[[Tensor], Tensor], x: Tensor, start: Tensor, *, norm: str, eps: Tensor,
-                steps: int) -> Tensor:
+
+def sloped(loss: Callable[[Tensor], Tensor]) -> Slope:
+    """The slope of a loss, images (B, …) → (B,)."""
+
+    def slope(at: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            here = at.detach().requires_grad_()
+            value = loss(here)
+            return value.detach(), torch.autograd.grad(value.sum(), here)[0]
+
+    return slope
+
+
+def auto_ascend(slope: Slope, x: Tensor, start: Tensor, *, norm: str, eps: Tensor, steps: int) -> Tensor:
     """The iterate with the highest loss; steps begin at 2·eps and halve as in [Croce2020].
 
     Args:
-        loss: images (B, …) → (B,), raised per image; the caller has put the model into inference mode.
+        slope: of the loss that is raised; the caller has put the model into inference mode.
         x: (B, …) centres of the balls.
         start: (B, …) first iterate.
         norm: linf or l2.
@@ -38,11 +51,7 @@ def auto_ascend(loss: Callable[[Tensor], Tensor], x: Tensor, start: Tensor, *, n
     rises, halved = torch.zeros_like(eps), torch.ones_like(eps, dtype=torch.bool)
     best_gradient = torch.zeros_like(x)
     for number in range(steps + 1):
-        with torch.enable_grad():
-            here = point.detach().requires_grad_()
-            value = loss(here)
-            gradient = torch.autograd.grad(value.sum(), here)[0]
-        value = value.detach()
+        value, gradient = slope(point)
         rises = rises + (value > last) * (number > 0)
         better = value > best_value
         best, best_gradient = step_towards(better, point, best), step_towards(better, gradient, best_gradient)

@@ -15,6 +15,7 @@ from equipoise.mixing.gated import GatedClassifier
 from equipoise.mixing.rules import mix
 from equipoise.modes import inference
 from equipoise.rng import Stream
+from equipoise.train import twin
 from equipoise.train.ascent import ascend, within
 from equipoise.train.auto_ascent import auto_ascend
 from equipoise.train.objective import Memory, Outcome, cross_entropy, no_blanks, right
@@ -91,20 +92,20 @@ class GateLoss(Robust):
         start = within(x + per_example(eps, x) * stream.at("start").uniform(*x.shape[1:], low=-1).to(x.dtype), x,
                        self.norm, eps)
         with inference(model):
-            aim = self.aims(model, x, y, stream) if self.adversary == "C" else None
-
-            def loss(at: Tensor) -> Tensor:
-                g, h, z = model.parts(at, soft=True)
-                logits = mix(g, h, z.detach() if self.adversary == "A" else z)
-                value = losses.cross_entropy(logits, y)
-                if aim is not None:
-                    targeted = losses.targeted_dlr(logits, y, aim.clamp_min(0))
-                    value = torch.where(aim < 0, value, targeted)
-                return (1 - push) * value + push * F.softplus(-z)
-
             if self.adversary == "C":
-                return auto_ascend(loss, x, start, norm=self.norm, eps=eps, steps=steps)
-            return ascend(loss, x, start, norm=self.norm, eps=eps, step_size=2.5 * eps / steps, steps=steps)[-1]
+                aim, slope = self.aims(model, x, y, stream), twin.slope(model, x, self.rise, self)
+                return auto_ascend(lambda at: slope(at, y, push, aim), x, start, norm=self.norm, eps=eps, steps=steps)
+            return ascend(lambda at: self.rise(model, at, y, push), x, start, norm=self.norm, eps=eps,
+                          step_size=2.5 * eps / steps, steps=steps)[-1]
+
+    def rise(self, model: GatedClassifier, x: Tensor, y: Tensor, push: Tensor, aim: Tensor | None = None) -> Tensor:
+        """(B,) what an attack raises: the loss of its kind, and by the weight `push` the term that lowers alpha."""
+        g, h, z = model.parts(x, soft=True)
+        logits = mix(g, h, z.detach() if self.adversary == "A" else z)
+        value = losses.cross_entropy(logits, y)
+        if aim is not None:
+            value = torch.where(aim < 0, value, losses.targeted_dlr(logits, y, aim.clamp_min(0)))
+        return (1 - push) * value + push * F.softplus(-z)
 
     def aims(self, model: GatedClassifier, x: Tensor, y: Tensor, stream: Stream) -> Tensor:
         """(B,) a likely other class for every image, −1 for those that are attacked untargeted."""
