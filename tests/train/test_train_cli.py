@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from equipoise import config, models, records
 from equipoise.checks import InputError
-from equipoise.cli import main, train
+from equipoise.cli import fields, main, train
 from equipoise.train import OBJECTIVES, Plan
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
@@ -113,8 +113,8 @@ def test_recipes_say_only_what_is_read(path: Path) -> None:
     recipe = config.read(path)
     data, arch, name = path.stem.split("_")[:3]
     assert recipe["data"].replace("-", "") == data and recipe["arch"] == arch and name in OBJECTIVES
-    own = {parameter.name: parameter for parameter in train._options(OBJECTIVES[name])}
-    plan = {parameter.name: parameter for parameter in train._options(Plan)}
+    own = {parameter.name: parameter for parameter in fields.options_of(OBJECTIVES[name])}
+    plan = {parameter.name: parameter for parameter in fields.options_of(Plan)}
     rest = {"arch", "data", "mean", "std", "count"}
     assert set(recipe) <= own.keys() | plan.keys() | rest
     OBJECTIVES[name](**{key: value for key, value in recipe.items() if key in own})

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from equipoise import checks, mixing, models, records
 from equipoise.cli import options
@@ -16,6 +17,7 @@ from equipoise.fit import Settings, Strength, beta, lose_at_most
 from equipoise.mixing import LogitMap, MixedClassifier
 from equipoise.report import numbers
 from equipoise.studies.fitting import fit_into
+from equipoise.studies.gating import MAP, gate_into
 from equipoise.threat import Threat
 
 Side = Annotated[str, typer.Option(help="Model reference.", show_default=False)]
@@ -50,6 +52,8 @@ def fit_(
     gradient_free: Annotated[bool, typer.Option("--gradient-free", help="Attack by random search.")] = False,
     like: Annotated[str | None, typer.Option(help="A mixture whose map is taken over; only the threshold is fitted.",
                                              show_default=False)] = None,
+    gate: Annotated[Path | None, typer.Option(help="A gate from `equipoise train gate`, file or folder: every image "
+                                              "has its own alpha over the fitted map.", show_default=False)] = None,
     split: options.Split = "test",
     start: options.Start = 0,
     count: options.Count = None,
@@ -69,15 +73,24 @@ def fit_(
     target = beta(beta_) if beta_ is not None else lose_at_most(1.0 if lose is None else lose)
     wishes: dict[str, Any] = {"arch": arch, "mean": options.channels("mean", mean),
                               "std": options.channels("std", std)}
+    checks.require(gate is None or gate.exists(), "gate", "be a file or folder that exists", str(gate))
     if alpha is not None:
+        checks.require(gate is None, "gate", "be left out with --alpha, which fits nothing", str(gate))
         _plain(accurate, robust, alpha, out, wishes)
         return
     settings = Settings(objective, clamp, rule, against, rounds, seed, Strength(steps, targets, pool, gradient_free),
                         _like(like))
     images = options.images(data, data_dir, split, start, count, every)
-    mixture = fit_into(out, (accurate, robust), images, threat=Threat(norm, eps), target=target, settings=settings,
-                       device=pick(device), batch_size=batch_size, command=options.command(), **wishes)
-    _tell(out, mixture, frontier)
+    shared: dict[str, Any] = {"threat": Threat(norm, eps), "target": target, "settings": settings,
+                              "device": pick(device), "batch_size": batch_size, "command": options.command(), **wishes}
+    if gate is None:
+        _tell(out, fit_into(out, (accurate, robust), images, **shared), frontier)
+        return
+    over = gate_into(out, gate, (accurate, robust), images, **shared)
+    _tell(out / MAP, mixing.load(f"mixture:{out / MAP}", **wishes), frontier)
+    told = records.summary(out)
+    typer.echo(f"the gate, alpha in ({over.range[0]:.3g}, {over.range[1]:.3g}): clean "
+               f"{numbers.percent(told['gate']['clean'])}; it {told['promise']}\nmixture:{out}")
 
 
 def _plain(accurate: str, robust: str, alpha: float, out: Path, wishes: dict[str, Any]) -> None:
@@ -108,7 +121,8 @@ def _like(reference: str | None) -> LogitMap | None:
     return told
 
 
-def _tell(out: Path, mixture: MixedClassifier, frontier: bool) -> None:
+def _tell(out: Path, mixture: nn.Module, frontier: bool) -> None:
+    assert isinstance(mixture, MixedClassifier)
     told = records.summary(out)
     seen = told["fitted"]
     for note in told["notes"]:

@@ -6,11 +6,10 @@ know exactly what it takes.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
-import typing
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,13 +18,12 @@ import typer
 from typer.core import TyperGroup
 
 from equipoise import checks, models, parallel, records
-from equipoise.cli import options, table
+from equipoise.cli import fields, options, table, train_gate
 from equipoise.data import Dataset
 from equipoise.device import pick
 from equipoise.models import checkpoint
 from equipoise.train import OBJECTIVES, Objective, Plan
 from equipoise.train import train as run
-from equipoise.train.settings import Settings
 
 Arch = Annotated[str, typer.Option(help="Architecture: " + ", ".join(models.ARCHITECTURES) + ".")]
 Init = Annotated[Path | None, typer.Option(help="Checkpoint to begin with, of the same architecture; its means "
@@ -34,18 +32,22 @@ Mean = Annotated[str | None, typer.Option(help="Channel means the model takes of
                                           "the training images if not given.", show_default=False)]
 Std = Annotated[str | None, typer.Option(help="Channel deviations it divides by; likewise.", show_default=False)]
 
+IMAGES = train_gate.IMAGES
+GATE = "gate"
+
 
 class _Objectives(TyperGroup):
     """The commands; an unknown one names the nearest."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-"):
-            checks.one_of("objective", args[0], OBJECTIVES)
+            checks.one_of("objective", args[0], [*OBJECTIVES, GATE])
         return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(name="train", cls=_Objectives, no_args_is_help=True, rich_markup_mode=None,
-                  help="Train a classifier by one of ten objectives; repeating the command resumes it.")
+                  help="Train a classifier by one of ten objectives, or the gate of two classifiers; repeating the "
+                       "command resumes it.")
 
 
 def _train(
@@ -57,8 +59,7 @@ def _train(
     spared = where.type == "cpu" and given["precision"] == "bf16" and _is_from_recipe(context, "precision")
     if spared:
         given["precision"] = "fp32"
-    objective = kind(**{field.name: given[field.name] for field in dataclasses.fields(kind)})
-    plan = Plan(**{field.name: given[field.name] for field in dataclasses.fields(Plan)})
+    objective, plan = kind(**fields.taken(kind, given)), Plan(**fields.taken(Plan, given))
     images = options.images(data, data_dir, split, start, count, every)
     said = [_per_channel(name, text, images) for name, text in (("mean", mean), ("std", std))]
     if init is None:
@@ -103,45 +104,17 @@ def _measured(images: Dataset) -> tuple[list[float], list[float]]:
     return shown[0], shown[1]
 
 
-def _options(cls: type[Settings]) -> list[inspect.Parameter]:
-    """The fields of settings as options of a command."""
-    kinds, found = typing.get_type_hints(cls), []
-    for field in dataclasses.fields(cls):
-        kind, default = kinds[field.name], field.default
-        if field.metadata["fraction"]:
-            # Such as 8/255; the settings turn it into a number.
-            kind = str | None if type(None) in typing.get_args(kind) else str
-            default = None if default is None else f"{default:g}"
-        option = typer.Option(help=field.metadata["told"], show_default=default is not None)
-        found.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default,
-                                       annotation=Annotated[kind, option]))
-    return found
-
-
 def _command(name: str, kind: type[Objective]) -> Callable[..., None]:
-    own, plan = _options(kind), _options(Plan)
-
-    def command(**given: Any) -> None:
-        settings = {parameter.name: given.pop(parameter.name) for parameter in (*own, *plan)}
-        _train(kind, settings, **given)
-
-    def option(key: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-        return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-    first = [option("context", typer.Context), option("arch", Arch), option("out", options.Out),
-             option("data", options.Data, "cifar10"), option("data_dir", options.DataDir, None),
-             option("split", options.Split, "train"), option("start", options.Start, 0),
-             option("count", options.Count, None), option("every", options.Every, 1), option("init", Init, None),
-             option("mean", Mean, None), option("std", Std, None), option("device", options.Device, "auto"),
-             option("config", options.Config, None)]
-    signature = inspect.Signature([*first, *own, *plan])
-    command.__name__, command.__doc__ = name, inspect.getdoc(kind)
-    command.__signature__ = signature  # type: ignore[attr-defined]
-    command.__annotations__ = {key: value.annotation for key, value in signature.parameters.items()}
-    return command
+    first = {
+        "context": (typer.Context, fields.NEEDED), "arch": (Arch, fields.NEEDED), "out": (options.Out, fields.NEEDED),
+        **IMAGES, "init": (Init, None), "mean": (Mean, None), "std": (Std, None), "device": (options.Device, "auto"),
+        "config": (options.Config, None)}
+    return fields.command(name, inspect.getdoc(kind), first, [*fields.options_of(kind), *fields.options_of(Plan)],
+                          partial(_train, kind))
 
 
 for _name, _kind in OBJECTIVES.items():
     _line = (inspect.getdoc(inspect.getmodule(_kind)) or "").splitlines()[0]
     # Given apart, so that the list of objectives shows it whole; the citation is for the page of the objective.
     app.command(_name, help=_line, short_help=re.sub(r" \[\w+\]", "", _line))(_command(_name, _kind))
+app.command(GATE, help=train_gate.TOLD, short_help=train_gate.SHORT)(train_gate.gate)

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
 from equipoise import checks, fit, mixing, records
-from equipoise.attacks import Called, Fold
+from equipoise.attacks import Fold
 from equipoise.evaluate import Conditions
-from equipoise.evaluate.adaptive import white_box
 from equipoise.fit.match import Arena, Contest, Match
 from equipoise.mixing import GatedClassifier, MixedClassifier
-from equipoise.mixing.gated import Lowered
-from equipoise.rng import Stream
 from equipoise.studies.adaptive_size import Size
 from equipoise.studies.fitting import fit_into
+from equipoise.studies.gating import ranged, strike
 from equipoise.studies.local_pair import Pair
-from equipoise.threat import Threat
 
 FIXED, GATED = ("plain", "MixedNUTS"), ("gate", "gate on MixedNUTS")
 KINDS = (*FIXED, *GATED)
@@ -49,18 +43,8 @@ class Shelf:
                      self.conditions.batch_size)
 
     def _strike(self, model: MixedClassifier) -> Fold:
-        """The attack on a candidate: short, on both sides at once where a map hides the way, as in the evaluation;
-        a gate meets it with and without the term that pushes alpha down."""
-        plain = white_box(model, Fold(tuple(self.size.strike())), both=self.size.both())
-        assert isinstance(plain, Fold)
-        if not isinstance(model, GatedClassifier):
-            return plain
-
-        def unmoved(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream,
-                    **other: object) -> Tensor:
-            return plain(model, x, y, threat=threat, stream=stream)
-
-        return replace(plain, stages=(*plain.stages, Called("unmoved", unmoved)), extra=Lowered(model))
+        """The attack on a candidate."""
+        return strike(model, self.size.strike(), self.size.both())
 
     def _standard(self) -> float:
         """Robust accuracy of h on the held-out images, under the attack that candidates meet."""
@@ -76,18 +60,13 @@ class Shelf:
         if kind == "plain":
             return [self.placed(MixedClassifier(pair.accurate, pair.robust, alpha)) for alpha in size.plain]
         if kind == "gate":
-            gate = trained()
-            ranges = [(1 / (1 + high), 1 / (1 + low)) for low in size.gaps for high in size.gaps if low < high]
-            ranges += [(low, high) for low in (0.0, 0.3) for high in (0.8, 0.9, 1.0)]
-            return [gate.with_range(*ends, shift=shift) for ends in ranges for shift in size.shifts]
+            return ranged(trained(), size.gaps, size.shifts)
         nuts = self._nuts()
         if kind == "MixedNUTS":
             return [self.placed(MixedClassifier(pair.accurate, pair.robust, 1 / (1 + q), logit_map=nuts.logit_map,
                                                  hard=True, surrogate_alpha=nuts.surrogate_alpha))
                     for q in size.thresholds]
-        over = trained().on(nuts)
-        return [over.with_range(1 / (1 + high), 1 / (1 + low), shift=shift) for low in size.gaps for high in size.gaps
-                if low < high for shift in size.shifts]
+        return ranged(trained().on(nuts), size.gaps, size.shifts)
 
     def placed(self, model: MixedClassifier) -> MixedClassifier:
         """Where it is computed, in evaluation mode."""

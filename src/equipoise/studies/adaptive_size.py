@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from equipoise.attacks import Apgd, Stage, Targeted
 from equipoise.attacks.auto import VERSIONS
+from equipoise.studies.gating import GAPS, MOVES, short, short_both
 from equipoise.train import Plan
-from equipoise.train.objectives.gate import SETTINGS
+from equipoise.train.objectives.gate import PLAN, SETTINGS
 
 WEIGHTS = tuple((c_ce, round(1.5 - c_ce, 1), c_prod) for c_prod in (0.0, 0.1, 0.2) for c_ce in (0.0, 0.5, 1.0, 1.5))
 SCALES = (0.5, 1.0, 2.0, 4.0)
 SHIFTS = tuple(round(-8 + 0.1 * step, 1) for step in range(161))
+FULL = replace(PLAN, flip=True, save_seconds=60, precision="bf16")
+BRIEF = replace(FULL, epochs=1)
 BEST = (0.0, 1.5, 0.2)  # c_CE, c_BCE, c_prod [Bai2024, Table 6]
-
-
-def short() -> list[Stage]:
-    """The attack on candidates, where many have to be tried."""
-    return [Apgd("margin", 20), *(Targeted(rank, 15, "distance") for rank in range(1, 4))]
-
-
-def short_both() -> list[Stage]:
-    """Of the attack on both sides of a candidate with a map."""
-    return [Apgd("ce", 15), Apgd("dlr", 15), Targeted(1, 10)]
-
-
-def _gate_plan() -> Plan:
-    return Plan(epochs=10, batch_size=250, optimizer="adamw", lr=5e-4, weight_decay=1e-5, schedule="cosine", warmup=0.2,
-                ema=0.8, clip=10.0, flip=True, held_out=0, save_seconds=60, precision="bf16", compile="off")
 
 
 @dataclass(frozen=True)
 class Size:
     """How much is done; the defaults are the full size."""
 
-    plan: Plan = field(default_factory=_gate_plan)
+    plan: Plan = FULL
     width: int = 96
     momentum: float = 0.05
     steps: int = 15  # of the training attacks; the paper has 75
@@ -51,13 +39,11 @@ class Size:
     targets: tuple[float, ...] = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
     plain: tuple[float, ...] = tuple(round(0.5 + 0.01 * step, 2) for step in range(50))
     thresholds: tuple[float, ...] = tuple(round(0.02 * step, 2) for step in range(1, 49))
-    gaps: tuple[float, ...] = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
-    shifts: tuple[float, ...] = (-1.0, 0.4, 2.0)
+    gaps: tuple[float, ...] = GAPS
+    shifts: tuple[float, ...] = MOVES
     rounds: int = 6  # candidates of a kind attacked at most, for every share
     nuts: tuple[int, int] = (50, 9)  # steps and targets of the attack that fits the map
-    ablation: Plan = field(default_factory=lambda: Plan(
-        epochs=1, batch_size=250, optimizer="adamw", lr=5e-4, weight_decay=1e-5, warmup=0.2, ema=0.8, clip=10.0,
-        flip=True, held_out=0, precision="bf16", compile="off"))
+    ablation: Plan = BRIEF
     ablation_steps: int = 8
     weights: tuple[tuple[float, float, float], ...] = WEIGHTS
     scales: tuple[float, ...] = SCALES

@@ -82,7 +82,7 @@ class _Sitting:
     def __init__(self, model: nn.Module, objective: Objective, feed: Feed, held: Dataset, plan: Plan,
                  book: Book) -> None:
         self.objective, self.feed, self.held, self.plan, self.book = objective, feed, held, plan, book
-        self.how = pace.how(plan, model, feed)
+        self.how = pace.how(plan, model, feed, objective)
         self.learner = Learner(model, plan, feed.device, objective.memory(len(feed)), self.how in ("model", "both"))
         self.captured = Captured(self.learner, feed) if self.how in ("graph", "both") else None
         self.best: dict[str, Any] = {"value": -1.0, "epoch": -1, "right": {}}

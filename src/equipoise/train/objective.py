@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,8 @@ class Objective(Settings, ABC):
     A subclass is one training method. It must not keep anything between calls: what an image is to be
     remembered by goes through `memory`, which the loop keeps beside the weights.
     """
+
+    recordable: ClassVar[bool] = True  # whether a step can be compiled or captured: the host decides nothing in it
 
     @abstractmethod
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> Outcome:

@@ -10,14 +10,19 @@ from torch import nn
 
 from equipoise import checks
 from equipoise.train.feed import Feed
+from equipoise.train.objective import Objective
 from equipoise.train.plan import Plan
 
 SMALL = 2_000_000  # parameters; below, a GPU waits for launches rather than for arithmetic
 
 
-def how(plan: Plan, model: nn.Module, feed: Feed) -> str:
+def how(plan: Plan, model: nn.Module, feed: Feed, objective: Objective) -> str:
     """What is compiled or captured."""
     if feed.device.type != "cuda":
+        return "off"
+    if not objective.recordable:
+        checks.require(plan.compile in ("auto", "off"), "compile", "be auto or off for an objective that decides on "
+                       "the way, or looks into the model", plan.compile)
         return "off"
     if plan.compile == "auto":
         size = sum(p.numel() for p in model.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,8 @@ class PolicyLoss(Robust):
     The model is an :class:`~equipoise.mixing.policy.AdaptiveSmoothing`. How often each kind of image comes the paper
     does not say; here a share is clean, a share meets the policy's own attack, the targets divide the rest.
     """
+
+    recordable: ClassVar[bool] = False
 
     gamma_0: float = setting(55.0, "Strength at which the bases change places under attack.", fraction=True,
                              positive=True)

@@ -1,0 +1,99 @@
+"""A gate from the command line: trained, put over a fitted map, evaluated; as a user types it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise import config, mixing, models, records
+from equipoise.cli.main import run
+from equipoise.mixing import GatedClassifier
+from equipoise.models import checkpoint
+
+PAIR = ["--accurate", "accurate.safetensors", "--robust", "robust.safetensors", "--data", "npz:images.npz",
+        "--eps", "0.002"]
+TRAIN = ["train", "gate", *PAIR, "--width", "2", "--epochs", "1", "--steps", "1", "--batch-size", "40", "--out", "G"]
+FIT = ["fit", *PAIR, "--gate", "G", "--steps", "2", "--targets", "1", "--pool", "1", "--out", "M"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """100 images that one small network labels, another one that differs from it, and a gate of both."""
+    place = tmp_path_factory.mktemp("gate")
+    images = np.random.default_rng(0).integers(0, 256, (100, 3, 8, 8), dtype=np.uint8)
+    accurate, robust = (models.build("cnn_small", num_classes=4, image_shape=(3, 8, 8), seed=5) for _ in range(2))
+    x = torch.from_numpy(images).float() / 255
+    with torch.no_grad():
+        for model in (accurate, robust):
+            model.fc.weight.mul_(20)  # type: ignore[union-attr, operator]
+        centre = accurate.eval()(x).mean(0)
+        for model in (accurate, robust):
+            model.fc.bias.sub_(centre)  # type: ignore[union-attr, operator]
+        labels = accurate(x).argmax(1).numpy()
+        chance = torch.Generator().manual_seed(2)
+        noise = torch.randn(robust.fc.weight.shape, generator=chance)  # type: ignore[union-attr, arg-type]
+        robust.fc.weight.add_(0.3 * robust.fc.weight.std() * noise)  # type: ignore[union-attr, operator]
+    np.savez(place / "images.npz", images=images, labels=labels)
+    checkpoint.save(place / "accurate.safetensors", accurate, {})
+    checkpoint.save(place / "robust.safetensors", robust, {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        assert run(TRAIN) == 0
+    return place
+
+
+@pytest.fixture
+def place(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(made)
+    return made
+
+
+def test_a_gate_is_trained_once(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (place / "G" / "gate.safetensors").read_bytes()
+    assert run(TRAIN) == 0 and capsys.readouterr().out == "G/gate.safetensors\n"
+    assert (place / "G" / "gate.safetensors").read_bytes() == before
+    asked = config.read(Path("G/run.toml"))["identity"]
+    assert asked["gateloss"]["eps"] == 0.002 and asked["plan"]["epochs"] == 1 and asked["plan"]["optimizer"] == "adamw"
+
+
+def test_it_takes_the_place_of_alpha_over_a_fitted_map(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*FIT, "--lose-at-most", "20"]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("mixture:M\n") and "the gate, alpha in (" in out and "mixture:M/map" in out
+    over, plain = mixing.load("mixture:M"), mixing.load("mixture:M/map")
+    assert isinstance(over, GatedClassifier) and over.hard
+    assert over.logit_map is not None and over.logit_map.facts() == plain.logit_map.facts()  # type: ignore[union-attr, operator]
+    assert over.fitted is not None and over.fitted.images == ("0-99",)
+    told = records.summary("M")
+    assert told["gate"]["attacked"] >= told["gate"]["robust"] - 0.2 or not told["gate"]["met"]
+    assert run([*FIT, "--lose-at-most", "20"]) == 0 and capsys.readouterr().out == out
+    assert run(["report", "M"]) == 0 and "promises nothing" in (place / "M" / "report.html").read_text()
+    assert run([*FIT, "--lose-at-most", "10"]) == 2
+    assert "has target = '20 points of robust accuracy'" in capsys.readouterr().err
+    # What chose it is not evaluated on unawares, and every adversary meets it.
+    assert run(["evaluate", "mixture:M", "--data", "npz:images.npz", "--eps", "0.002", "--attack", "pgd", "--count",
+                "8", "--out", "E"]) == 0
+    attacks = {row["attack"] for row in records.read("E")}
+    assert {"adaptive", "adaptive-lowered"} <= attacks
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ([*FIT[:-1], "N", "--gate", "nowhere"], "`gate` must be a file or folder that exists, got 'nowhere'"),
+    ([*FIT[:-1], "N", "--gate", "images.npz"], "images.npz"),
+    ([*FIT[:-1], "N", "--alpha", "0.5"], "`gate` must be left out with --alpha"),
+    (["fit", "--accurate", "robust.safetensors", "--robust", "accurate.safetensors", *FIT[5:-1], "N"],
+     "`accurate` must be the base that G/gate.safetensors was trained for"),
+    ([*TRAIN[:-1], "N", "--taps", "a,b"], "`taps` must be two names for each model"),
+    ([*TRAIN[:-1], "N", "--taps", "stem,conv;conv,c"], "`taps` must name submodules of"),
+    ([*TRAIN[:-1], "N", "--pad", "2"], "`pad` must be 0 where attacked images are told from clean ones"),
+    ([*TRAIN[:-1], "N", "--width", "0"], "`width` must be a whole number of at least 1"),
+])
+def test_mistakes_are_one_sentence(place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str],
+                                   said: str) -> None:
+    assert run(arguments) == 2
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") == 1
+    assert not (place / "N").exists()
