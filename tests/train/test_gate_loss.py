@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +17,10 @@ from equipoise.data.dataset import Dataset, whole_split
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, new_gate
 from equipoise.models import build, formats
 from equipoise.modes import inference
-from equipoise.train import Objective, Plan, train
+from equipoise.train import Objective, Plan, pace, train
 from equipoise.train.auto_ascent import auto_ascend, sloped
 from equipoise.train.book import LAST
+from equipoise.train.objectives import Standard
 from equipoise.train.objectives.gate import GateLoss
 from equipoise.train.objectives.policy import PolicyLoss
 
@@ -166,3 +169,13 @@ def test_blank_pixels_are_refused_because_an_attack_on_them_shows(objective: Obj
     plan = Plan(epochs=1, batch_size=16, held_out=0, pad=blanks.get("pad", 0), cutout=blanks.get("cutout", 0))
     with pytest.raises(InputError, match=f"^`{name}` must be 0 where attacked images are told from .*got {value}$"):
         train(_model(), objective, _data(), plan)
+
+
+@pytest.mark.parametrize("objective", [GateLoss(eps=0.1), PolicyLoss(eps=0.1)])
+def test_on_a_gpu_nothing_of_it_is_compiled(objective: Objective) -> None:
+    """The number of steps is drawn on the host, and a compiled model is no mixture any more."""
+    feed: Any = SimpleNamespace(device=torch.device("cuda"), world=SimpleNamespace(size=1))
+    assert pace.how(Plan(), _model(), feed, objective) == "off"
+    assert pace.how(Plan(), _model(), feed, Standard()) == "graph"
+    with pytest.raises(InputError, match="`compile` must be auto or off for an objective that decides on the way"):
+        pace.how(Plan(compile="model"), _model(), feed, objective)
