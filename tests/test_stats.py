@@ -91,6 +91,8 @@ def test_the_lead_is_over_the_line_at_equal_accuracy_under_attack() -> None:
         found = stats.lead(point, line[[2, 0, 1]])  # whatever their order
         assert found is not None and found.value == pytest.approx(value)
         assert found.low <= found.value <= found.high and found.n == 100
+    same = stats.lead(line[0], line[[0, 1]])
+    assert same is not None and same.low < 0 < same.high, "no difference seen is not none there"
     for beyond in (51, 19):
         assert stats.lead(_verdicts(85, beyond), line) is None, "beyond the line nothing is known"
     with pytest.raises(InputError, match="`line` must hold at least two models, got 1"):

@@ -91,7 +91,8 @@ def lead(point: NDArray[np.bool_], line: NDArray[np.bool_], *, confidence: float
     """How many more clean images a model answers than others do at its own accuracy under attack.
 
     Between two of the others the line is straight, because a coin that picks one of both answers so. The interval is
-    that of images drawn anew (bootstrap), all models on the same ones.
+    that of images drawn anew (bootstrap), all models on the same ones; as in :func:`paired_difference`, with one more
+    that only the model answers and one that only the others do: where no difference is seen there may still be one.
 
     Args:
         point: (2, n) verdicts of the model, on clean and on attacked images.
@@ -106,10 +107,12 @@ def lead(point: NDArray[np.bool_], line: NDArray[np.bool_], *, confidence: float
     n = point.shape[-1]
     _check_counts(0, n, confidence)
     checks.require(len(line) >= 2, "line", "hold at least two models", len(line))
+    own = np.concatenate([point, np.array([[True, False]] * 2)], axis=-1)
+    others = np.concatenate([line, np.array([[[False, True]] * 2] * len(line))], axis=-1)
 
     def above(picked: NDArray[np.int64] | slice) -> float:
-        clean, attacked = line[..., picked].mean(axis=-1).T
-        mine = point[:, picked].mean(axis=-1)
+        clean, attacked = others[..., picked].mean(axis=-1).T
+        mine = own[:, picked].mean(axis=-1)
         order = np.argsort(attacked, kind="stable")
         clean, attacked = clean[order], attacked[order]
         at = int(np.clip(np.searchsorted(attacked, mine[1]), 1, len(line) - 1))
@@ -120,8 +123,8 @@ def lead(point: NDArray[np.bool_], line: NDArray[np.bool_], *, confidence: float
     reached = line[:, 1].mean(axis=-1)
     if not reached.min() <= point[1].mean() <= reached.max():
         return None
-    chance, value = np.random.default_rng(seed), above(slice(None))
-    drawn = [above(rows) for rows in chance.integers(n, size=(draws, n))]
+    chance, value = np.random.default_rng(seed), above(slice(n))
+    drawn = [above(rows) for rows in chance.integers(n + 2, size=(draws, n + 2))]
     low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Estimate(value, min(float(low), value), max(float(high), value), n)
 
