@@ -59,6 +59,14 @@ def test_a_gate_is_trained_once(place: Path, capsys: pytest.CaptureFixture[str])
     assert asked["gateloss"]["eps"] == 0.002 and asked["plan"]["epochs"] == 1 and asked["plan"]["optimizer"] == "adamw"
 
 
+def test_another_gate_is_not_read_from_its_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (place / "G" / "gate.safetensors").read_bytes()
+    for more, said in (("--taps", "conv1,conv3;conv1,conv3"), ("--width", "3")):
+        assert run([*TRAIN, more, said]) == 2
+        assert f"G has {more[2:]} = " in capsys.readouterr().err
+    assert (place / "G" / "gate.safetensors").read_bytes() == before
+
+
 def test_it_takes_the_place_of_alpha_over_a_fitted_map(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*FIT, "--lose-at-most", "20"]) == 0
     out = capsys.readouterr().out

@@ -42,7 +42,9 @@ def _gate(given: dict[str, Any], *, accurate: str, robust: str, out: Path, data:
     network = new_gate(g, h, pixels(images.images[:2]), taps=_taps(taps), width=width, seed=plan.seed)
     with parallel.started(where) as world:
         model = GatedClassifier(g, h, network)
-        run(model, objective, images, plan, device=where, out=out, facts={"arch": "gated"})
+        # Its first weights may be the same for other layers, and then nothing else would tell two runs apart.
+        looks = {"taps": ";".join(map(",".join, network.taps)), "width": width}
+        run(model, objective, images, plan, device=where, out=out, facts={"arch": "gated", **looks})
         if world.leads:
             save_gate(out / mixing.folder.GATE, model.network, g, h, {"objective": repr(objective)})
             typer.echo(str(out / mixing.folder.GATE))
