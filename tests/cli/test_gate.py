@@ -10,8 +10,11 @@ import torch
 
 from equipoise import config, mixing, models, records
 from equipoise.cli.main import run
-from equipoise.mixing import GatedClassifier
+from equipoise.fit import lose_at_most
+from equipoise.fit.match import Match
+from equipoise.mixing import GatedClassifier, MixedClassifier
 from equipoise.models import checkpoint
+from equipoise.studies.gating import told
 
 PAIR = ["--accurate", "accurate.safetensors", "--robust", "robust.safetensors", "--data", "npz:images.npz",
         "--eps", "0.002"]
@@ -75,17 +78,28 @@ def test_it_takes_the_place_of_alpha_over_a_fitted_map(place: Path, capsys: pyte
     assert isinstance(over, GatedClassifier) and over.hard
     assert over.logit_map is not None and over.logit_map.facts() == plain.logit_map.facts()  # type: ignore[union-attr, operator]
     assert over.fitted is not None and over.fitted.images == ("0-99",)
-    told = records.summary("M")
-    assert told["gate"]["attacked"] >= told["gate"]["robust"] - 0.2 or not told["gate"]["met"]
+    found = records.summary("M")["gate"]
+    assert found["met"] and found["attacked"] >= found["robust"] - 0.2 and found["clean"] > 0.5
     assert run([*FIT, "--lose-at-most", "20"]) == 0 and capsys.readouterr().out == out
     assert run(["report", "M"]) == 0 and "promises nothing" in (place / "M" / "report.html").read_text()
     assert run([*FIT, "--lose-at-most", "10"]) == 2
     assert "has target = '20 points of robust accuracy'" in capsys.readouterr().err
+    assert run([*FIT, "--lose-at-most", "20", "--rounds", "3"]) == 2
+    assert "M has search.rounds = " in capsys.readouterr().err
+    assert "--rounds" not in config.read(Path("M/run.toml"))["settings"]["command"]  # what is refused leaves no trace
     # What chose it is not evaluated on unawares, and every adversary meets it.
     assert run(["evaluate", "mixture:M", "--data", "npz:images.npz", "--eps", "0.002", "--attack", "pgd", "--count",
                 "8", "--out", "E"]) == 0
     attacks = {row["attack"] for row in records.read("E")}
     assert {"adaptive", "adaptive-lowered"} <= attacks
+
+
+def test_a_missed_target_is_said() -> None:
+    model = MixedClassifier(torch.nn.Identity(), torch.nn.Identity(), 0.5)
+    for met in (True, False):
+        said = told(Match(model, 0.9, 0.4, met, 3), 0.5, lose_at_most(2.0), 60)
+        assert said.startswith("kept 40.0 % of the 60 images") and "the robust model 50.0 %" in said
+        assert ("no range that was tried loses at most 2 points of robust accuracy" in said) is not met
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

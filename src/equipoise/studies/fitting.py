@@ -39,7 +39,8 @@ def fit_into(
     bases = [models.load(text, num_classes=images.num_classes, image_shape=images.image_shape, **wishes)
              for text in references]
     Bench(bases[0], bases[1], images, threat, device).probe()  # models that cannot work leave no folder
-    run = Run(out, _identity(bases, images, threat, target, settings), _facts(references, device, batch_size, command))
+    identity = identity_of(bases, images, threat, target, settings)
+    run = Run(out, identity, _facts(references, device, batch_size, command))
     if not ((out / mixing.folder.NAME).exists() and (out / "summary.json").exists()):
         made = fit(bases[0], bases[1], images, threat=threat, target=target, device=device, batch_size=batch_size,
                    settings=settings, cache=journal.load_cache(out), keep=lambda cache: journal.save_cache(out, cache))
@@ -50,8 +51,9 @@ def fit_into(
     return mixture
 
 
-def _identity(bases: list[nn.Module], images: Dataset, threat: Threat, target: Target,
-              settings: Settings) -> dict[str, Any]:
+def identity_of(bases: list[nn.Module], images: Dataset, threat: Threat, target: Target,
+                settings: Settings) -> dict[str, Any]:
+    """What makes two fits the same."""
     like = None if settings.like is None else settings.like.facts()
     search = {key: value for key, value in asdict(settings).items() if key not in ("like", "strength")}
     return {"verb": "fit", "target": str(target), "threat": threat.facts(), "search": search | {"like": like},

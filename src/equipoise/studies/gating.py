@@ -24,7 +24,7 @@ from equipoise.mixing.gate import load_gate
 from equipoise.mixing.gated import Lowered
 from equipoise.records import Run
 from equipoise.rng import Stream
-from equipoise.studies.fitting import fit_into
+from equipoise.studies.fitting import fit_into, identity_of
 from equipoise.threat import Threat
 
 MAP = "map"  # folder of the fit, in that of the gate over it
@@ -77,6 +77,14 @@ def choose(model: GatedClassifier, images: Dataset, target: Target, conditions: 
     return contest.choose(robust=max(least, 0.0)), standard
 
 
+def told(found: Match, standard: float, target: Target, count: int) -> str:
+    """What a chosen range reached on the images that chose it, for after "it"."""
+    missed = "" if found.met else f" (no range that was tried loses at most {target})"
+    return (f"kept {100 * found.attacked:.1f} % of the {count} images that chose its range under a short attack, the "
+            f"robust model {100 * standard:.1f} %{missed}; that flatters it and promises nothing, so evaluate it on "
+            "others")
+
+
 def gate_into(
     out: Path, gate: Path, references: Sequence[str], images: Dataset, *, threat: Threat, target: Target,
     settings: Settings, device: torch.device, batch_size: int, command: str, **wishes: Any,
@@ -95,9 +103,7 @@ def gate_into(
     bases = [models.load(text, num_classes=images.num_classes, image_shape=images.image_shape, **wishes)
              for text in references]
     network = load_gate(gate / mixing.folder.GATE if gate.is_dir() else gate, bases[0], bases[1])
-    identity = {"verb": "fit", "target": str(target), "threat": threat.facts(), "seed": settings.seed,
-                "gate": models.weights_digest(network), "data": images.facts(),
-                "models": dict(zip(mixing.folder.SIDES, map(models.weights_digest, bases), strict=True))}
+    identity = {**identity_of(bases, images, threat, target, settings), "gate": models.weights_digest(network)}
     run = Run(out, identity, {**facts(conditions), "references": list(references), "command": command})
     mixture = fit_into(out / MAP, references, images, threat=threat, target=target, settings=settings, device=device,
                        batch_size=batch_size, command=command, **wishes)
@@ -106,9 +112,7 @@ def gate_into(
         found, standard = choose(model.on(mixture) if mixture.logit_map is not None else model, images, target,
                                  conditions)
         made: Any = found.model
-        promise = (f"kept {100 * found.attacked:.1f} % of the {len(images)} images that chose its range under a short "
-                   f"attack, the robust model {100 * standard:.1f} %; that flatters it and promises nothing, so "
-                   "evaluate it on others")
+        promise = told(found, standard, target, len(images))
         made.fitted = Fitted.on(images, promise)
         run.finish()
         run.summarise("fit", time.monotonic() - begun, [], promise=promise, gate={**found.facts(), "robust": standard})
