@@ -62,6 +62,13 @@ def test_a_gate_is_trained_once(place: Path, capsys: pytest.CaptureFixture[str])
     assert asked["gateloss"]["eps"] == 0.002 and asked["plan"]["epochs"] == 1 and asked["plan"]["optimizer"] == "adamw"
 
 
+def test_bf16_of_a_recipe_is_fp32_on_a_cpu(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "recipe.toml").write_text('precision = "bf16"\n')
+    assert run([*TRAIN[:-1], "R", "--device", "cpu", "--config", "recipe.toml"]) == 0
+    assert "note: recipe.toml asks for bf16, which is for GPUs" in capsys.readouterr().err
+    assert config.read(Path("R/run.toml"))["identity"]["plan"]["precision"] == "fp32"
+
+
 def test_another_gate_is_not_read_from_its_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (place / "G" / "gate.safetensors").read_bytes()
     for more, said in (("--taps", "conv1,conv3;conv1,conv3"), ("--width", "3")):

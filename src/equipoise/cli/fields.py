@@ -6,8 +6,10 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from equipoise.train.settings import Settings
@@ -52,6 +54,15 @@ def command(name: str, told: str | None, first: Mapping[str, tuple[Any, Any]], s
     called.__signature__ = signature  # type: ignore[attr-defined]
     called.__annotations__ = {key: value.annotation for key, value in signature.parameters.items()}
     return called
+
+
+def spared(given: dict[str, Any], context: typer.Context, where: torch.device, config: Path | None) -> str | None:
+    """A note where the bf16 of a recipe has become fp32: it is a wish for GPUs, what is typed is an order."""
+    source = context.get_parameter_source("precision")
+    if where.type != "cpu" or given["precision"] != "bf16" or source is None or source.name != "DEFAULT_MAP":
+        return None
+    given["precision"] = "fp32"
+    return f"note: {config} asks for bf16, which is for GPUs; on this CPU it is fp32"
 
 
 def taken(cls: type[Settings], given: Mapping[str, Any]) -> dict[str, Any]:

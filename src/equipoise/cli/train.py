@@ -56,9 +56,7 @@ def _train(
     std: str | None, device: str, config: Path | None,
 ) -> None:
     where = pick(device)
-    spared = where.type == "cpu" and given["precision"] == "bf16" and _is_from_recipe(context, "precision")
-    if spared:
-        given["precision"] = "fp32"
+    note = fields.spared(given, context, where, config)
     objective, plan = kind(**fields.taken(kind, given)), Plan(**fields.taken(Plan, given))
     images = options.images(data, data_dir, split, start, count, every)
     said = [_per_channel(name, text, images) for name, text in (("mean", mean), ("std", std))]
@@ -70,19 +68,13 @@ def _train(
         model = checkpoint.load(init, arch, num_classes=images.num_classes, image_shape=images.image_shape,
                                 mean=said[0], std=said[1])
     with parallel.started(where) as world:
-        if spared and world.leads:
-            typer.echo(f"note: {config} asks for bf16, which is for GPUs; on this CPU it is fp32", err=True)
+        if note and world.leads:
+            typer.echo(note, err=True)
         run(model, objective, images, plan, device=where, out=out, facts={"arch": arch})
         if world.leads:
             if results := records.summary(out)["results"]:
                 table.show(results, "held out from training")
             typer.echo(str(Path(out) / "best.safetensors"))
-
-
-def _is_from_recipe(context: typer.Context, name: str) -> bool:
-    """Whether an option has the value of the `--config` file: a wish, where the command line is an order."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "DEFAULT_MAP"
 
 
 def _per_channel(name: str, text: str | None, images: Dataset) -> list[float] | None:

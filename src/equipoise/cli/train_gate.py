@@ -30,10 +30,11 @@ Taps = Annotated[str | None, typer.Option(help="Layers to look at, shallow and d
                                           show_default=False)]
 
 
-def _gate(given: dict[str, Any], *, accurate: str, robust: str, out: Path, data: str, data_dir: Path | None, split: str,
-          start: int, count: int | None, every: int, width: int, taps: str | None, arch: str | None, mean: str | None,
-          std: str | None, device: str, config: Path | None) -> None:
+def _gate(given: dict[str, Any], *, context: typer.Context, accurate: str, robust: str, out: Path, data: str,
+          data_dir: Path | None, split: str, start: int, count: int | None, every: int, width: int, taps: str | None,
+          arch: str | None, mean: str | None, std: str | None, device: str, config: Path | None) -> None:
     where = pick(device)
+    note = fields.spared(given, context, where, config)
     objective, plan = GateLoss(**fields.taken(GateLoss, given)), Plan(**fields.taken(Plan, given))
     images = options.images(data, data_dir, split, start, count, every)
     wishes: dict[str, Any] = {"arch": arch, "mean": options.channels("mean", mean), "std": options.channels("std", std)}
@@ -41,6 +42,8 @@ def _gate(given: dict[str, Any], *, accurate: str, robust: str, out: Path, data:
             for text in (accurate, robust))
     network = new_gate(g, h, pixels(images.images[:2]), taps=_taps(taps), width=width, seed=plan.seed)
     with parallel.started(where) as world:
+        if note and world.leads:
+            typer.echo(note, err=True)
         model = GatedClassifier(g, h, network)
         # Its first weights may be the same for other layers, and then nothing else would tell two runs apart.
         looks = {"taps": ";".join(map(",".join, network.taps)), "width": width}
@@ -60,7 +63,8 @@ def _taps(text: str | None) -> Pair | None:
 
 
 gate = fields.command("gate", TOLD, {
-    "accurate": (Side, fields.NEEDED), "robust": (Side, fields.NEEDED), "out": (options.Out, fields.NEEDED), **IMAGES,
-    "width": (Width, WIDTH), "taps": (Taps, None), "arch": (options.Arch, None), "mean": (options.Mean, None),
-    "std": (options.Std, None), "device": (options.Device, "auto"), "config": (options.Config, None),
+    "context": (typer.Context, fields.NEEDED), "accurate": (Side, fields.NEEDED), "robust": (Side, fields.NEEDED),
+    "out": (options.Out, fields.NEEDED), **IMAGES, "width": (Width, WIDTH), "taps": (Taps, None),
+    "arch": (options.Arch, None), "mean": (options.Mean, None), "std": (options.Std, None),
+    "device": (options.Device, "auto"), "config": (options.Config, None),
 }, [*fields.options_of(GateLoss), *fields.options_of(Plan, PLAN)], _gate)
