@@ -91,7 +91,8 @@ def gate_into(
 ) -> GatedClassifier:
     """Fit a map, put a trained gate over it, choose its range, and leave `mixture:DIR` in `out`; repeated, it is read.
 
-    The fit has a folder of its own in `out`. Where it is no help, the gate is over plain mixing.
+    The fit has a folder of its own in `out`. Where it is no help, the gate is over plain mixing. A choice that is
+    stopped begins again; the fit does not.
 
     Args:
         out: run folder.
