@@ -65,6 +65,11 @@ def test_a_mixture_for_a_target(place: Path, capsys: pytest.CaptureFixture[str])
     assert "has target = '20 points of robust accuracy'" in capsys.readouterr().err
 
 
+def test_too_few_images_leave_no_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fit("--count", "30") == 2 and not (place / "M").exists()
+    assert capsys.readouterr().err == "equipoise: `count` must give at least 50 images to fit on, got 30\n"
+
+
 def test_a_stopped_fit_goes_on_after_its_attack(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from equipoise.studies import fitting
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from equipoise.attacks import Apgd, Fold
 from equipoise.checks import InputError
 from equipoise.data.dataset import Dataset, whole_split
-from equipoise.fit.match import Arena, Contest, Seen, shift_for
+from equipoise.fit.match import Arena, Contest, Pool, Seen, shift_for
 from equipoise.mixing import GatedClassifier, MixedClassifier, mix
 from equipoise.threat import Threat
 
@@ -75,7 +77,7 @@ def test_the_most_accurate_that_keeps_the_target(target: float) -> None:
     model, arena = _gated(), _arena()
     candidates = [MixedClassifier(model.accurate, model.robust, alpha).eval() for alpha in
                   torch.linspace(0.3, 1.0, 29).tolist()]
-    found = Contest(candidates, arena, _strike).choose(robust=target)
+    found = Contest(candidates, Pool(arena, _strike)).choose(robust=target)
     # The same by brute force: every candidate under its own attack.
     own = [float(arena.struck(each, _strike(each)).right(each).float().mean()) for each in candidates]
     clean = [float(arena.look(each).right(each).float().mean()) for each in candidates]
@@ -89,13 +91,39 @@ def test_the_most_accurate_that_keeps_the_target(target: float) -> None:
 def test_a_clean_target_and_one_that_nobody_reaches() -> None:
     model, arena = _gated(), _arena()
     candidates = [model.with_range(low, high) for low, high in ((0.0, 0.5), (0.2, 0.7), (0.5, 0.9), (0.8, 1.0))]
-    contest = Contest(candidates, arena, _strike)
+    contest = Contest(candidates, Pool(arena, _strike))
     kept = contest.choose(clean=0.9)
     assert kept.met and kept.clean >= 0.9
     none = contest.choose(robust=0.999)
     assert not none.met and none.attacked >= kept.attacked
     with pytest.raises(InputError, match="one of them"):
         contest.choose(robust=0.5, clean=0.5)
+
+
+def test_a_choice_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    """Every attack is kept, by the weights and the numbers of its mixture; a choice repeated attacks nobody."""
+    model, arena, struck = _gated(), _arena(), []
+
+    def strike(model: MixedClassifier) -> Fold:
+        struck.append(model.extra_repr())
+        if len(struck) == 3:
+            raise KeyboardInterrupt
+        return _strike(model)
+
+    candidates = [model.with_range(low, high) for low, high in ((0.0, 0.5), (0.2, 0.7), (0.5, 0.9), (0.8, 1.0))]
+    with pytest.raises(KeyboardInterrupt):
+        Contest(candidates, Pool(arena, strike, tmp_path / "pool")).choose(robust=0.4)
+    found = Contest(candidates, Pool(arena, strike, tmp_path / "pool")).choose(robust=0.4)
+    assert len(struck) == found.strikes + 1 and len(set(struck)) == found.strikes
+    fresh = Contest(candidates, Pool(arena, _strike)).choose(robust=0.4)
+    assert (fresh.model, fresh.facts()) == (found.model, found.facts())
+    again = len(struck)
+    assert Contest(candidates, Pool(arena, strike, tmp_path / "pool")).choose(robust=0.4).facts() == found.facts()
+    assert len(struck) == again
+    with torch.no_grad():
+        next(model.parameters()).add_(0.1)
+    Contest(candidates, Pool(arena, strike, tmp_path / "pool")).choose(robust=0.4)
+    assert len(struck) > again, "another mixture is attacked itself"
 
 
 def test_the_greatest_shift_that_stays_accurate() -> None:

@@ -11,11 +11,12 @@ from equipoise import data, mixing, models, records
 from equipoise.attacks import Apgd, Square
 from equipoise.checks import InputError
 from equipoise.evaluate import Conditions
+from equipoise.evaluate.gated import leads
 from equipoise.mixing import GatedClassifier, MixedClassifier
 from equipoise.mixing.frontier import Point
 from equipoise.models import checkpoint
 from equipoise.records import Run
-from equipoise.studies.adaptive_choice import KINDS
+from equipoise.studies.adaptive_choice import FIXED, GATED, KINDS
 from equipoise.studies.adaptive_size import Size
 from equipoise.studies.adaptive_smoothing import PARTS, Study
 from equipoise.studies.local_pair import Pair
@@ -72,7 +73,8 @@ def test_every_part_leaves_its_rows_and_its_section(tmp_path: Path) -> None:
     assert lined == {"plain, 0.8", "MixedNUTS, 0.8"}
     assert {row["model"] for row in records.read(tmp_path / "run" / "trade-off-gates")} == {
         "gate, 0.8", "gate on MixedNUTS, 0.8"}
-    assert {row["versus"] for row in told["leads"]} <= {"plain", "MixedNUTS"}
+    found = leads([*rows, *records.read(tmp_path / "run" / "trade-off")], GATED, FIXED)
+    assert told["leads"] == found, "the lines are those of the part trade-off and the chosen mixtures"
     loaded = mixing.load(f"mixture:{tmp_path}/run/mixtures/gate-0.9")
     assert isinstance(loaded, GatedClassifier)
     ablated = {row["model"] for row in records.read(tmp_path / "run" / "ablation")}

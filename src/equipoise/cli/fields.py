@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,11 +26,21 @@ def options_of(cls: type[Settings], like: Settings | None = None) -> list[inspec
         if field.metadata["fraction"]:
             # Such as 8/255; the settings turn it into a number.
             kind = str | None if type(None) in typing.get_args(kind) else str
-            default = None if default is None else f"{default:g}"
+            default = None if default is None else _written(float(typing.cast(Any, default)))
         option = typer.Option(help=field.metadata["told"], show_default=default is not None)
         found.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default,
                                        annotation=Annotated[kind, option]))
     return found
+
+
+def _written(value: float) -> str:
+    """A number as a user would type it, with nothing lost.
+
+    >>> _written(0.4), _written(8 / 255)
+    ('0.4', '8/255')
+    """
+    short = f"{value:g}"
+    return short if float(short) == value else str(Fraction(value).limit_denominator(1000))
 
 
 def command(name: str, told: str | None, first: Mapping[str, tuple[Any, Any]], settings: Sequence[inspect.Parameter],

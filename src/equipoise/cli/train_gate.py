@@ -45,9 +45,7 @@ def _gate(given: dict[str, Any], *, context: typer.Context, accurate: str, robus
         if note and world.leads:
             typer.echo(note, err=True)
         model = GatedClassifier(g, h, network)
-        # Its first weights may be the same for other layers, and then nothing else would tell two runs apart.
-        looks = {"taps": ";".join(map(",".join, network.taps)), "width": width}
-        run(model, objective, images, plan, device=where, out=out, facts={"arch": "gated", **looks})
+        run(model, objective, images, plan, device=where, out=out, facts={"arch": "gated"})
         if world.leads:
             save_gate(out / mixing.folder.GATE, model.network, g, h, {"objective": repr(objective)})
             typer.echo(str(out / mixing.folder.GATE))

@@ -60,9 +60,14 @@ class Cache:
         return self.take(order[:half].sort().values), self.take(order[half:].sort().values)
 
 
+def enough(count: int) -> None:
+    """Refuse too few images."""
+    checks.require(count >= LEAST, "count", f"give at least {LEAST} images to fit on", count)
+
+
 def checked(cache: Cache) -> Cache:
     """Refuse what cannot be fitted, in one sentence."""
-    checks.require(len(cache) >= LEAST, "count", f"give at least {LEAST} images to fit on", len(cache))
+    enough(len(cache))
     for name, z in (("clean", cache.clean), ("attacked", cache.attacked)):
         if not bool(z.isfinite().all()):
             raise InputError(f"the robust model must answer with finite logits, got NaN or inf on {name} images")

@@ -8,16 +8,19 @@ has been. What is chosen has always met its own attack.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from equipoise import checks, memory, progress, rng
+from equipoise import checks, memory, models, progress, rng
 from equipoise.attacks import Fold
 from equipoise.data import Dataset, pixels
 from equipoise.mixing import GatedClassifier, MixedClassifier, mix
+from equipoise.models import formats
 from equipoise.modes import inference
 from equipoise.threat import Threat
 
@@ -101,19 +104,46 @@ class Arena:
         return self.look(model, torch.cat(images))
 
 
+class Pool:
+    """Attacks on candidates, each made once: what lies in the folder is read, so that a choice can be stopped.
+
+    Args:
+        arena: images that are never evaluated on.
+        strike: the attack on a candidate.
+        folder: where what both sides said of the attacked images is kept; of one arena and one kind of attack.
+    """
+
+    def __init__(self, arena: Arena, strike: Callable[[MixedClassifier], Fold], folder: Path | None = None) -> None:
+        self.arena, self.strike, self.folder = arena, strike, folder
+
+    def struck(self, model: MixedClassifier) -> Seen:
+        """What both sides say of the images that the attack on this model leaves."""
+        if self.folder is None:
+            return self.arena.struck(model, self.strike(model))
+        known = f"{models.weights_digest(model)} {type(model).__name__} {model.extra_repr()}"
+        path = self.folder / f"{hashlib.sha256(known.encode()).hexdigest()[:24]}.safetensors"
+        if not path.exists():
+            seen = self.arena.struck(model, self.strike(model))
+            self.folder.mkdir(parents=True, exist_ok=True)
+            said = {"g": seen.g, "h": seen.h, "u": seen.u}
+            formats.write_safetensors(path, {key: value.cpu().contiguous() for key, value in said.items()},
+                                      {"mixture": model.extra_repr()})
+        kept = {key: value.to(self.arena.device) for key, value in formats.read_safetensors(path)[0].items()}
+        return Seen(kept["g"], kept["h"], kept["u"], self.arena.data.labels.to(self.arena.device))
+
+
 class Contest:
     """Candidates with the same sides (of one map and one gate, with other alphas, ranges, scales, shifts) and a pool.
 
     Args:
         candidates: the mixtures to choose from.
-        arena: images that are never evaluated on.
-        strike: the attack on a candidate.
+        pool: the images that choose, and the attack on a candidate.
     """
 
-    def __init__(self, candidates: Sequence[MixedClassifier], arena: Arena,
-                 strike: Callable[[MixedClassifier], Fold]) -> None:
+    def __init__(self, candidates: Sequence[MixedClassifier], pool: Pool) -> None:
         checks.require(len(candidates) > 0, "candidates", "be given", 0)
-        self.candidates, self.arena, self.strike = candidates, arena, strike
+        self.candidates, self.pool = candidates, pool
+        arena = pool.arena
         seen = arena.look(candidates[0])
         self.accuracy = torch.stack([seen.right(each) for each in candidates]).float().mean(dim=1)
         self.stands = torch.ones(len(candidates), len(arena.data), dtype=torch.bool, device=self.accuracy.device)
@@ -150,7 +180,7 @@ class Contest:
         return self.stands.float().mean(dim=1)
 
     def _attack(self, number: int) -> None:
-        seen = self.arena.struck(self.candidates[number], self.strike(self.candidates[number]))
+        seen = self.pool.struck(self.candidates[number])
         for row, candidate in enumerate(self.candidates):
             self.stands[row] &= seen.right(candidate)
         self.struck.append(number)

@@ -12,7 +12,7 @@ from equipoise import checks, memory, models, progress, rng
 from equipoise.attacks import minimum_margin
 from equipoise.checks import InputError
 from equipoise.data import Dataset, pixels
-from equipoise.fit.cache import Cache
+from equipoise.fit.cache import Cache, enough
 from equipoise.mixing import LogitMap, MixedClassifier
 from equipoise.mixing.surrogate import Surrogate
 from equipoise.modes import inference
@@ -54,7 +54,8 @@ class Bench:
             model.to(self.device)
 
     def probe(self) -> None:
-        """Show both models one image: h must answer with logits, g with logits or classes."""
+        """Count the images, and show both models one: h must answer with logits, g with logits or classes."""
+        enough(len(self.data))
         image = pixels(self.data.images[:1].to(self.device))
         for side, model, dims, must in (("robust", self.robust, (2,), "logits (B, K)"),
                                         ("accurate", self.accurate, (1, 2), "logits (B, K) or classes (B,)")):

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from equipoise import checks, fit, mixing, records
-from equipoise.attacks import Fold
 from equipoise.evaluate import Conditions
-from equipoise.fit.match import Arena, Contest, Match
+from equipoise.fit.match import Arena, Contest, Match, Pool
 from equipoise.mixing import GatedClassifier, MixedClassifier
 from equipoise.studies.adaptive_size import Size
 from equipoise.studies.fitting import fit_into
@@ -32,7 +31,7 @@ class Shelf:
         """Each kind the most accurate that keeps the same share of h's robustness on held-out images."""
         for kind in kinds:
             if missing := [share for share in shares if not self._path(kind, share).exists()]:
-                contest = Contest(self._candidates(kind, gate), self.arena(), self._strike)
+                contest = Contest(self._candidates(kind, gate), self._pool())
                 for share in missing:
                     found = contest.choose(robust=share * self._standard(), rounds=self.size.rounds)
                     self._keep(kind, share, found)
@@ -42,17 +41,16 @@ class Shelf:
         return Arena(self.pair.held_out, self.conditions.threat, self.conditions.device, self.conditions.seed,
                      self.conditions.batch_size)
 
-    def _strike(self, model: MixedClassifier) -> Fold:
-        """The attack on a candidate."""
-        return strike(model, self.size.strike(), self.size.both())
+    def _pool(self) -> Pool:
+        return Pool(self.arena(), lambda model: strike(model, self.size.strike(), self.size.both()),
+                    self.folder / "pool")
 
     def _standard(self) -> float:
         """Robust accuracy of h on the held-out images, under the attack that candidates meet."""
         path = self.folder / "robust.json"
         if not path.exists():
             alone = MixedClassifier(self.pair.accurate, self.pair.robust, 1.0).to(self.conditions.device).eval()
-            seen = self.arena().struck(alone, self._strike(alone))
-            _write(path, {"attacked": float(seen.right(alone).float().mean())})
+            _write(path, {"attacked": float(self._pool().struck(alone).right(alone).float().mean())})
         return float(_read(path)["attacked"])
 
     def _candidates(self, kind: str, trained: Callable[[], GatedClassifier]) -> list[MixedClassifier]:

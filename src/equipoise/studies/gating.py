@@ -17,7 +17,8 @@ from equipoise.data import Dataset
 from equipoise.evaluate import Conditions, facts
 from equipoise.evaluate.adaptive import white_box
 from equipoise.fit import Settings, Target
-from equipoise.fit.match import Arena, Contest, Match
+from equipoise.fit.match import Arena, Contest, Match, Pool
+from equipoise.fit.points import Bench
 from equipoise.mixing import GatedClassifier, MixedClassifier
 from equipoise.mixing.fitted import Fitted
 from equipoise.mixing.gate import load_gate
@@ -66,15 +67,16 @@ def ranged(model: GatedClassifier, gaps: Sequence[float] = GAPS, moves: Sequence
     return [model.with_range(*pair, shift=move) for pair in ends for move in moves]
 
 
-def choose(model: GatedClassifier, images: Dataset, target: Target, conditions: Conditions) -> tuple[Match, float]:
+def choose(model: GatedClassifier, images: Dataset, target: Target, conditions: Conditions,
+           folder: Path | None = None) -> tuple[Match, float]:
     """The most accurate range that loses at most so much of the robust model's accuracy on these images, and that
-    accuracy; both under the same short attack."""
+    accuracy; both under the same short attack. With a folder, a choice that is stopped goes on where it was."""
     arena = Arena(images, conditions.threat, conditions.device, conditions.seed, conditions.batch_size)
     alone = MixedClassifier(model.accurate, model.robust, 1.0).to(conditions.device).eval()
-    standard = float(arena.struck(alone, strike(alone, short(), ())).right(alone).float().mean())
+    pool = Pool(arena, lambda each: strike(each, short(), short_both()), folder)
+    standard = float(pool.struck(alone).right(alone).float().mean())
     least = standard * (1 - target.share) if target.of_robust else standard - target.share
-    contest = Contest(ranged(model), arena, lambda each: strike(each, short(), short_both()))
-    return contest.choose(robust=max(least, 0.0)), standard
+    return Contest(ranged(model), pool).choose(robust=max(least, 0.0)), standard
 
 
 def told(found: Match, standard: float, target: Target, count: int) -> str:
@@ -91,8 +93,7 @@ def gate_into(
 ) -> GatedClassifier:
     """Fit a map, put a trained gate over it, choose its range, and leave `mixture:DIR` in `out`; repeated, it is read.
 
-    The fit has a folder of its own in `out`. Where it is no help, the gate is over plain mixing. A choice that is
-    stopped begins again; the fit does not.
+    The fit has a folder of its own in `out`. Where it is no help, the gate is over plain mixing.
 
     Args:
         out: run folder.
@@ -104,14 +105,16 @@ def gate_into(
     bases = [models.load(text, num_classes=images.num_classes, image_shape=images.image_shape, **wishes)
              for text in references]
     network = load_gate(gate / mixing.folder.GATE if gate.is_dir() else gate, bases[0], bases[1])
-    identity = {**identity_of(bases, images, threat, target, settings), "gate": models.weights_digest(network)}
+    Bench(bases[0], bases[1], images, threat, device).probe()  # what cannot be fitted leaves no folder
+    identity = {**identity_of(bases, images, threat, target, settings),
+                "gate": f"{models.weights_digest(network)} ({network.extra_repr()})"}
     run = Run(out, identity, {**facts(conditions), "references": list(references), "command": command})
     mixture = fit_into(out / MAP, references, images, threat=threat, target=target, settings=settings, device=device,
                        batch_size=batch_size, command=command, **wishes)
     if not ((out / mixing.folder.NAME).exists() and (out / "summary.json").exists()):
         model = GatedClassifier(mixture.accurate, mixture.robust, network).to(device).eval()
-        found, standard = choose(model.on(mixture) if mixture.logit_map is not None else model, images, target,
-                                 conditions)
+        over = model.on(mixture) if mixture.logit_map is not None else model
+        found, standard = choose(over, images, target, conditions, out / "pool")
         made: Any = found.model
         promise = told(found, standard, target, len(images))
         made.fitted = Fitted.on(images, promise)

@@ -33,7 +33,7 @@ class Book:
         self.run: Run | None = None
         self.begun = self.saved = time.monotonic()
         self.past = 0.0
-        self.told = {"objective": _name(objective), **facts}
+        self.told = {"objective": _name(objective), **objective.reads(model), **facts}
         self.settings = {key: str(value) for key, value in
                          {**_unsaid(model, data), **objective.facts(), **plan.identity(), "data": str(data),
                           **self.told}.items()}

@@ -51,6 +51,10 @@ class Objective(Settings, ABC):
     def suits(self, plan: Plan) -> None:
         """Refuse a plan under which something else would be learnt; asked before the first step."""
 
+    def reads(self, model: nn.Module) -> dict[str, str]:
+        """What of a model its weights do not tell and the run must know it by, such as where a gate looks."""
+        return {}
+
     def at(self, epoch: int, epochs: int) -> Self:
         """The objective as it is in one epoch (from 0 on): warm-ups are settings that change with time."""
         return self

@@ -71,6 +71,12 @@ class GateLoss(Robust):
         """No blank pixels."""
         no_blanks(plan)
 
+    def reads(self, model: nn.Module) -> dict[str, str]:
+        """Two gates that look at different layers may begin with the same weights."""
+        if not isinstance(model, GatedClassifier):
+            return {}
+        return {"taps": ";".join(map(",".join, model.network.taps)), "width": str(model.network.shape[2])}
+
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> Outcome:
         """See :class:`Objective`."""
         if not isinstance(model, GatedClassifier):
