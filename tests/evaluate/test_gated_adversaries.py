@@ -15,7 +15,7 @@ from equipoise.evaluate import Conditions, Subject
 from equipoise.evaluate.adaptive import adaptive, white_box, with_extra
 from equipoise.evaluate.gated import adversaries, joint, leads, witnessed
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, gate_of, mix, new_gate
-from equipoise.mixing.gated import Followed, Lowered
+from equipoise.mixing.followed import Followed, Lowered
 from equipoise.mixing.perfect import perfect
 from equipoise.records import Row, Run
 from equipoise.rng import Stream, stream

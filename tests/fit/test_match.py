@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from equipoise.attacks import Apgd, Fold
 from equipoise.checks import InputError
 from equipoise.data.dataset import Dataset, whole_split
-from equipoise.fit.match import Arena, Contest, Pool, Seen, shift_for
+from equipoise.fit.arena import Arena, Pool, Seen
+from equipoise.fit.match import Contest, shift_for
 from equipoise.mixing import GatedClassifier, MixedClassifier, mix
 from equipoise.threat import Threat
 

@@ -17,8 +17,8 @@ from equipoise.attacks import apgd, pgd
 from equipoise.certify.mixture import keeps_class
 from equipoise.checks import InputError
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, mix, new_gate
+from equipoise.mixing.followed import Lowered
 from equipoise.mixing.gate import OFFICIAL, load_gate, save_gate
-from equipoise.mixing.gated import Lowered
 from equipoise.models import build, checkpoint, formats
 from equipoise.threat import Threat
 

@@ -14,7 +14,7 @@ from equipoise.attacks import Apgd, Called, Fold, Square, Stage, Targeted, strai
 from equipoise.attacks.adversary import Extra
 from equipoise.evaluate.subject import Attack
 from equipoise.mixing import GatedClassifier, MixedClassifier
-from equipoise.mixing.gated import Lowered
+from equipoise.mixing.followed import Lowered
 from equipoise.modes import inference
 from equipoise.rng import Stream
 from equipoise.threat import Threat

@@ -18,7 +18,7 @@ from equipoise.evaluate.adaptive import white_box, with_extra
 from equipoise.evaluate.attacked import attacked
 from equipoise.evaluate.subject import Attack, Conditions, Subject, untouched
 from equipoise.mixing import GatedClassifier, MixedClassifier
-from equipoise.mixing.gated import Lowered
+from equipoise.mixing.followed import Lowered
 from equipoise.mixing.perfect import perfect
 from equipoise.records import Row, Run
 from equipoise.rng import Stream

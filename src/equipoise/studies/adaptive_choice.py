@@ -9,7 +9,8 @@ from typing import Any
 
 from equipoise import checks, fit, mixing, records
 from equipoise.evaluate import Conditions
-from equipoise.fit.match import Arena, Contest, Match, Pool
+from equipoise.fit.arena import Arena, Pool
+from equipoise.fit.match import Contest, Match
 from equipoise.mixing import GatedClassifier, MixedClassifier
 from equipoise.studies.adaptive_size import Size
 from equipoise.studies.fitting import fit_into

@@ -17,12 +17,13 @@ from equipoise.data import Dataset
 from equipoise.evaluate import Conditions, facts
 from equipoise.evaluate.adaptive import white_box
 from equipoise.fit import Settings, Target
-from equipoise.fit.match import Arena, Contest, Match, Pool
+from equipoise.fit.arena import Arena, Pool
+from equipoise.fit.match import Contest, Match
 from equipoise.fit.points import Bench
 from equipoise.mixing import GatedClassifier, MixedClassifier
 from equipoise.mixing.fitted import Fitted
+from equipoise.mixing.followed import Lowered
 from equipoise.mixing.gate import load_gate
-from equipoise.mixing.gated import Lowered
 from equipoise.records import Run
 from equipoise.rng import Stream
 from equipoise.studies.fitting import fit_into, identity_of
