@@ -98,6 +98,7 @@ def test_it_is_forgotten_with_its_mixture() -> None:
     assert kept() is None
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_training_attacks_on_cuda_are_as_strong_as_on_the_cpu() -> None:
     reached: dict[str, float] = {}
