@@ -17,7 +17,7 @@ from equipoise.certify import ABSTAIN, Certificate, Engine, Plan, certify, mixtu
 from equipoise.data import Dataset, pixels
 from equipoise.evaluate.certificates import ATTACK, down, results_of
 from equipoise.evaluate.evaluation import usable
-from equipoise.evaluate.subject import known_by
+from equipoise.models import known_by
 from equipoise.modes import inference
 from equipoise.records import Row, Run, key_of, rows_of
 

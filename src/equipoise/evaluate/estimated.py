@@ -14,7 +14,8 @@ from equipoise.certify import estimate_local
 from equipoise.certify.lipschitz import margin_statistics
 from equipoise.data import Dataset, pixels
 from equipoise.evaluate.evaluation import facts
-from equipoise.evaluate.subject import Conditions, known_by
+from equipoise.evaluate.subject import Conditions
+from equipoise.models import known_by
 from equipoise.records import Row, Run, rows_of
 
 FOLDER = "estimate"  # of this run, inside the folder of the evaluation

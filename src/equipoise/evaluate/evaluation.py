@@ -16,7 +16,7 @@ from equipoise import __version__, checks, models, summary
 from equipoise.data import Dataset, pixels
 from equipoise.evaluate.attacked import attacked
 from equipoise.evaluate.staged import forget
-from equipoise.evaluate.subject import Attack, Conditions, Subject, described, known_by, untouched
+from equipoise.evaluate.subject import Attack, Conditions, Subject, described, untouched
 from equipoise.evaluate.suspicion import suspicion
 from equipoise.records import Row, Run
 
@@ -111,7 +111,7 @@ def judge(
 def identity(subjects: Sequence[Subject], data: Dataset, conditions: Conditions) -> dict[str, Any]:
     """What makes two runs the same run: models, images, threat, attacks, seed and precision."""
     digests = {subject.name if subject.alpha is None else f"{subject.name}@{subject.alpha:g}":
-               known_by(subject.model) for subject in subjects}
+               models.known_by(subject.model) for subject in subjects}
     return {
         "verb": "evaluate",
         "seed": conditions.seed,

@@ -42,16 +42,10 @@ class Subject:
         return f"{self.name}{'' if self.alpha is None else f' (alpha {self.alpha:g})'}, {self.attack}"
 
 
-def known_by(model: nn.Module) -> str:
-    """The digest of a model's weights, and the settings it tells of itself that are no weights."""
-    said = model.extra_repr()
-    return models.weights_digest(model)[:32] + (f" ({said})" if said else "")
-
-
 def described(value: object) -> str:
     """An attack with every setting it will use, defaults included: two that differ anywhere read differently."""
     if isinstance(value, nn.Module):
-        return f"{type(value).__name__} {known_by(value)}"
+        return f"{type(value).__name__} {models.known_by(value)}"
     if isinstance(value, partial):
         return _call(value.func, {**_defaults(value.func), **value.keywords})
     if is_dataclass(value) and not isinstance(value, type):

@@ -94,8 +94,7 @@ class Pool:
         """What both sides say of the images that the attack on this model leaves."""
         if self.folder is None:
             return self.arena.struck(model, self.strike(model))
-        known = f"{models.weights_digest(model)} {type(model).__name__} {model.extra_repr()}"
-        path = self.folder / f"{hashlib.sha256(known.encode()).hexdigest()[:24]}.safetensors"
+        path = self.folder / f"{hashlib.sha256(models.known_by(model).encode()).hexdigest()[:24]}.safetensors"
         if not path.exists():
             seen = self.arena.struck(model, self.strike(model))
             self.folder.mkdir(parents=True, exist_ok=True)

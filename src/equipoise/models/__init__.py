@@ -1,6 +1,6 @@
 """Classifiers: the zoo of architectures, checkpoints, and references that name a model in one string."""
 
-from equipoise.models.checkpoint import facts, weights_digest
+from equipoise.models.checkpoint import facts, known_by, weights_digest
 from equipoise.models.looks import Looks
 from equipoise.models.normalize import Normalize, Normalized
 from equipoise.models.probe import probe
@@ -9,5 +9,5 @@ from equipoise.models.zoo import ARCHITECTURES, build
 
 __all__ = [
     "ARCHITECTURES", "SCHEMES", "Looks", "Normalize", "Normalized", "Reference", "build", "digest", "facts",
-    "load", "parse", "placed", "probe", "weights_digest",
+    "known_by", "load", "parse", "placed", "probe", "weights_digest",
 ]

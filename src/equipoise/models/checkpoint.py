@@ -115,6 +115,12 @@ def weights_digest(module: nn.Module) -> str:
     return sha.hexdigest()
 
 
+def known_by(model: nn.Module) -> str:
+    """The digest of a model's weights, and the settings it tells of itself that are no weights."""
+    said = model.extra_repr()
+    return weights_digest(model)[:32] + (f" ({said})" if said else "")
+
+
 def _halved(key: str, value: Tensor) -> Tensor:
     """fp16 for weights of layers; small vectors stay, because their bytes are few and their range wide."""
     if value.dim() < 2 or not value.is_floating_point() or key in ("mean", "std"):

@@ -18,10 +18,10 @@ from equipoise.attacks import pgd
 from equipoise.data import Dataset, pixels
 from equipoise.evaluate import Conditions, Subject, facts, untouched
 from equipoise.evaluate.gated import adversaries, joint, leads, witnessed
-from equipoise.evaluate.subject import known_by
 from equipoise.fit.match import shift_for
 from equipoise.mixing import GatedClassifier, MixedClassifier, new_gate
 from equipoise.mixing.gate import load_gate, save_gate
+from equipoise.models import known_by
 from equipoise.records import Row, Run
 from equipoise.studies.adaptive_choice import FIXED, GATED, KINDS, Shelf
 from equipoise.studies.adaptive_size import BEST, SHIFTS, Size
