@@ -18,7 +18,8 @@ from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, new_gat
 from equipoise.models import build, formats
 from equipoise.modes import inference
 from equipoise.train import Objective, Plan, pace, train
-from equipoise.train.auto_ascent import auto_ascend, sloped
+from equipoise.train.ascent import sloped
+from equipoise.train.auto_ascent import auto_ascend
 from equipoise.train.book import LAST
 from equipoise.train.objectives import Standard
 from equipoise.train.objectives.gate import GateLoss

@@ -15,6 +15,20 @@ from torch import Tensor
 from equipoise import geometry
 from equipoise.geometry import per_example
 
+Slope = Callable[[Tensor], tuple[Tensor, ...]]  # images (B, …) → (B,) a loss, and its gradient by the images
+
+
+def sloped(loss: Callable[[Tensor], Tensor]) -> Slope:
+    """The slope of a loss, images (B, …) → (B,)."""
+
+    def slope(at: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            here = at.detach().requires_grad_()
+            value = loss(here)
+            return value.detach(), torch.autograd.grad(value.sum(), here)[0]
+
+    return slope
+
 
 def ascend(loss: Callable[[Tensor], Tensor], x: Tensor, start: Tensor, *, norm: str, eps: float | Tensor | None,
            step_size: float | Tensor, steps: int) -> list[Tensor]:
@@ -35,14 +49,11 @@ def ascend(loss: Callable[[Tensor], Tensor], x: Tensor, start: Tensor, *, norm: 
     Returns:
         steps + 1 iterates, detached; the first is `start`.
     """
-    iterates = [start.detach()]
+    iterates, slope = [start.detach()], sloped(loss)
     for _ in range(steps):
-        with torch.enable_grad():
-            here = iterates[-1].requires_grad_()
-            gradient = torch.autograd.grad(loss(here).sum(), here)[0]
-        here = here.detach()
-        iterates[-1] = here
-        iterates.append(within(here + _spread(step_size, x) * geometry.steepest(gradient, norm), x, norm, eps))
+        here = iterates[-1]
+        move = _spread(step_size, x) * geometry.steepest(slope(here)[1], norm)
+        iterates.append(within(here + move, x, norm, eps))
     return iterates
 
 

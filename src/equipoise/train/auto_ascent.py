@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -14,21 +12,7 @@ from equipoise import geometry
 from equipoise.attacks.apgd import MOMENTUM, RHO, checkpoints
 from equipoise.attacks.search import step_towards
 from equipoise.geometry import per_example
-from equipoise.train.ascent import within
-
-Slope = Callable[[Tensor], tuple[Tensor, ...]]  # images (B, …) → (B,) a loss, and its gradient by the images
-
-
-def sloped(loss: Callable[[Tensor], Tensor]) -> Slope:
-    """The slope of a loss, images (B, …) → (B,)."""
-
-    def slope(at: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            here = at.detach().requires_grad_()
-            value = loss(here)
-            return value.detach(), torch.autograd.grad(value.sum(), here)[0]
-
-    return slope
+from equipoise.train.ascent import Slope, within
 
 
 def auto_ascend(slope: Slope, x: Tensor, start: Tensor, *, norm: str, eps: Tensor, steps: int) -> Tensor:

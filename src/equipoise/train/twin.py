@@ -20,7 +20,7 @@ from equipoise.attacks.graphed import Graphed
 from equipoise.attacks.swift import swift
 from equipoise.mixing.gated import GatedClassifier
 from equipoise.modes import inference
-from equipoise.train.auto_ascent import sloped
+from equipoise.train.ascent import sloped
 
 EXAMPLES = 4  # images on which the twin must agree with the mixture
 Loss = Callable[..., Tensor]  # a mixture, images (B, …) and other tensors → (B,)
