@@ -107,26 +107,26 @@ def lead(point: NDArray[np.bool_], line: NDArray[np.bool_], *, confidence: float
     n = point.shape[-1]
     _check_counts(0, n, confidence)
     checks.require(len(line) >= 2, "line", "hold at least two models", len(line))
-    own = np.concatenate([point, np.array([[True, False]] * 2)], axis=-1)
-    others = np.concatenate([line, np.array([[[False, True]] * 2] * len(line))], axis=-1)
-
-    def above(picked: NDArray[np.int64] | slice) -> float:
-        clean, attacked = others[..., picked].mean(axis=-1).T
-        mine = own[:, picked].mean(axis=-1)
-        order = np.argsort(attacked, kind="stable")
-        clean, attacked = clean[order], attacked[order]
-        at = int(np.clip(np.searchsorted(attacked, mine[1]), 1, len(line) - 1))
-        wide = attacked[at] - attacked[at - 1]
-        part = (mine[1] - attacked[at - 1]) / wide if wide > 0 else 0.5
-        return float(mine[0] - (clean[at - 1] + part * (clean[at] - clean[at - 1])))
-
     reached = line[:, 1].mean(axis=-1)
     if not reached.min() <= point[1].mean() <= reached.max():
         return None
-    chance, value = np.random.default_rng(seed), above(slice(n))
-    drawn = [above(rows) for rows in chance.integers(n + 2, size=(draws, n + 2))]
+    value = _above(point.mean(axis=-1), line.mean(axis=-1))
+    own = np.concatenate([point, np.array([[True, False]] * 2)], axis=-1)
+    others = np.concatenate([line, np.array([[[False, True]] * 2] * len(line))], axis=-1)
+    share = np.random.default_rng(seed).multinomial(n + 2, np.full(n + 2, 1 / (n + 2)), size=draws).T / (n + 2)
+    drawn = [_above(mine, theirs) for mine, theirs in zip((own @ share).T, (others @ share).transpose(2, 0, 1),
+                                                          strict=True)]
     low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Estimate(value, min(float(low), value), max(float(high), value), n)
+
+
+def _above(mine: NDArray[np.float64], line: NDArray[np.float64]) -> float:
+    """Clean accuracy above the line (m, 2), at the accuracy under attack of (2,); past its ends it goes straight on."""
+    clean, attacked = line[np.argsort(line[:, 1], kind="stable")].T
+    at = int(np.clip(np.searchsorted(attacked, mine[1]), 1, len(line) - 1))
+    wide = attacked[at] - attacked[at - 1]
+    part = (mine[1] - attacked[at - 1]) / wide if wide > 0 else 0.5
+    return float(mine[0] - (clean[at - 1] + part * (clean[at] - clean[at - 1])))
 
 
 def _check_counts(successes: int, n: int, confidence: float) -> None:

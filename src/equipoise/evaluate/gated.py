@@ -75,9 +75,8 @@ def lowering(model: GatedClassifier, stages: Sequence[Stage]) -> Attack:
 
 def joint(rows: Sequence[Row], threat: Threat) -> list[Row]:
     """Results under C and D together: a term that helps against one image may hinder against another."""
-    stands = _stands(rows)
-    met = [{**row, "attack": JOINT, "correct": stands[row["model"], row["index"]]} for row in rows
-           if row["attack"] == "C"]
+    met = [{"model": model, "attack": JOINT, "index": index, "correct": stands}
+           for model, attacks in _alone(rows).items() for index, stands in _together(attacks).items()]
     return [row for row in summary.results(met, threat) if row["metric"] == JOINT]
 
 
@@ -85,15 +84,14 @@ def leads(rows: Sequence[Row], kinds: Sequence[str], lines: Sequence[str]) -> li
     """How many more clean images each kind answers than a line of others does, at equal accuracy under C and D.
 
     Args:
-        rows: of all of them, on the same images.
+        rows: of all of them; those without the images that most have are left out.
         kinds: names of models.
         lines: names of lines; theirs are the models called so, and those with a comma and a remark after it.
     """
-    clean = {(row["model"], row["index"]): bool(row["correct"]) for row in rows if row["attack"] == "clean"}
-    stands = {key: held for key, held in _stands(rows).items() if key in clean}
-    images = sorted({index for _, index in stands})
-    met = {model: np.array([[clean[model, i] for i in images], [stands[model, i] for i in images]])
-           for model in dict.fromkeys(model for model, _ in stands) if all((model, i) in stands for i in images)}
+    both = {model: (attacks.get("clean", {}), _together(attacks)) for model, attacks in _alone(rows).items()}
+    images = sorted({index for _, stands in both.values() for index in stands})
+    met = {model: np.array([[verdict[i] for i in images] for verdict in pair]) for model, pair in both.items()
+           if all(verdict.keys() >= set(images) for verdict in pair)}
     found: list[Row] = []
     for line in lines:
         others = [verdicts for model, verdicts in met.items() if model == line or model.startswith(f"{line}, ")]
@@ -104,14 +102,14 @@ def leads(rows: Sequence[Row], kinds: Sequence[str], lines: Sequence[str]) -> li
     return found
 
 
-def _stands(rows: Sequence[Row]) -> dict[tuple[str, int], bool]:
-    """For every model and image whether it stands under C and D."""
-    stands: dict[tuple[str, int], bool] = {}
-    for row in rows:
-        if row["attack"] in ("C", "D") and "alpha" not in row:
-            key = (row["model"], row["index"])
-            stands[key] = stands.get(key, True) and bool(row["correct"])
-    return stands
+def _alone(rows: Sequence[Row]) -> dict[str, dict[str, summary.Verdicts]]:
+    """Verdicts by model and attack, without attacks that aim at an alpha."""
+    return {model: attacks for (model, alpha), attacks in summary.verdicts(rows).items() if alpha is None}
+
+
+def _together(attacks: dict[str, summary.Verdicts]) -> summary.Verdicts:
+    """Which images stand under C, and under D where it was made."""
+    return {index: held and attacks.get("D", {}).get(index, True) for index, held in attacks.get("C", {}).items()}
 
 
 def _place(attack: str) -> int:

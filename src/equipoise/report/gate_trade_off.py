@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from equipoise.records import Row
 from equipoise.report import numbers, style
@@ -20,13 +20,12 @@ def gate_trade_off(view: RunView) -> Section | None:
     parts = [part for name in ("trade-off", "trade-off-gates") if (part := part_of(view, name)) is not None]
     if not parts:
         return None
-    matched: dict[str, Any] = view.summary.get("matched", {})
-    keep = "".join(f"{told['keep']:g}" for told in list(matched.values())[:1])
+    chosen = {kind: f"{told['keep']:g}" for kind, told in view.summary.get("matched", {}).items()}
     points: dict[str, list[tuple[str, Row, Row]]] = {}
     for part in (view, *parts):
         by = {(row["model"], row["metric"]): row for row in [*part.results, *part.summary["joint"]]}
         for model in named(part.results):
-            kind, _, share = model.rpartition(", ") if part is not view else (model, "", keep)
+            kind, _, share = (model, "", chosen.get(model, "")) if part is view else model.rpartition(", ")
             if kind in KINDS and (model, JOINT) in by:
                 points.setdefault(kind, []).append((share, by[model, "clean"], by[model, JOINT]))
     points = {kind: sorted(points[kind], key=lambda held: held[1]["value"]) for kind in KINDS if kind in points}
