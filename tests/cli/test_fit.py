@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from small_pair import write_pair
 
 from equipoise import mixing, models, records
 from equipoise.cli.main import run
@@ -16,25 +16,9 @@ from equipoise.models import checkpoint
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """120 images that one small network labels, and another one that differs from it."""
+    """A pair with 120 images, and a model with more classes."""
     monkeypatch.chdir(tmp_path)
-    images = np.random.default_rng(0).integers(0, 256, (120, 3, 8, 8), dtype=np.uint8)
-    accurate, robust = (models.build("cnn_small", num_classes=4, image_shape=(3, 8, 8), seed=5) for _ in range(2))
-    chance = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        # The fresh network has one favourite class; its last layer is centred so that all classes occur.
-        for model in (accurate, robust):
-            model.fc.weight.mul_(20)  # type: ignore[union-attr, operator]
-        x = torch.from_numpy(images).float() / 255
-        z = accurate.eval()(x)
-        for model in (accurate, robust):
-            model.fc.bias.sub_(z.mean(0))  # type: ignore[union-attr, operator]
-        labels = accurate(x).argmax(1).numpy()
-        noise = torch.randn(robust.fc.weight.shape, generator=chance)  # type: ignore[union-attr, arg-type]
-        robust.fc.weight.add_(0.3 * robust.fc.weight.std() * noise)  # type: ignore[union-attr, operator]
-    np.savez("images.npz", images=images, labels=labels)
-    checkpoint.save("accurate.safetensors", accurate, {})
-    checkpoint.save("robust.safetensors", robust, {})
+    write_pair(tmp_path, 120)
     other = models.build("cnn_small", num_classes=5, image_shape=(3, 8, 8))
     checkpoint.save("other.safetensors", other, {})
     return tmp_path

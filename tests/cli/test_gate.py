@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from small_pair import write_pair
 
-from equipoise import config, mixing, models, records
+from equipoise import config, mixing, records
 from equipoise.cli.main import run
 from equipoise.fit import lose_at_most
 from equipoise.fit.match import Match
 from equipoise.mixing import GatedClassifier, MixedClassifier
-from equipoise.models import checkpoint
 from equipoise.studies.gating import told
 
 PAIR = ["--accurate", "accurate.safetensors", "--robust", "robust.safetensors", "--data", "npz:images.npz",
@@ -24,24 +23,9 @@ FIT = ["fit", *PAIR, "--gate", "G", "--steps", "2", "--targets", "1", "--pool", 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """100 images that one small network labels, another one that differs from it, and a gate of both."""
+    """A pair with 100 images, and its gate."""
     place = tmp_path_factory.mktemp("gate")
-    images = np.random.default_rng(0).integers(0, 256, (100, 3, 8, 8), dtype=np.uint8)
-    accurate, robust = (models.build("cnn_small", num_classes=4, image_shape=(3, 8, 8), seed=5) for _ in range(2))
-    x = torch.from_numpy(images).float() / 255
-    with torch.no_grad():
-        for model in (accurate, robust):
-            model.fc.weight.mul_(20)  # type: ignore[union-attr, operator]
-        centre = accurate.eval()(x).mean(0)
-        for model in (accurate, robust):
-            model.fc.bias.sub_(centre)  # type: ignore[union-attr, operator]
-        labels = accurate(x).argmax(1).numpy()
-        chance = torch.Generator().manual_seed(2)
-        noise = torch.randn(robust.fc.weight.shape, generator=chance)  # type: ignore[union-attr, arg-type]
-        robust.fc.weight.add_(0.3 * robust.fc.weight.std() * noise)  # type: ignore[union-attr, operator]
-    np.savez(place / "images.npz", images=images, labels=labels)
-    checkpoint.save(place / "accurate.safetensors", accurate, {})
-    checkpoint.save(place / "robust.safetensors", robust, {})
+    write_pair(place, 100)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         assert run(TRAIN) == 0
@@ -97,6 +81,7 @@ def test_it_takes_the_place_of_alpha_over_a_fitted_map(place: Path, capsys: pyte
     # What chose it is not evaluated on unawares, and every adversary meets it.
     assert run(["evaluate", "mixture:M", "--data", "npz:images.npz", "--eps", "0.002", "--attack", "pgd", "--count",
                 "8", "--out", "E"]) == 0
+    assert "was fitted on images 0-7 of these" in capsys.readouterr().err
     attacks = {row["attack"] for row in records.read("E")}
     assert {"adaptive", "adaptive-lowered"} <= attacks
 

@@ -36,11 +36,11 @@ def options_of(cls: type[Settings], like: Settings | None = None) -> list[inspec
 def _written(value: float) -> str:
     """A number as a user would type it, with nothing lost.
 
-    >>> _written(0.4), _written(8 / 255)
-    ('0.4', '8/255')
+    >>> _written(0.4), _written(8 / 255), _written(0.123456789)
+    ('0.4', '8/255', '0.123456789')
     """
-    short = f"{value:g}"
-    return short if float(short) == value else str(Fraction(value).limit_denominator(1000))
+    ways = f"{value:g}", str(Fraction(value).limit_denominator(1000)), repr(value)
+    return next(way for way in ways if float(Fraction(way)) == value)
 
 
 def command(name: str, told: str | None, first: Mapping[str, tuple[Any, Any]], settings: Sequence[inspect.Parameter],

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 from equipoise import checks, mixing, models, records
 from equipoise.cli import options
@@ -20,12 +19,10 @@ from equipoise.studies.fitting import fit_into
 from equipoise.studies.gating import MAP, gate_into
 from equipoise.threat import Threat
 
-Side = Annotated[str, typer.Option(help="Model reference.", show_default=False)]
-
 
 def fit_(
-    accurate: Side,
-    robust: Side,
+    accurate: options.Side,
+    robust: options.Side,
     out: options.Out,
     data: options.Data = "cifar10",
     norm: options.Norm = "linf",
@@ -86,8 +83,8 @@ def fit_(
     if gate is None:
         _tell(out, fit_into(out, (accurate, robust), images, **shared), frontier)
         return
-    over = gate_into(out, gate, (accurate, robust), images, **shared)
-    _tell(out / MAP, mixing.load(f"mixture:{out / MAP}", **wishes), frontier)
+    mixture, over = gate_into(out, gate, (accurate, robust), images, **shared)
+    _tell(out / MAP, mixture, frontier)
     told = records.summary(out)
     typer.echo(f"the gate, alpha in ({over.range[0]:.3g}, {over.range[1]:.3g}): clean "
                f"{numbers.percent(told['gate']['clean'])}; it {told['promise']}\nmixture:{out}")
@@ -121,8 +118,7 @@ def _like(reference: str | None) -> LogitMap | None:
     return told
 
 
-def _tell(out: Path, mixture: nn.Module, frontier: bool) -> None:
-    assert isinstance(mixture, MixedClassifier)
+def _tell(out: Path, mixture: MixedClassifier, frontier: bool) -> None:
     told = records.summary(out)
     seen = told["fitted"]
     for note in told["notes"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -35,6 +35,7 @@ def _seed(value: int) -> int:
 Models = Annotated[list[str], typer.Argument(help="Model references: file:PATH, mixture:DIR, zoo:NAME, "
                                              "python:MODULE:FACTORY, looks:N:REFERENCE, or a bare path.",
                                         show_default=False)]
+Side = Annotated[str, typer.Option(help="Model reference.", show_default=False)]
 Data = Annotated[str, typer.Option(help="shapes, digits, mnist, fashion-mnist, cifar10, cifar100, "
                                    "folder:PATH or npz:PATH.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data lies or is downloaded to; "
@@ -56,6 +57,12 @@ Arch = Annotated[str | None, typer.Option(help="Architecture of .pt and .pth fil
 Mean = Annotated[str | None, typer.Option(help="Channel means of .pt files, such as 0.49,0.48,0.45.",
                                           show_default=False)]
 Std = Annotated[str | None, typer.Option(help="Channel deviations of .pt files.", show_default=False)]
+
+
+# What to train on: annotations and defaults, for commands that are made from settings.
+IMAGES: dict[str, tuple[Any, Any]] = {
+    "data": (Data, "cifar10"), "data_dir": (DataDir, None), "split": (Split, "train"), "start": (Start, 0),
+    "count": (Count, None), "every": (Every, 1)}
 
 
 def command() -> str:

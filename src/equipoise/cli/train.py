@@ -32,7 +32,6 @@ Mean = Annotated[str | None, typer.Option(help="Channel means the model takes of
                                           "the training images if not given.", show_default=False)]
 Std = Annotated[str | None, typer.Option(help="Channel deviations it divides by; likewise.", show_default=False)]
 
-IMAGES = train_gate.IMAGES
 GATE = "gate"
 
 
@@ -99,8 +98,8 @@ def _measured(images: Dataset) -> tuple[list[float], list[float]]:
 def _command(name: str, kind: type[Objective]) -> Callable[..., None]:
     first = {
         "context": (typer.Context, fields.NEEDED), "arch": (Arch, fields.NEEDED), "out": (options.Out, fields.NEEDED),
-        **IMAGES, "init": (Init, None), "mean": (Mean, None), "std": (Std, None), "device": (options.Device, "auto"),
-        "config": (options.Config, None)}
+        **options.IMAGES, "init": (Init, None), "mean": (Mean, None), "std": (Std, None),
+        "device": (options.Device, "auto"), "config": (options.Config, None)}
     return fields.command(name, inspect.getdoc(kind), first, [*fields.options_of(kind), *fields.options_of(Plan)],
                           partial(_train, kind))
 

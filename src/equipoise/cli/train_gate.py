@@ -20,10 +20,6 @@ from equipoise.train.objectives.gate import PLAN, GateLoss
 SHORT = "The gate of a mixture: an alpha for every image, for `equipoise fit --gate`."
 TOLD = ("The gate of a mixture [Bai2024]: an alpha for every image, from features of both classifiers; for `equipoise "
         "fit --gate`. Images that were cropped with a border, or blotted, are refused: an attack on blanks shows.")
-IMAGES: dict[str, tuple[Any, Any]] = {
-    "data": (options.Data, "cifar10"), "data_dir": (options.DataDir, None), "split": (options.Split, "train"),
-    "start": (options.Start, 0), "count": (options.Count, None), "every": (options.Every, 1)}
-Side = Annotated[str, typer.Option(help="Model reference.", show_default=False)]
 Width = Annotated[int, typer.Option(help="Channels of its first stage.")]
 Taps = Annotated[str | None, typer.Option(help="Layers to look at, shallow and deep, of the accurate and of the robust "
                                           "model, such as layer1,layer2;layer1,layer2; found if not given.",
@@ -61,8 +57,8 @@ def _taps(text: str | None) -> Pair | None:
 
 
 gate = fields.command("gate", TOLD, {
-    "context": (typer.Context, fields.NEEDED), "accurate": (Side, fields.NEEDED), "robust": (Side, fields.NEEDED),
-    "out": (options.Out, fields.NEEDED), **IMAGES, "width": (Width, WIDTH), "taps": (Taps, None),
-    "arch": (options.Arch, None), "mean": (options.Mean, None), "std": (options.Std, None),
-    "device": (options.Device, "auto"), "config": (options.Config, None),
+    "context": (typer.Context, fields.NEEDED), "accurate": (options.Side, fields.NEEDED),
+    "robust": (options.Side, fields.NEEDED), "out": (options.Out, fields.NEEDED), **options.IMAGES,
+    "width": (Width, WIDTH), "taps": (Taps, None), "arch": (options.Arch, None), "mean": (options.Mean, None),
+    "std": (options.Std, None), "device": (options.Device, "auto"), "config": (options.Config, None),
 }, [*fields.options_of(GateLoss), *fields.options_of(Plan, PLAN)], _gate)

@@ -91,7 +91,7 @@ def told(found: Match, standard: float, target: Target, count: int) -> str:
 def gate_into(
     out: Path, gate: Path, references: Sequence[str], images: Dataset, *, threat: Threat, target: Target,
     settings: Settings, device: torch.device, batch_size: int, command: str, **wishes: Any,
-) -> GatedClassifier:
+) -> tuple[MixedClassifier, GatedClassifier]:
     """Fit a map, put a trained gate over it, choose its range, and leave `mixture:DIR` in `out`; repeated, it is read.
 
     The fit has a folder of its own in `out`. Where it is no help, the gate is over plain mixing.
@@ -101,14 +101,16 @@ def gate_into(
         gate: file of the gate, or the folder of its training; one for other bases is refused.
         references, images, threat, target, settings, device, batch_size, command, wishes: see
             :func:`~equipoise.studies.fitting.fit_into`.
+
+    Returns:
+        The mixture of the fit, and the one with the gate.
     """
     begun, conditions = time.monotonic(), Conditions(threat, device, settings.seed, batch_size)
     bases = [models.load(text, num_classes=images.num_classes, image_shape=images.image_shape, **wishes)
              for text in references]
     network = load_gate(gate / mixing.folder.GATE if gate.is_dir() else gate, bases[0], bases[1])
     Bench(bases[0], bases[1], images, threat, device).probe()  # what cannot be fitted leaves no folder
-    identity = {**identity_of(bases, images, threat, target, settings),
-                "gate": f"{models.weights_digest(network)} ({network.extra_repr()})"}
+    identity = {**identity_of(bases, images, threat, target, settings), "gate": models.known_by(network)}
     run = Run(out, identity, {**facts(conditions), "references": list(references), "command": command})
     mixture = fit_into(out / MAP, references, images, threat=threat, target=target, settings=settings, device=device,
                        batch_size=batch_size, command=command, **wishes)
@@ -124,4 +126,4 @@ def gate_into(
         mixing.save(out, made, accurate=references[0], robust=references[1])
     loaded = mixing.load(f"mixture:{out}", **wishes)
     assert isinstance(loaded, GatedClassifier)
-    return loaded
+    return mixture, loaded
