@@ -70,9 +70,13 @@ def test_it_takes_the_place_of_alpha_over_a_fitted_map(place: Path, capsys: pyte
     assert over.logit_map is not None and over.logit_map.facts() == plain.logit_map.facts()  # type: ignore[union-attr, operator]
     assert over.fitted is not None and over.fitted.images == ("0-99",)
     found = records.summary("M")["gate"]
+    assert {(row["model"], row["attack"]) for row in records.read("M")} == {
+        (model, attack) for model in ("robust", "mixed") for attack in ("clean", "short")}
     assert found["met"] and found["attacked"] >= found["robust"] - 0.2 and found["clean"] > 0.5
     assert run([*FIT, "--lose-at-most", "20"]) == 0 and capsys.readouterr().out == out
-    assert run(["report", "M"]) == 0 and "promises nothing" in (place / "M" / "report.html").read_text()
+    assert run(["report", "M"]) == 0
+    page = (place / "M" / "report.html").read_text()
+    assert "promises nothing" in page and "The mixture answers" in page
     assert run([*FIT, "--lose-at-most", "10"]) == 2
     assert "has target = '20 points of robust accuracy'" in capsys.readouterr().err
     assert run([*FIT, "--lose-at-most", "20", "--rounds", "3"]) == 2
@@ -88,8 +92,10 @@ def test_it_takes_the_place_of_alpha_over_a_fitted_map(place: Path, capsys: pyte
 
 def test_a_missed_target_is_said() -> None:
     model = MixedClassifier(torch.nn.Identity(), torch.nn.Identity(), 0.5)
+    right, count = torch.ones(60, dtype=torch.bool), torch.arange(60)
+    alone = Match(model, right, count < 30, True, 1)
     for met in (True, False):
-        said = told(Match(model, 0.9, 0.4, met, 3), 0.5, lose_at_most(2.0), 60)
+        said = told(Match(model, right, count < 24, met, 3), alone, lose_at_most(2.0))
         assert said.startswith("kept 40.0 % of the 60 images") and "the robust model 50.0 %" in said
         assert ("no range that was tried loses at most 2 points of robust accuracy" in said) is not met
 

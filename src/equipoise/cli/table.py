@@ -22,7 +22,8 @@ def show(results: Sequence[Row], under: Threat | str) -> None:
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"Accuracy on {counted} images, 95 % intervals, {under}")
     shown.add_column("model", overflow="fold")
     for metric in metrics:
-        shown.add_column(metric, justify="right")
+        # Broken where a reader would, so that six columns fit into a terminal of eighty.
+        shown.add_column(metric.replace("-", "-\n"), justify="right")
     for model in dict.fromkeys(row["model"] for row in chosen):
         cells = {row["metric"]: f"{numbers.percent(row['value'])}\n{numbers.interval(row['low'], row['high'])}"
                  for row in chosen if row["model"] == model}

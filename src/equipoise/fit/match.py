@@ -28,10 +28,20 @@ class Match:
     """A chosen mixture and what it reached on the images that chose it, which flatters it."""
 
     model: MixedClassifier
-    clean: float
-    attacked: float  # over every image of the pool
+    right: Tensor  # (N,) bool: clean images that it answers rightly
+    stands: Tensor  # (N,) bool: images that it answers rightly under every attack of the pool
     met: bool  # whether it keeps the target
     strikes: int  # candidates that were attacked
+
+    @property
+    def clean(self) -> float:
+        """Share of clean images answered rightly."""
+        return float(self.right.float().mean())
+
+    @property
+    def attacked(self) -> float:
+        """Share of images answered rightly under every attack of the pool."""
+        return float(self.stands.float().mean())
 
     def facts(self) -> dict[str, float | bool | int | str]:
         """As it stands beside the mixture."""
@@ -50,10 +60,10 @@ class Contest:
     def __init__(self, candidates: Sequence[MixedClassifier], pool: Pool) -> None:
         checks.require(len(candidates) > 0, "candidates", "be given", 0)
         self.candidates, self.pool = candidates, pool
-        arena = pool.arena
-        seen = arena.look(candidates[0])
-        self.accuracy = torch.stack([seen.right(each) for each in candidates]).float().mean(dim=1)
-        self.stands = torch.ones(len(candidates), len(arena.data), dtype=torch.bool, device=self.accuracy.device)
+        seen = pool.arena.look(candidates[0])
+        self.right = torch.stack([seen.right(each) for each in candidates])
+        self.stands = torch.ones_like(self.right)
+        self.accuracy = self.right.float().mean(dim=1)
         self.struck: list[int] = []
 
     def choose(self, *, robust: float | None = None, clean: float | None = None, rounds: int = ROUNDS) -> Match:
@@ -77,13 +87,13 @@ class Contest:
             self._attack(number)
         own = torch.tensor(self.struck, device=self.accuracy.device)
         number = self.struck[_best(self.accuracy[own], self.kept[own], robust, clean)]
-        reached, answered = float(self.kept[number]), float(self.accuracy[number])
-        met = reached >= robust - ROUNDING if robust is not None else answered >= float(clean or 0) - ROUNDING
-        return Match(self.candidates[number], answered, reached, met, len(self.struck))
+        held, least = (self.kept, robust) if robust is not None else (self.accuracy, clean)
+        met = float(held[number]) >= float(least or 0) - ROUNDING
+        return Match(self.candidates[number], self.right[number], self.stands[number], met, len(self.struck))
 
     @property
     def kept(self) -> Tensor:
-        """(candidates,) accuracy over the pool so far, at most that of the clean images."""
+        """(candidates,) accuracy over the pool so far."""
         return self.stands.float().mean(dim=1)
 
     def _attack(self, number: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise import mixing, models
+from equipoise import mixing, models, records, summary
 from equipoise.attacks import Apgd, Called, Fold, Stage, Targeted
 from equipoise.data import Dataset
 from equipoise.evaluate import Conditions, facts
@@ -24,11 +24,12 @@ from equipoise.mixing import GatedClassifier, MixedClassifier
 from equipoise.mixing.fitted import Fitted
 from equipoise.mixing.followed import Lowered
 from equipoise.mixing.gate import load_gate
-from equipoise.records import Run
+from equipoise.records import Row, Run
 from equipoise.rng import Stream
 from equipoise.studies.fitting import fit_into, identity_of
 from equipoise.threat import Threat
 
+SHORT = "short"  # the attack on candidates, in the rows
 MAP = "map"  # folder of the fit, in that of the gate over it
 # Ends of ranges as thresholds q = (1 − α)/α, and what is added to the gate before the sigmoid.
 GAPS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
@@ -69,23 +70,31 @@ def ranged(model: GatedClassifier, gaps: Sequence[float] = GAPS, moves: Sequence
 
 
 def choose(model: GatedClassifier, images: Dataset, target: Target, conditions: Conditions,
-           folder: Path | None = None) -> tuple[Match, float]:
-    """The most accurate range that loses at most so much of the robust model's accuracy on these images, and that
-    accuracy; both under the same short attack. With a folder, a choice that is stopped goes on where it was."""
+           folder: Path | None = None) -> tuple[Match, Match]:
+    """The most accurate range that loses at most so much of the robust model's accuracy on these images, and what the
+    robust model reaches; both under the same short attack. With a folder, a choice that is stopped goes on."""
     arena = Arena(images, conditions.threat, conditions.device, conditions.seed, conditions.batch_size)
     alone = MixedClassifier(model.accurate, model.robust, 1.0).to(conditions.device).eval()
     pool = Pool(arena, lambda each: strike(each, short(), short_both()), folder)
-    standard = float(pool.struck(alone).right(alone).float().mean())
-    least = standard * (1 - target.share) if target.of_robust else standard - target.share
+    standard = Contest([alone], pool).choose(clean=0.0)
+    least = standard.attacked * (1 - target.share) if target.of_robust else standard.attacked - target.share
     return Contest(ranged(model), pool).choose(robust=max(least, 0.0)), standard
 
 
-def told(found: Match, standard: float, target: Target, count: int) -> str:
+def told(found: Match, standard: Match, target: Target) -> str:
     """What a chosen range reached on the images that chose it, for after "it"."""
     missed = "" if found.met else f" (no range that was tried loses at most {target})"
-    return (f"kept {100 * found.attacked:.1f} % of the {count} images that chose its range under a short attack, the "
-            f"robust model {100 * standard:.1f} %{missed}; that flatters it and promises nothing, so evaluate it on "
-            "others")
+    return (f"kept {100 * found.attacked:.1f} % of the {len(found.stands)} images that chose its range under a short "
+            f"attack, the robust model {100 * standard.attacked:.1f} %{missed}; that flatters it and promises nothing, "
+            "so evaluate it on others")
+
+
+def rows(found: Match, standard: Match, images: Dataset) -> list[Row]:
+    """Both on the images that chose, clean and under the short attack."""
+    return [row for model, match in (("robust", standard), ("mixed", found))
+            for attack, correct in (("clean", match.right), (SHORT, match.stands))
+            for row in records.rows_of(images.index.tolist(), model=model, attack=attack,
+                                       label=images.labels.tolist(), correct=correct.tolist())]
 
 
 def gate_into(
@@ -119,10 +128,11 @@ def gate_into(
         over = model.on(mixture) if mixture.logit_map is not None else model
         found, standard = choose(over, images, target, conditions, out / "pool")
         made: Any = found.model
-        promise = told(found, standard, target, len(images))
+        promise = told(found, standard, target)
         made.fitted = Fitted.on(images, promise)
-        run.finish()
-        run.summarise("fit", time.monotonic() - begun, [], promise=promise, gate={**found.facts(), "robust": standard})
+        run.append([row for row in rows(found, standard, images) if records.key_of(row) not in run.done])
+        run.summarise("fit", time.monotonic() - begun, summary.results(run.finish(), threat), promise=promise,
+                      gate={**found.facts(), "robust": standard.attacked})
         mixing.save(out, made, accurate=references[0], robust=references[1])
     loaded = mixing.load(f"mixture:{out}", **wishes)
     assert isinstance(loaded, GatedClassifier)
