@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from equipoise import __version__, mixing, models, records
+from equipoise.cli import table
 from equipoise.cli.main import run
 from equipoise.mixing import MixedClassifier
 from equipoise.models import checkpoint
@@ -224,3 +225,14 @@ def test_two_processes_write_the_same_rows(place: Path, attack: str) -> None:
               "evaluate", "robust.safetensors", "--out", "two", *settings]
     subprocess.run(launch, env=environment, check=True, capture_output=True)
     assert (place / "one" / "rows.jsonl").read_bytes() == (place / "two" / "rows.jsonl").read_bytes()
+
+
+def test_a_gate_under_every_attack_fits_into_eighty_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    metrics = ("clean", "fast", "adaptive", "adaptive-lowered", "worst")
+    table.show([{"model": model, "metric": metric, "value": 0.4, "low": 0.191, "high": 0.639, "n": 20}
+                for model in ("accurate", "mixed") for metric in metrics], "here")
+    told = capsys.readouterr().out
+    assert told.count("[19.1, 63.9]") == 2 * len(metrics) and "…" not in told and "lowered" in told

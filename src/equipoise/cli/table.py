@@ -19,7 +19,8 @@ def show(results: Sequence[Row], under: Threat | str) -> None:
     metrics = sorted(dict.fromkeys(row["metric"] for row in chosen), key=lambda m: (m == "worst", m != "clean"))
     sizes = sorted({row["n"] for row in chosen})
     counted = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"Accuracy on {counted} images, 95 % intervals, {under}")
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1),
+                  title=f"Accuracy on {counted} images, 95 % intervals, {under}")
     shown.add_column("model", overflow="fold")
     for metric in metrics:
         # Broken where a reader would, so that six columns fit into a terminal of eighty.
