@@ -23,13 +23,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from equipoise import data, models, progress
-from equipoise.attacks import Outcome, Stage, worst_case
+from equipoise import data, models
+from equipoise.attacks import AttackState, Stage, worst_case
 from equipoise.attacks.auto import VERSIONS
+from equipoise.core import progress
+from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
-from equipoise.threat import Threat
-from equipoise.train import Plan, train
-from equipoise.train.objectives import Adversarial
+from equipoise.training import TrainingPlan, train
+from equipoise.training.objectives import Adversarial
 
 THREAT = Threat("linf", "8/255")
 KINDS = {"cpu": ("cifar10_resnet8_pgd_at_linf8.safetensors", 128, 128),
@@ -71,7 +72,7 @@ def drawn(asked: argparse.Namespace) -> tuple[str, nn.Module, Dataset, Threat]:
     model = models.build("resnet8", num_classes=learnt.num_classes, image_shape=learnt.image_shape, mean=(0.35,) * 3,
                          std=(0.2,) * 3)
     begun = time.perf_counter()
-    plan = Plan(epochs=3, optimizer="adamw", lr=5e-3, schedule="one-cycle", warmup=0.6, held_out=0)
+    plan = TrainingPlan(epochs=3, optimizer="adamw", lr=5e-3, schedule="one-cycle", warmup=0.6, held_out=0)
     train(model, Adversarial(norm=threat.norm, eps=threat.eps, steps=4), learnt, plan, device=asked.device)
     name = f"stand-in ResNet-8 on drawn 16 × 16 shapes (trained in {time.perf_counter() - begun:.0f} s)"
     images = data.load("shapes", split="test", count=asked.count or 32)
@@ -114,7 +115,7 @@ def ours(version: str, model: nn.Module, images: Dataset, threat: Threat, kind: 
          asked: argparse.Namespace, peer: tuple[float, float, float] | None) -> None:
     stages = VERSIONS[version]()
 
-    def attack(part: Dataset, listed: Sequence[Stage]) -> Outcome:
+    def attack(part: Dataset, listed: Sequence[Stage]) -> AttackState:
         return worst_case(listed, model, part, threat=threat, seed=0, precision=asked.precision, batch_size=batch,
                           device=kind)
 
@@ -137,7 +138,7 @@ def ours(version: str, model: nn.Module, images: Dataset, threat: Threat, kind: 
         print(f"    peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)
 
 
-def timed(work: Callable[[], Outcome], kind: str) -> tuple[float, Outcome]:
+def timed(work: Callable[[], AttackState], kind: str) -> tuple[float, AttackState]:
     start = time.perf_counter()
     outcome = work()
     if kind == "cuda":

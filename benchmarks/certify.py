@@ -22,12 +22,13 @@ import torch
 from scipy.special import betaincinv, ndtri
 from torch import Tensor, nn
 
-from equipoise import data, models, rng
-from equipoise.certify import Certificate, Engine, Plan, certify, joined
-from equipoise.certify.sampler import Sampler
+from equipoise import data, models
+from equipoise.certification import Certificate, Engine, SmoothingPlan, certify, joined
+from equipoise.certification.sampler import Sampler
+from equipoise.core import rng
+from equipoise.core.device import precision
+from equipoise.core.modes import inference
 from equipoise.data import Dataset, pixels
-from equipoise.device import precision
-from equipoise.modes import inference
 
 
 def tell(**facts: object) -> None:
@@ -52,7 +53,7 @@ def usual(model: nn.Module, x: Tensor, sigma: float, samples: int, batch: int, c
     return counts
 
 
-def usual_run(model: nn.Module, x: Tensor, y: Tensor, plan: Plan) -> tuple[float, float]:
+def usual_run(model: nn.Module, x: Tensor, y: Tensor, plan: SmoothingPlan) -> tuple[float, float]:
     """Samples a second and ACR of the usual loop."""
     chance = torch.Generator(x.device).manual_seed(0)
     usual(model, x[:1], plan.sigma, 1000, 1000, chance)
@@ -66,7 +67,7 @@ def usual_run(model: nn.Module, x: Tensor, y: Tensor, plan: Plan) -> tuple[float
 
 
 def ours(
-    model: nn.Module, x: Tensor, index: Tensor, plan: Plan, engine: Engine, kind: str
+    model: nn.Module, x: Tensor, index: Tensor, plan: SmoothingPlan, engine: Engine, kind: str
 ) -> tuple[Certificate, float]:
     """Certificates and seconds."""
     begun = waited(x.device)
@@ -81,7 +82,7 @@ def acr(found: Certificate, y: Tensor) -> float:
     return float(torch.where(found.predicted == y.cpu(), found.radius, 0.0).mean())
 
 
-def rate(model: nn.Module, x: Tensor, plan: Plan, engine: Engine, kind: str, samples: int) -> float:
+def rate(model: nn.Module, x: Tensor, plan: SmoothingPlan, engine: Engine, kind: str, samples: int) -> float:
     """Samples a second of plain sampling, warm."""
     with torch.no_grad(), inference(model), precision(kind, x.device):
         sampler = Sampler(model, x, rng.stream(0, "rate", torch.arange(len(x))), plan, engine)
@@ -92,7 +93,7 @@ def rate(model: nn.Module, x: Tensor, plan: Plan, engine: Engine, kind: str, sam
         return len(x) * (samples // len(x)) / (waited(x.device) - begun)
 
 
-def noise_rate(device: torch.device, plan: Plan, engine: Engine) -> float:
+def noise_rate(device: torch.device, plan: SmoothingPlan, engine: Engine) -> float:
     """Samples a second where the model costs nothing: the price of the noise."""
     class Nothing(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -116,7 +117,7 @@ def on_cpu(args: argparse.Namespace) -> None:
         x = rng.stream(0, "images", torch.arange(8)).integers(256, 3, 32, 32) / 255
         y, index = torch.zeros(8, dtype=torch.int64), torch.arange(8)
     model.eval()
-    plan = Plan(0.05, samples=2000, n0=100)
+    plan = SmoothingPlan(0.05, samples=2000, n0=100)
     theirs, _ = usual_run(model, x[:3], y[:3], plan)
     found, seconds = ours(model, x, index, plan, Engine(), "fp32")
     mine = int(found.samples.sum()) / seconds
@@ -135,7 +136,7 @@ def on_cuda(args: argparse.Namespace) -> None:
     model = models.load(f"file:{args.weights}/cifar10_resnet18_gaussian_sigma050.safetensors").to(device).eval()
     images = every(data.load("cifar10", split="test", data_dir=args.data), args.every)
     x, y, index = pixels(images.images.to(device)), images.labels, images.index
-    plan, engine = Plan(0.5), Engine(args.batch_size, compiled=True)
+    plan, engine = SmoothingPlan(0.5), Engine(args.batch_size, compiled=True)
     few = 12
     theirs, reached = usual_run(model, x[:few], y[:few], plan)
     tell(what=f"usual loop, {few} images, fp32", samples_per_second=theirs, acr=reached)
@@ -173,7 +174,7 @@ def on_cuda(args: argparse.Namespace) -> None:
 
 
 def _two_sided(found: Certificate, y: Tensor) -> float:
-    from equipoise.certify.radii import Rule
+    from equipoise.certification.radii import Rule
 
     _, radius = Rule(0.5, two_sided=True)(found.votes.numpy(), found.counted.double().numpy(), found.chosen.numpy(),
                                           found.failure.numpy())

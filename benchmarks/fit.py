@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise import data, models
+from equipoise.core.rng import stream
 from equipoise.data import Dataset, pixels
-from equipoise.fit import Cache, lose_at_most
-from equipoise.fit.search import Search, families
+from equipoise.fitting import Cache, lose_at_most
+from equipoise.fitting.search import MapSearch, families
 from equipoise.mixing import LogitMap, MixedClassifier
-from equipoise.rng import stream
 
 TARGET = lose_at_most(2.0)
 
@@ -57,7 +57,7 @@ def search() -> None:
     for rule in ("nuts", "auto"):
         kinds = families(rule, cache, "gelu-monotone")
         began = time.perf_counter()
-        found = Search(cache, kinds)
+        found = MapSearch(cache, kinds)
         grid = time.perf_counter() - began
         found.widen(TARGET)
         found.refine(TARGET)

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import torch
 
 from equipoise import models
-from equipoise.mixing.neighbours import Neighbours
-from equipoise.mixing.smoothing import SmoothedClassifier
+from equipoise.local_smoothing.neighbours import Neighbours
+from equipoise.local_smoothing.smoothing import SmoothedClassifier
 
 
 def clock(work: dict[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, float]:

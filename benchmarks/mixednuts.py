@@ -24,14 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import data, models
-from equipoise.attacks import Fold, worst_case
+from equipoise.attacks import Suite, worst_case
 from equipoise.attacks.auto import VERSIONS
+from equipoise.core.threat import Threat
 from equipoise.data import Dataset, batches, pixels
-from equipoise.evaluate.adaptive import adaptive
-from equipoise.evaluate.cost import asked as share_asked
-from equipoise.fit import Cache, Fit, Settings, Strength, Target, beta, fit, lose_at_most
+from equipoise.evaluation.adaptive import adaptive
+from equipoise.evaluation.cost import asked as share_asked
+from equipoise.fitting import AttackStrength, Cache, Fit, FitSettings, Target, beta, fit, lose_at_most
 from equipoise.mixing import MixedClassifier
-from equipoise.threat import Threat
 
 THREAT = Threat("linf", "8/255")
 PARTS = ((9000, 1000), (8000, 1000), (0, 1000))  # start and count: to fit, to choose, to report
@@ -67,7 +67,7 @@ class Study:
         return made.mixture.to(self.device)
 
     def fit(self, robust: nn.Module, target: Target, rule: str, cache: Cache | None = None) -> Fit:
-        chosen = Settings(rule=rule, strength=Strength(self.steps, 9, 3))
+        chosen = FitSettings(rule=rule, strength=AttackStrength(self.steps, 9, 3))
         return fit(self.accurate, robust, self.test.slice(*self.fitting), threat=THREAT, target=target,
                    device=self.device, batch_size=self.batch, settings=chosen, cache=cache)
 
@@ -89,9 +89,9 @@ class Study:
 
         The plain list is always the fast one: it follows the robust side alone.
         """
-        folds: dict[str, Any] = {"plain": Fold(tuple(VERSIONS[version]()))}
+        folds: dict[str, Any] = {"plain": Suite(tuple(VERSIONS[version]()))}
         if isinstance(model, MixedClassifier):
-            folds = {**adaptive(model, folds["plain"]), "plain": Fold(tuple(VERSIONS["fast"]()))}
+            folds = {**adaptive(model, folds["plain"]), "plain": Suite(tuple(VERSIONS["fast"]()))}
         alive, after = torch.ones(len(images), dtype=torch.bool), {}
         for name, fold in folds.items():
             rows = alive.nonzero().squeeze(1)

@@ -25,11 +25,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from equipoise import data, models, records, rng
-from equipoise.certify import Engine, Plan, certify
+from equipoise import data, models
+from equipoise.certification import Engine, SmoothingPlan, certify
+from equipoise.core import records, rng
+from equipoise.core.device import precision
 from equipoise.data import Dataset, pixels
-from equipoise.device import precision
-from equipoise.evaluate.certified import Smoothed, Terms, certified
+from equipoise.evaluation.certified import CertificationConditions, CertificationJob, certified
 
 PREFIX, EVERY = "mnist_lenet_", 10
 # Where the logs of a recipe lie; runs of other settings, and files that are no per-image logs, are left out.
@@ -75,7 +76,7 @@ def compare(name: str, rows: list[records.Row], logs: NDArray[np.float64], **fac
     print(json.dumps({**told, **facts}), flush=True)
 
 
-def warm(model: nn.Module, images: Dataset, terms: Terms) -> None:
+def warm(model: nn.Module, images: Dataset, terms: CertificationConditions) -> None:
     """Compile and choose kernels, told apart from the certification."""
     begun = time.monotonic()
     x, plan = pixels(images.images[:1].to(terms.device)), replace(terms.plan, samples=1000)
@@ -89,7 +90,7 @@ def quick(model: nn.Module) -> None:
     index = torch.arange(8)
     x = rng.stream(0, "images", index).integers(256, 1, 28, 28) / 255
     begun = time.monotonic()
-    found = certify(model, x, plan=Plan(0.5, samples=1000), stream=rng.stream(0, "certify", index))
+    found = certify(model, x, plan=SmoothingPlan(0.5, samples=1000), stream=rng.stream(0, "certify", index))
     rate = int(found.samples.sum()) / (time.monotonic() - begun)
     print(json.dumps({"what": "fresh LeNet", "samples_per_second": round(rate)}))
 
@@ -125,14 +126,14 @@ def main() -> None:
         shared.load_state_dict(models.load(str(args.checkpoints / f"{PREFIX}{name}.safetensors")).state_dict())
         whole = name in args.whole.split(",")
         images: Dataset = test if whole else some
-        terms = Terms(Plan(sigma_of(name), samples=args.samples), torch.device(args.device), compiled=fast,
+        terms = CertificationConditions(SmoothingPlan(sigma_of(name), samples=args.samples), torch.device(args.device), compiled=fast,
                       batch_size=args.batch_size or (32768 if fast else None), precision="bf16" if fast else "fp32")
         if name == wanted[0]:
             warm(shared, some, terms)
         folder = args.out / (f"{name}_whole" if whole else name)
         known = len(records.read(folder))
         begun = time.monotonic()
-        results = certified([Smoothed(name, shared)], images, terms, folder)
+        results = certified([CertificationJob(name, shared)], images, terms, folder)
         seconds = time.monotonic() - begun
         rows, logs = records.read(folder), logged(args.logs, name)
         clean = next(row["value"] for row in results if row["metric"] == "clean")

@@ -27,13 +27,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise import attacks, config, data, models, records, rng
+from equipoise import attacks, data, models
+from equipoise.core import config, records, rng
+from equipoise.core.modes import inference
+from equipoise.core.threat import Threat
 from equipoise.data import Dataset
 from equipoise.data.batches import batches
 from equipoise.models import checkpoint
-from equipoise.modes import inference
-from equipoise.threat import Threat
-from equipoise.train import OBJECTIVES, Objective, Plan, train
+from equipoise.training import OBJECTIVES, Objective, TrainingPlan, train
 
 ROOT = Path(__file__).parents[1]
 MNIST = ("gaussian_sigma050", "stability_sigma050", "consistency_sigma050", "macer_sigma050", "smoothmix_sigma025",
@@ -44,13 +45,13 @@ def tell(**facts: object) -> None:
     print(json.dumps(facts), flush=True)
 
 
-def read(path: Path) -> tuple[Objective, Plan, dict[str, Any]]:
+def read(path: Path) -> tuple[Objective, TrainingPlan, dict[str, Any]]:
     """A recipe as the command line reads it: the objective is the third word of its name."""
     table = config.read(path)
     kind = OBJECTIVES[path.stem.split("_")[2]]
-    parts = [{f.name: table.pop(f.name) for f in dataclasses.fields(cls) if f.name in table} for cls in (kind, Plan)]
+    parts = [{f.name: table.pop(f.name) for f in dataclasses.fields(cls) if f.name in table} for cls in (kind, TrainingPlan)]
     config.known(table, ("arch", "data", "mean", "std"), str(path))
-    return kind(**parts[0]), Plan(**parts[1]), table
+    return kind(**parts[0]), TrainingPlan(**parts[1]), table
 
 
 def build(table: dict[str, Any], images: Dataset, seed: int) -> nn.Module:
@@ -239,7 +240,7 @@ def quick(args: argparse.Namespace) -> None:
     for name, kind in OBJECTIVES.items():
         model = models.build("lenet", num_classes=10, image_shape=(1, 28, 28))
         out = Path(args.out) / f"quick_{name}"
-        train(model, kind().at(60, 90), images, Plan(epochs=2, batch_size=64, lr=0.001, held_out=0), device=args.device,
+        train(model, kind().at(60, 90), images, TrainingPlan(epochs=2, batch_size=64, lr=0.001, held_out=0), device=args.device,
               out=out, facts={"arch": "lenet"})
         tell(objective=name, images_per_second=records.read(out)[-1]["images_per_second"])
         shutil.rmtree(out)

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from conftest import Linear, generator
-from equipoise import attacks, checks, geometry, losses
-from equipoise.rng import Stream, stream
-from equipoise.threat import NORMS, Threat
+from equipoise import attacks
+from equipoise.core import checks, geometry, losses
+from equipoise.core.rng import Stream, stream
+from equipoise.core.threat import NORMS, Threat
 
 Attack = Callable[..., Tensor]
 

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from conftest import Linear, generator
 from equipoise import attacks
-from equipoise.attacks import Called, Square, symptoms, worst_case
-from equipoise.checks import InputError
+from equipoise.attacks import FunctionAttack, Square, run_sanity_checks, worst_case
+from equipoise.core.checks import InputError
+from equipoise.core.rng import Stream, stream
+from equipoise.core.threat import Threat
 from equipoise.data import Dataset
-from equipoise.rng import Stream, stream
-from equipoise.threat import Threat
 
 
 def _images(count: int = 8) -> Dataset:
@@ -37,7 +37,7 @@ def test_an_attack_that_leaves_the_ball_is_refused() -> None:
 
     model = Linear(torch.randn(6, 105, generator=generator(0)), torch.tensor([100.0, 0, 0, 0, 0, 0]))
     with pytest.raises(InputError, match="`cheat` must stay within"):
-        worst_case([Called("cheat", cheat)], model, _images(), threat=Threat("linf", 0.01), seed=0, batch_size=8,
+        worst_case([FunctionAttack("cheat", cheat)], model, _images(), threat=Threat("linf", 0.01), seed=0, batch_size=8,
                    device="cpu")
 
 
@@ -58,7 +58,7 @@ def test_nan_is_no_success() -> None:
 
 def test_symptoms_of_wide_balls_stay_inside_the_box(linear: Linear) -> None:
     x = torch.rand(8, 3, 5, 7, generator=generator(2), dtype=torch.float64)
-    seen = symptoms(linear, x, linear(x).argmax(1), threat=Threat("linf", 0.3), stream=stream(0, "s", torch.arange(8)))
+    seen = run_sanity_checks(linear, x, linear(x).argmax(1), threat=Threat("linf", 0.3), stream=stream(0, "s", torch.arange(8)))
     assert {symptom.name for symptom in seen} >= {"randomness", "vanishing gradients"}
 
 

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from conftest import Linear, generator
-from equipoise import attacks, geometry, losses
-from equipoise.rng import stream
-from equipoise.threat import NORMS, Threat
+from equipoise import attacks
+from equipoise.core import geometry, losses
+from equipoise.core.rng import stream
+from equipoise.core.threat import NORMS, Threat
 
 
 @pytest.mark.parametrize("norm", NORMS)

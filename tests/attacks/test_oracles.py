@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from conftest import Linear, generator
-from equipoise import attacks, geometry, losses
+from equipoise import attacks
 from equipoise.attacks.apgd import checkpoints
-from equipoise.attacks.halfspace import onto
-from equipoise.attacks.search import leg_length
+from equipoise.attacks.engine import leg_length
+from equipoise.attacks.hyperplane import onto
 from equipoise.attacks.targeted import ranked
-from equipoise.rng import Stream, stream
-from equipoise.threat import NORMS, Threat
+from equipoise.core import geometry, losses
+from equipoise.core.rng import Stream, stream
+from equipoise.core.threat import NORMS, Threat
 
 
 def _inner(count: int) -> tuple[Tensor, Stream]:

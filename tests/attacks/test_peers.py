@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise import attacks, data, geometry, losses, models
-from equipoise.attacks.adversary import Adversary
+from equipoise import attacks, data, models
 from equipoise.attacks.apgd import Ascent
-from equipoise.attacks.search import Batch, hunt
-from equipoise.modes import inference
-from equipoise.rng import Stream, stream
-from equipoise.threat import NORMS, Threat
+from equipoise.attacks.engine import AttackBatch, hunt
+from equipoise.attacks.gradients import GradientSource
+from equipoise.core import geometry, losses
+from equipoise.core.modes import inference
+from equipoise.core.rng import Stream, stream
+from equipoise.core.threat import NORMS, Threat
 
 pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("ignore")]
 NAMES = {"linf": "Linf", "l2": "L2"}
@@ -70,9 +71,9 @@ def test_apgd_takes_the_same_way(network: nn.Module, images: tuple[Tensor, Tenso
 
     raised = losses.LOSSES[loss]
     with inference(network):
-        adversary = Adversary(network, None, None, "model", "fp32", x, persist=True)
+        adversary = GradientSource(network, None, None, "model", "fp32", x, persist=True)
         search = SameStart(adversary, threat, 40, "same", lambda z, y, aim: raised(z, y), (loss,))
-        list(hunt(search, adversary, lambda jobs: Batch(x, y, stream(0, "s", jobs)), torch.arange(8), slots=8))
+        list(hunt(search, adversary, lambda jobs: AttackBatch(x, y, stream(0, "s", jobs)), torch.arange(8), slots=8))
     # The peer keeps its losses in single precision, so a decision between equal losses may differ.
     close = (best[0] - expected).abs() <= 2e-3 * expected.abs().clamp_min(1)
     assert int(close.sum()) >= 7
@@ -120,7 +121,7 @@ def test_worst_case_has_the_verdict_of_autoattack(network: nn.Module, images: tu
     theirs = _broken(network, x_peer, y)
     threat = Threat("linf", 8 / 255)
     fast = _broken(network, attacks.auto_attack(network, x, y, threat=threat, stream=chance, version="fast"), y)
-    same = attacks.Fold((attacks.Apgd(), *(attacks.Targeted(rank) for rank in (1, 2, 3))))
+    same = attacks.Suite((attacks.Apgd(), *(attacks.Targeted(rank) for rank in (1, 2, 3))))
     ours = _broken(network, same(network, x, y, threat=threat, stream=chance), y)
     assert bool(theirs.any()) and not bool(theirs.all())
     assert int((ours != theirs).sum()) <= 1

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from conftest import Linear
-from equipoise import geometry, losses
 from equipoise.attacks import pgd, transfer
-from equipoise.checks import InputError
+from equipoise.core import geometry, losses
+from equipoise.core.checks import InputError
+from equipoise.core.rng import Stream, stream
+from equipoise.core.threat import NORMS, Threat
 from equipoise.mixing import MixedClassifier
-from equipoise.rng import Stream, stream
-from equipoise.threat import NORMS, Threat
 
 
 def _chance(count: int, seed: int = 0) -> Stream:

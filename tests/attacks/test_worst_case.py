@@ -12,19 +12,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise import attacks, losses
-from equipoise.attacks import Apgd, Called, Fab, Found, Outcome, Square, Stage, Targeted, worst_case
-from equipoise.attacks.adversary import Adversary
+from equipoise import attacks
+from equipoise.attacks import Apgd, AttackState, Fab, FunctionAttack, SearchResult, Square, Stage, Targeted, worst_case
 from equipoise.attacks.apgd import Ascent
-from equipoise.attacks.company import indifferent
-from equipoise.attacks.graphed import Graphed
+from equipoise.attacks.batch_invariance import indifferent
+from equipoise.attacks.cuda_graphs import CudaGraphFunction
+from equipoise.attacks.fused import agree, swift
+from equipoise.attacks.gradients import GradientSource
 from equipoise.attacks.outcome import fresh
-from equipoise.attacks.swift import agree, swift
 from equipoise.attacks.targeted import CANDIDATES, nearest_first, ranked
-from equipoise.checks import InputError
+from equipoise.core import losses
+from equipoise.core.checks import InputError
+from equipoise.core.rng import Stream, stream
+from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
-from equipoise.rng import Stream, stream
-from equipoise.threat import Threat
 
 THREAT = Threat("linf", 0.01)
 STAGES: list[Stage] = [Apgd("margin", 9), Targeted(1, 12), Targeted(2, 12, within=0.5), Fab(1, 10), Square(60)]
@@ -65,16 +66,16 @@ def model() -> nn.Module:
     return Net().eval()
 
 
-def _numbers(outcome: Outcome) -> tuple[list[int], list[int], list[float]]:
+def _numbers(outcome: AttackState) -> tuple[list[int], list[int], list[float]]:
     return outcome.broken.tolist(), outcome.predicted.tolist(), outcome.margin.tolist()
 
 
 @pytest.fixture
-def whole(model: nn.Module) -> Outcome:
+def whole(model: nn.Module) -> AttackState:
     return worst_case(STAGES, model, _data(model), threat=THREAT, seed=0)
 
 
-def test_outcome_is_what_the_model_says(model: nn.Module, whole: Outcome) -> None:
+def test_outcome_is_what_the_model_says(model: nn.Module, whole: AttackState) -> None:
     data = _data(model)
     kept = worst_case(STAGES, model, data, threat=THREAT, seed=0, keep_images=True)
     assert _numbers(kept) == _numbers(whole)
@@ -91,12 +92,12 @@ def test_outcome_is_what_the_model_says(model: nn.Module, whole: Outcome) -> Non
 
 
 @pytest.mark.parametrize("size", [1, 5, 8, 16, 24, 1000])
-def test_batch_size_does_not_matter(model: nn.Module, whole: Outcome, size: int) -> None:
+def test_batch_size_does_not_matter(model: nn.Module, whole: AttackState, size: int) -> None:
     assert _numbers(worst_case(STAGES, model, _data(model), threat=THREAT, seed=0, batch_size=size)) == _numbers(whole)
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_shards_do_not_matter(model: nn.Module, whole: Outcome, world: int) -> None:
+def test_shards_do_not_matter(model: nn.Module, whole: AttackState, world: int) -> None:
     data = _data(model)
     for rank in range(world):
         part = worst_case(STAGES, model, data.take(torch.arange(rank, len(data), world)), threat=THREAT, seed=0)
@@ -120,19 +121,19 @@ def test_shares_of_a_rigid_batch_meet_the_shapes_of_the_whole(monkeypatch: pytes
     room = sys.modules["equipoise.attacks.worst_case"]._Room
     monkeypatch.setattr(room, "rigid", True)
     model = Sociable().eval()
-    monkeypatch.setattr("equipoise.attacks.adversary.swift", lambda model, x: model)
-    monkeypatch.setattr("equipoise.attacks.adversary.frozen", lambda model, x: model)
+    monkeypatch.setattr("equipoise.attacks.gradients.swift", lambda model, x: model)
+    monkeypatch.setattr("equipoise.attacks.gradients.frozen", lambda model, x: model)
     data = _data(model)
     examples: list[Tensor] = []
-    real = Adversary.__post_init__
+    real = GradientSource.__post_init__
 
-    def spied(self: Adversary) -> None:
+    def spied(self: GradientSource) -> None:
         examples.append(self.example)
         real(self)
 
-    monkeypatch.setattr(Adversary, "__post_init__", spied)
+    monkeypatch.setattr(GradientSource, "__post_init__", spied)
 
-    def run(rows: Tensor) -> Outcome:
+    def run(rows: Tensor) -> AttackState:
         model.seen.clear()
         found = worst_case(STAGES, model, data.take(rows), threat=THREAT, seed=0, batch_size=16, whole=data)
         assert model.seen == {8, 16}, "8 at first, to try the copies"
@@ -149,14 +150,14 @@ class KilledError(Exception):
 
 
 @pytest.mark.parametrize("fatal", [1, 3, 6])
-def test_taken_up_after_a_stop(model: nn.Module, whole: Outcome, fatal: int) -> None:
+def test_taken_up_after_a_stop(model: nn.Module, whole: AttackState, fatal: int) -> None:
     data = _data(model)
     known = attacks.worst_case([], model, data.slice(0, 1), threat=THREAT, seed=0)  # any list folds, even none
     assert known.stages == ()
     known = fresh(NAMES, len(data))
     seen: list[tuple[int, int]] = []
 
-    def note(number: int, found: Found) -> None:
+    def note(number: int, found: SearchResult) -> None:
         seen.extend((number, job) for job in found.jobs.tolist())
         calls.append(number)
         if len(calls) == fatal:
@@ -197,7 +198,7 @@ def test_out_of_memory_lets_recorded_passes_go(monkeypatch: pytest.MonkeyPatch) 
     held: list[tuple[int, list[int]]] = []
     pools: list[list[int]] = []
 
-    def recording(self: Graphed, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+    def recording(self: CudaGraphFunction, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         assert inputs[0] is not None
         size = len(inputs[0])
         held.append((size, [kept for kept in self.recorded if isinstance(kept, int)]))
@@ -206,7 +207,7 @@ def test_out_of_memory_lets_recorded_passes_go(monkeypatch: pytest.MonkeyPatch) 
         pools.append(self.pool)
         return self.function(*inputs)
 
-    monkeypatch.setattr(Graphed, "__call__", recording)
+    monkeypatch.setattr(CudaGraphFunction, "__call__", recording)
     monkeypatch.setattr(sys.modules["equipoise.attacks.worst_case"]._Room, "rigid", True)
 
     class GreedyForGradients(Greedy):
@@ -253,7 +254,7 @@ def test_order_of_targets_takes_few_bytes_an_image() -> None:
     net = nn.Sequential(nn.Flatten(), layer)
     x = torch.rand(6, 3, 5, 7, generator=chance)
     y = torch.arange(6)
-    adversary = Adversary(net, None, None, "model", "fp32", x)
+    adversary = GradientSource(net, None, None, "model", "fp32", x)
     order = nearest_first(adversary, x, y, stream(0, "s", torch.arange(6)), "l2")
     assert sum(map(len, adversary.memory.values())) <= 6 * 100
     assert torch.equal(order, nearest_first(adversary, x, y, stream(0, "s", torch.arange(6)), "l2"))
@@ -276,16 +277,16 @@ class Rounded(nn.Module):
 
 
 def test_reduced_precision_must_suit_the_surrogate_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.device.has_bf16", lambda kind: True)
+    monkeypatch.setattr("equipoise.core.device.has_bf16", lambda kind: True)
     x = torch.rand(8, 3, 5, 7, generator=torch.Generator().manual_seed(0))
 
     class Steady(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.flatten(1)[:, :6]
 
-    assert Adversary(Steady(), Steady(), None, "model", "bf16", x).reduced
-    assert not Adversary(Steady(), Rounded(), None, "model", "bf16", x).reduced
-    assert not Adversary(Rounded(), Steady(), None, "model", "bf16", x).reduced
+    assert GradientSource(Steady(), Steady(), None, "model", "bf16", x).reduced
+    assert not GradientSource(Steady(), Rounded(), None, "model", "bf16", x).reduced
+    assert not GradientSource(Rounded(), Steady(), None, "model", "bf16", x).reduced
 
 
 def test_any_attack_can_be_a_stage(model: nn.Module) -> None:
@@ -297,7 +298,7 @@ def test_any_attack_can_be_a_stage(model: nn.Module) -> None:
         return x
 
     data = _data(model)
-    outcome = worst_case([Called("pgd", partial(attacks.pgd, steps=5)), Called("idle", idle)], model, data,
+    outcome = worst_case([FunctionAttack("pgd", partial(attacks.pgd, steps=5)), FunctionAttack("idle", idle)], model, data,
                          threat=THREAT, seed=0)
     standing = data.index[outcome.standing].tolist()
     assert set(met) == set(standing) and not (outcome.broken == 2).any()
@@ -310,7 +311,7 @@ def test_within_leaves_safe_images_out(model: nn.Module) -> None:
     data = _data(model)
     met: list[int] = []
 
-    def note(number: int, found: Found) -> None:
+    def note(number: int, found: SearchResult) -> None:
         if number == 2:
             met.extend(found.jobs.tolist())
 
@@ -334,7 +335,7 @@ def test_a_list_as_one_attack_has_batches_of_one_size() -> None:
     model = Sociable().eval()
     data = _data(model).slice(0, 8)
     model.seen.clear()
-    x_adv = attacks.Fold(tuple(STAGES))(model, pixels(data.images), data.labels, threat=THREAT,
+    x_adv = attacks.Suite(tuple(STAGES))(model, pixels(data.images), data.labels, threat=THREAT,
                                         stream=stream(0, "a", data.index))
     assert model.seen == {8}
     with torch.no_grad():
@@ -344,18 +345,18 @@ def test_a_list_as_one_attack_has_batches_of_one_size() -> None:
 def test_a_list_on_a_large_batch_goes_in_blocks_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is broken, passes have one shape; and none are made for blocks without an image that stands."""
     monkeypatch.setattr(sys.modules["equipoise.attacks.worst_case"], "BLOCK", 3)
-    monkeypatch.setattr("equipoise.attacks.adversary.swift", lambda model, x: model)
+    monkeypatch.setattr("equipoise.attacks.gradients.swift", lambda model, x: model)
     model, counts = Sociable().eval(), []
     data = _data(model).slice(0, 8)
     x, chance = pixels(data.images), stream(0, "a", data.index)
     model.seen.clear()
     model.register_forward_hook(lambda module, inputs, output: counts.append(len(inputs[0])))
-    x_adv = attacks.Fold(tuple(STAGES))(model, x, data.labels, threat=THREAT, stream=chance)
+    x_adv = attacks.Suite(tuple(STAGES))(model, x, data.labels, threat=THREAT, stream=chance)
     assert model.seen == {3, 8}, "the untouched images are looked at together"
     blocks, counts[:] = counts.count(3), []
     labels = data.labels.clone()
     labels[:6] = (labels[:6] + 1) % 6  # broken from the beginning
-    fewer = attacks.Fold(tuple(STAGES))(model, x, labels, threat=THREAT, stream=chance)
+    fewer = attacks.Suite(tuple(STAGES))(model, x, labels, threat=THREAT, stream=chance)
     assert torch.equal(fewer[6:], x_adv[6:]) and torch.equal(fewer[:6], x[:6])
     assert counts.count(3) < 0.6 * blocks
 
@@ -390,7 +391,7 @@ def test_a_claim_counts_only_if_the_model_confirms_it(model: nn.Module, monkeypa
             out: Tensor = -self.honest(x)
             return out
 
-    monkeypatch.setattr("equipoise.attacks.adversary.swift", lambda model, x: Liar())
+    monkeypatch.setattr("equipoise.attacks.gradients.swift", lambda model, x: Liar())
     data = _data(model)
     outcome = worst_case([Apgd("margin", 9), Square(20)], model, data, threat=Threat("linf", 1e-4), seed=0,
                          keep_images=True)
@@ -414,7 +415,7 @@ def test_company_is_noticed_where_it_matters() -> None:
     for limit, expected in ((8, False), (30, False), (1000, True)):
         model = Social()
         model.limit = limit
-        adversary = Adversary(model, None, None, "model", "fp32", x)
+        adversary = GradientSource(model, None, None, "model", "fp32", x)
         assert indifferent(adversary, x, y, 64) is expected
 
 
@@ -445,7 +446,7 @@ def test_progress_tells_images_and_those_standing(model: nn.Module, monkeypatch:
         assert total == 37 and name == "attacking"
         yield Task()
 
-    monkeypatch.setattr("equipoise.progress.task", task)
+    monkeypatch.setattr("equipoise.core.progress.task", task)
     outcome = worst_case(STAGES, model, _data(model), threat=THREAT, seed=0)
     assert sum(amount for amount, _ in told) == 37 and all(amount >= 0 for amount, _ in told)
     assert told[-1][1] == {"standing": f"{int(outcome.standing.sum())}/37"}

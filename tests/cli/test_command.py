@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise import __version__, mixing, models, records
+from equipoise import __version__, mixing, models
 from equipoise.cli import table
 from equipoise.cli.main import run
+from equipoise.core import records
 from equipoise.mixing import MixedClassifier
 from equipoise.models import checkpoint
 

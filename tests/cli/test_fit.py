@@ -8,8 +8,10 @@ import pytest
 import torch
 from small_pair import write_pair
 
-from equipoise import mixing, models, records
+from equipoise import mixing, models
 from equipoise.cli.main import run
+from equipoise.core import records
+from equipoise.fitting import run as fit_run
 from equipoise.mixing import MixedClassifier
 from equipoise.models import checkpoint
 
@@ -55,13 +57,12 @@ def test_too_few_images_leave_no_folder(place: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_stopped_fit_goes_on_after_its_attack(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from equipoise.studies import fitting
 
     def stopped(*arguments: object, **settings: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "_write", stopped)
+        patch.setattr(fit_run, "_write", stopped)
         assert fit("--lose-at-most", "20") == 130
     assert (place / "M" / "logits.npz").exists() and not (place / "M" / "mixture.toml").exists()
     assert fit("--lose-at-most", "20") == 0 and fit("--lose-at-most", "20", out="N") == 0
@@ -141,9 +142,9 @@ def test_evaluated_plainly_and_adaptively(place: Path, capsys: pytest.CaptureFix
 
 def test_an_accurate_base_that_only_names_classes(place: Path) -> None:
     (place / "service.py").write_text(
-        "import torch\nfrom equipoise import load\nfrom equipoise.mixing import Answers\n\n"
+        "import torch\nfrom equipoise import load\nfrom equipoise.mixing import HardLabels\n\n"
         "def make():\n    model = load('accurate.safetensors')\n"
-        "    return Answers(lambda x: model(x).argmax(1))\n")
+        "    return HardLabels(lambda x: model(x).argmax(1))\n")
     assert fit("--accurate", "python:service:make", "--lose-at-most", "20", "--count", "80") == 0
     arguments = ["evaluate", "mixture:M", "--data", "npz:images.npz", "--eps", "0.002", "--start", "80", "--steps", "2"]
     assert run([*arguments, "--out", "E"]) == 0
@@ -158,8 +159,8 @@ def test_an_accurate_base_that_only_names_classes(place: Path) -> None:
 
 def test_a_robust_base_that_only_names_classes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "named.py").write_text(
-        "from equipoise import load\nfrom equipoise.mixing import Answers\n\n"
-        "def make():\n    model = load('robust.safetensors')\n    return Answers(lambda x: model(x).argmax(1))\n")
+        "from equipoise import load\nfrom equipoise.mixing import HardLabels\n\n"
+        "def make():\n    model = load('robust.safetensors')\n    return HardLabels(lambda x: model(x).argmax(1))\n")
     assert fit("--robust", "python:named:make") == 2
     assert "`robust` must answer with logits (B, K)" in capsys.readouterr().err and not (place / "M").exists()
 

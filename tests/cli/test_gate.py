@@ -8,12 +8,13 @@ import pytest
 import torch
 from small_pair import write_pair
 
-from equipoise import config, mixing, records
+from equipoise import mixing
 from equipoise.cli.main import run
-from equipoise.fit import lose_at_most
-from equipoise.fit.match import Match
+from equipoise.core import config, records
+from equipoise.fitting import lose_at_most
+from equipoise.fitting.gated import told
+from equipoise.fitting.selection import Selected
 from equipoise.mixing import GatedClassifier, MixedClassifier
-from equipoise.studies.gating import told
 
 PAIR = ["--accurate", "accurate.safetensors", "--robust", "robust.safetensors", "--data", "npz:images.npz",
         "--eps", "0.002"]
@@ -93,9 +94,9 @@ def test_it_takes_the_place_of_alpha_over_a_fitted_map(place: Path, capsys: pyte
 def test_a_missed_target_is_said() -> None:
     model = MixedClassifier(torch.nn.Identity(), torch.nn.Identity(), 0.5)
     right, count = torch.ones(60, dtype=torch.bool), torch.arange(60)
-    alone = Match(model, right, count < 30, True, 1)
+    alone = Selected(model, right, count < 30, True, 1)
     for met in (True, False):
-        said = told(Match(model, right, count < 24, met, 3), alone, lose_at_most(2.0))
+        said = told(Selected(model, right, count < 24, met, 3), alone, lose_at_most(2.0))
         assert said.startswith("kept 40.0 % of the 60 images") and "the robust model 50.0 %" in said
         assert ("no range that was tried loses at most 2 points of robust accuracy" in said) is not met
 

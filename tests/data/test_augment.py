@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
+from equipoise.core.rng import stream
 from equipoise.data.augment import crop, flip
-from equipoise.rng import stream
 
 DTYPES = [torch.float32, torch.uint8]
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
 from equipoise.data.batches import Batch, batches, order, pixels, shuffled
 from equipoise.data.dataset import Dataset, whole_split
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
 from equipoise.data import cifar
 from equipoise.data.cifar import CIFAR10, CIFAR100, CLASSES_100, Cifar
 

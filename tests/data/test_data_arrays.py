@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
 from equipoise.data import arrays
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (4, 3, 5, 7), np.uint8)

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
 from equipoise.data import cifar, idx
 from equipoise.data.download import Remote, fetch, unpack
 

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
 from equipoise.data import folder
 
 GENERATOR_SEED = 4

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
 from equipoise.data.dataset import Dataset, whole_split
 
 CLASSES = tuple("abcdef")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
 from equipoise.data import idx
 from equipoise.data.idx import FASHION_MNIST, MNIST, Idx
 

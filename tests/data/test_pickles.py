@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
 from equipoise.data import pickles
 
 

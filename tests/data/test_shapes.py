@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
+from equipoise.core.rng import stream
 from equipoise.data import shapes
 from equipoise.data.batches import pixels
-from equipoise.rng import stream
 
 
 @pytest.fixture(scope="module")

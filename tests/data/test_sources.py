@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
 from equipoise.data import cifar, idx
 from equipoise.data.sources import SOURCES, data_directory, load
 

@@ -12,20 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from equipoise import mixing, rng
+from equipoise import mixing
 from equipoise.attacks import apgd, pgd
-from equipoise.certify.mixture import keeps_class
-from equipoise.checks import InputError
+from equipoise.certification.mixture import keeps_class
+from equipoise.core import rng
+from equipoise.core.checks import InputError
+from equipoise.core.threat import Threat
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, mix, new_gate
-from equipoise.mixing.followed import Lowered
 from equipoise.mixing.gate import OFFICIAL, load_gate, save_gate
-from equipoise.models import build, checkpoint, formats
-from equipoise.threat import Threat
+from equipoise.mixing.gated_surrogate import AlphaPenalty
+from equipoise.models import build, checkpoint, feature_hooks, formats
 
 
 def test_the_formula_is_the_mixture_at_every_image_s_own_alpha() -> None:
     model, x = gated(alpha_min=0.6, alpha_max=0.9, scale=3.0, shift=-0.2, sharpness=(1.5, 0.5)), images()
-    u = model.network([mixing.taps.tapped(base, taps, x)[1] for base, taps in
+    u = model.network([feature_hooks.tapped(base, taps, x)[1] for base, taps in
                        zip((model.accurate, model.robust), model.network.taps, strict=True)])
     alpha = 0.6 + 0.3 * torch.sigmoid(3.0 * u - 0.2)
     assert alpha.max() - alpha.min() > 0.02
@@ -153,13 +154,13 @@ def test_the_extra_term_pushes_alpha_down() -> None:
     y = model(x).argmax(dim=1)
     chance, threat = rng.stream(0, "test", torch.arange(B)), Threat("linf", 0.05)
     plain = pgd(model, x, y, threat=threat, stream=chance)
-    pushed = pgd(model, x, y, threat=threat, stream=chance, extra=Lowered(model, 100.0))
+    pushed = pgd(model, x, y, threat=threat, stream=chance, extra=AlphaPenalty(model, 100.0))
     moved = (pushed != x).flatten(1).any(dim=1)  # an attack that comes no nearer keeps the image
     assert bool(moved.any()) and bool((model.alphas(pushed) < model.alphas(x))[moved].all())
     assert bool((model.alphas(pushed) < model.alphas(plain))[moved].all())
     alpha = torch.sigmoid(model.parts(x)[2])
-    torch.testing.assert_close(Lowered(model, 2.0)(x), -2 * alpha)
-    torch.testing.assert_close(Lowered(model, 2.0, "published")(x), -2 * torch.log(alpha))
+    torch.testing.assert_close(AlphaPenalty(model, 2.0)(x), -2 * alpha)
+    torch.testing.assert_close(AlphaPenalty(model, 2.0, "published")(x), -2 * torch.log(alpha))
 
 
 def test_prediction_asks_the_gate_only_where_it_can_decide() -> None:
@@ -241,7 +242,7 @@ def test_a_gate_over_bases_of_other_widths_is_told() -> None:
 
 def test_a_term_has_one_of_its_forms() -> None:
     with pytest.raises(InputError, match="`form` must be one of published, share, got 'log'"):
-        Lowered(gated(), form="log")
+        AlphaPenalty(gated(), form="log")
 
 
 def test_a_gate_of_other_bases_is_refused(tmp_path: Path) -> None:

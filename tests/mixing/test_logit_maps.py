@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
+from equipoise.core.rng import stream
 from equipoise.mixing import LogitMap, logit_maps
-from equipoise.rng import stream
 
 
 def _logits(seed: int, scale: float, classes: int = 6, rows: int = 4) -> torch.Tensor:

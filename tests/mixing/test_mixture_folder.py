@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise import mixing, models
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
 from equipoise.mixing import MixedClassifier
 from equipoise.models import checkpoint
 
@@ -62,7 +62,7 @@ def test_no_folder(tmp_path: Path) -> None:
 
 def test_a_base_that_looks_twice_moves_with_its_folder(tmp_path: Path) -> None:
     plain = _saved(tmp_path / "m")
-    mixture = MixedClassifier(plain.accurate, models.Looks(plain.robust, 2), 0.3).eval()
+    mixture = MixedClassifier(plain.accurate, models.TTAClassifier(plain.robust, 2), 0.3).eval()
     mixing.save(tmp_path / "m", mixture, accurate=f"file:{tmp_path}/m/accurate.safetensors",
                 robust=f"looks:2:{tmp_path}/m/robust.safetensors")
     (tmp_path / "m").rename(tmp_path / "moved")

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from equipoise import data, mixing, models
-from equipoise.checks import InputError
-from equipoise.mixing import Answers, Fitted, LogitMap, MixedClassifier, Point, frontier
+from equipoise.core.checks import InputError
+from equipoise.core.rng import stream
+from equipoise.mixing import HardLabels, LogitMap, MixedClassifier, Point, Provenance, frontier
 from equipoise.models import checkpoint
-from equipoise.rng import stream
 
 
 class Table(nn.Module):
@@ -117,11 +117,11 @@ def test_any_accurate_model_that_names_classes() -> None:
     chosen = LogitMap(1.0, 2.0, -0.5)
     full = MixedClassifier(g, h, 0.8, logit_map=chosen, hard=True)
     for function in (lambda x: said[x[:, 0, 0, 0].long()], lambda x: said[x[:, 0, 0, 0].long()].tolist()):
-        mixture = MixedClassifier(Answers(function), h, 0.8, logit_map=chosen, hard=True)
+        mixture = MixedClassifier(HardLabels(function), h, 0.8, logit_map=chosen, hard=True)
         assert torch.equal(mixture(x), full(x)) and torch.equal(mixture.predict(x), full.predict(x))
         assert mixture.surrogate()(x).shape == mixture.hinges()(x).shape == (40, 6)
     with pytest.raises(InputError, match="`accurate` must answer with 40 classes"):
-        MixedClassifier(Answers(lambda x: torch.rand(len(x))), h, 0.8, hard=True)(x)
+        MixedClassifier(HardLabels(lambda x: torch.rand(len(x))), h, 0.8, hard=True)(x)
 
 
 def test_the_surrogate_is_equation_8() -> None:
@@ -195,7 +195,7 @@ def _saved(folder: Path) -> MixedClassifier:
     mixture = MixedClassifier(bases[0], bases[1], 0.875, hard=True,
                               logit_map=LogitMap(0.1, 2.5, -1.1, "gelu", rivals=0.5, unit=1.25),
                               surrogate_alpha=0.7, frontier=POINTS,
-                              fitted=Fitted("cifar10", "test", ("3-5", "9"), "promised")).eval()
+                              fitted=Provenance("cifar10", "test", ("3-5", "9"), "promised")).eval()
     mixing.save(folder, mixture, accurate=f"{folder}/accurate.safetensors", robust=f"{folder}/robust.safetensors")
     return mixture
 
@@ -227,9 +227,9 @@ def test_a_spoiled_file(tmp_path: Path, old: str, new: str, message: str) -> Non
 
 
 def test_images_that_it_was_fitted_on() -> None:
-    fitted = Fitted("shapes", "test", ("3-5", "9"), "")
+    fitted = Provenance("shapes", "test", ("3-5", "9"), "")
     images = data.load("shapes", split="test", count=12)
     assert fitted.overlap(images) == ("3-5", "9")
     assert fitted.overlap(images.slice(4, 3)) == ("4-5",)
-    assert fitted.overlap(images.slice(6, 2)) == () and Fitted("digits", "test", ("3-5",), "").overlap(images) == ()
-    assert Fitted.on(images.slice(2, 4), "p") == Fitted("shapes", "test", ("2-5",), "p")
+    assert fitted.overlap(images.slice(6, 2)) == () and Provenance("digits", "test", ("3-5",), "").overlap(images) == ()
+    assert Provenance.on(images.slice(2, 4), "p") == Provenance("shapes", "test", ("2-5",), "p")

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.core.rng import stream
 from equipoise.mixing import gate_of, mix
-from equipoise.rng import stream
 
 
 def _logits(seed: int, scale: float) -> tuple[torch.Tensor, torch.Tensor]:

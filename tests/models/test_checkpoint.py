@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
 from equipoise.models import build, checkpoint
 from equipoise.models.normalize import Normalized
 

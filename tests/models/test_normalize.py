@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
 from equipoise.models import Normalize, Normalized
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
 from equipoise.models import SCHEMES, Reference, build, checkpoint, digest, load, parse, placed, weights_digest
 
 SHAPE = (1, 8, 8)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise import rng
+from equipoise.core import rng
 from equipoise.models import checkpoint, reference
 
 pytestmark = pytest.mark.reference

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
 from equipoise.models import ARCHITECTURES, build, weights_digest, zoo
 from equipoise.models.cnn import CNN
 

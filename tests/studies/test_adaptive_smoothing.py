@@ -7,27 +7,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise import data, mixing, models, records
+from equipoise import data, mixing, models
 from equipoise.attacks import Apgd, Square
-from equipoise.checks import InputError
-from equipoise.evaluate import Conditions
-from equipoise.evaluate.gated import leads
+from equipoise.core import records
+from equipoise.core.checks import InputError
+from equipoise.core.records import Run
+from equipoise.core.threat import Threat
+from equipoise.evaluation import Conditions
+from equipoise.evaluation.gate_adversaries import leads
 from equipoise.mixing import GatedClassifier, MixedClassifier
 from equipoise.mixing.frontier import Point
 from equipoise.models import checkpoint
-from equipoise.records import Run
 from equipoise.studies.adaptive_choice import FIXED, GATED, KINDS
-from equipoise.studies.adaptive_size import Size
+from equipoise.studies.adaptive_size import AdaptiveStudySize
 from equipoise.studies.adaptive_smoothing import PARTS, Study
 from equipoise.studies.local_pair import Pair
-from equipoise.threat import Threat
-from equipoise.train import Plan
-from equipoise.train import train as learn
-from equipoise.train.objectives import Standard
+from equipoise.training import TrainingPlan
+from equipoise.training import train as learn
+from equipoise.training.objectives import Standard
 
-PLAN = Plan(epochs=1, batch_size=16, optimizer="adamw", lr=1e-3, held_out=0, ema=0.8, clip=10.0)
+PLAN = TrainingPlan(epochs=1, batch_size=16, optimizer="adamw", lr=1e-3, held_out=0, ema=0.8, clip=10.0)
 THREAT = Threat("linf", 0.03)
-TINY = Size(plan=PLAN, width=2, steps=2, keep=0.9, keeps=(0.8,), gate_keeps=(0.8,),
+TINY = AdaptiveStudySize(plan=PLAN, width=2, steps=2, keep=0.9, keeps=(0.8,), gate_keeps=(0.8,),
             version=lambda: [Apgd("margin", 3), Square(10)], light=lambda: [Apgd("margin", 2)],
             strike=lambda: [Apgd("margin", 2)], pgd=2, targets=(0.0, 1.0), plain=(0.5, 0.7, 0.9),
             thresholds=(0.2, 0.5), gaps=(0.0, 0.3, 0.8), shifts=(0.4,), nuts=(3, 2), rounds=2, ablation_steps=2,
@@ -42,7 +43,7 @@ def _study(folder: Path) -> Study:
         path = folder / f"{name}.safetensors"
         if not path.exists():
             model = models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed)
-            plan = Plan(epochs=4, optimizer="adamw", lr=5e-3, held_out=0, seed=seed)
+            plan = TrainingPlan(epochs=4, optimizer="adamw", lr=5e-3, held_out=0, seed=seed)
             checkpoint.save(path, learn(model, Standard(), train.slice(0, 300), plan), {})
         names.append(str(path))
     pair = Pair(models.load(names[0]), models.load(names[1]), (names[0], names[1]), train.slice(300, 100), test,
@@ -79,7 +80,7 @@ def test_every_part_leaves_its_rows_and_its_section(tmp_path: Path) -> None:
     assert isinstance(loaded, GatedClassifier)
     ablated = {row["model"] for row in records.read(tmp_path / "run" / "ablation")}
     assert {"constant", "scale 4", "c_CE 1.5, c_BCE 0, c_prod 0"} <= ablated
-    # Told again, nothing is done anew and not a byte of the page changes.
+    # DemoResult again, nothing is done anew and not a byte of the page changes.
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.*")
             if path.suffix in (".jsonl", ".safetensors", ".json")}
     assert _study(tmp_path).tell(PARTS).read_text() == text

@@ -7,26 +7,27 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise import data, mixing, records, summary
-from equipoise.attacks import Apgd, Fold, Square
+from equipoise import data, mixing
+from equipoise.attacks import Apgd, Square, Suite
 from equipoise.cli.main import run
-from equipoise.fit import Strength
+from equipoise.core import records, summary
+from equipoise.core.threat import Threat
+from equipoise.fitting import AttackStrength
 from equipoise.mixing import MixedClassifier
 from equipoise.studies import demo as story
-from equipoise.studies.demo import Told, demo
-from equipoise.threat import Threat
+from equipoise.studies.demo import DemoResult, demo
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same story with few images, hardly any training and short attacks."""
     for name, value in {"TRAINED": 4992, "TESTED": 16, "EPOCHS": (1, 1), "LOSE": 20.0, "SWEPT": 24,
-                        "STRENGTH": Strength(steps=2, targets=1, pool=1), "ALPHAS": (0.0, 0.5, 1.0)}.items():
+                        "STRENGTH": AttackStrength(steps=2, targets=1, pool=1), "ALPHAS": (0.0, 0.5, 1.0)}.items():
         monkeypatch.setattr(story, name, value)
-    monkeypatch.setattr("equipoise.attacks.named", lambda name: Fold((Apgd("margin", 4), Square(4))))
+    monkeypatch.setattr("equipoise.attacks.registry", lambda name: Suite((Apgd("margin", 4), Square(4))))
 
 
-def _told(out: Path) -> Told:
+def _told(out: Path) -> DemoResult:
     return demo(out, torch.device("cpu"))
 
 
@@ -56,7 +57,7 @@ def test_the_story_leaves_everything_it_promises(tmp_path: Path, small: None) ->
 
 def test_the_same_numbers_every_time_also_when_resumed(tmp_path: Path, small: None,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.report.write", lambda out: out / "report.html")  # drawing is half of the time
+    monkeypatch.setattr("equipoise.reporting.render", lambda out: out / "report.html")  # drawing is half of the time
     _told(tmp_path / "one")
     _told(tmp_path / "two")
     names = ("rows.jsonl", "sweep/rows.jsonl", "mixture/rows.jsonl", "mixture/mixture.toml", "robust/last.safetensors")
@@ -76,7 +77,7 @@ def test_the_verb_tells_the_promise_and_the_page(tmp_path: Path, monkeypatch: py
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     row = {"model": "mixed", "metric": "clean", "value": 0.5, "low": 0.4, "high": 0.6, "n": 9}
-    monkeypatch.setattr(story, "demo", lambda out, device, seed: Told(
+    monkeypatch.setattr(story, "demo", lambda out, device, seed: DemoResult(
         [row], seed > 0, f"keeps seed {seed}", Threat("linf", 0.1), out / "report.html"))
     assert run(["demo", "--out", str(tmp_path / "D"), "--device", "cpu", "--seed", "3"]) == 0
     out = capsys.readouterr().out

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from equipoise import rng
-from equipoise.rng import Stream
-from equipoise.studies.local_attacks import Once, Then
-from equipoise.threat import Threat
+from equipoise.core import rng
+from equipoise.core.rng import Stream
+from equipoise.core.threat import Threat
+from equipoise.studies.local_attacks import CachedAttack, FallbackAttack
 
 THREAT = Threat("linf", 0.5)
 
@@ -40,28 +40,28 @@ def _images() -> tuple[Tensor, Tensor, Stream]:
 def test_the_second_attack_meets_only_what_stands() -> None:
     x, y, stream = _images()
     second = _Shift(0.4)
-    x_adv = Then(_Shift(0.1), second)(_Bright(), x, y, threat=THREAT, stream=stream)
+    x_adv = FallbackAttack(_Shift(0.1), second)(_Bright(), x, y, threat=THREAT, stream=stream)
     assert second.shown == [0, 3]  # the third image had fallen
     assert (x_adv - x)[2].max() < 0.2 and (x_adv - x)[[0, 1, 3]].min() >= 0.4
     # The chance of an image is its own, whoever stands beside it.
-    alone = Then(_Shift(0.1), _Shift(0.4))(_Bright(), x[3:], y[3:], threat=THREAT, stream=stream[3:])
+    alone = FallbackAttack(_Shift(0.1), _Shift(0.4))(_Bright(), x[3:], y[3:], threat=THREAT, stream=stream[3:])
     assert torch.equal(alone, x_adv[3:])
 
 
 def test_nothing_standing_needs_no_second_attack() -> None:
     x, y, stream = _images()
     second = _Shift(0.4)
-    Then(_Shift(0.45), second)(_Bright(), x, y, threat=THREAT, stream=stream)
+    FallbackAttack(_Shift(0.45), second)(_Bright(), x, y, threat=THREAT, stream=stream)
     assert second.shown == [0]
 
 
 def test_images_are_made_once_with_the_same_chance_whoever_asks() -> None:
     x, y, stream = _images()
     attack = _Shift(0.1)
-    once = Once(attack, seed=3)
+    once = CachedAttack(attack, seed=3)
     first = once(_Bright(), x, y, threat=THREAT, stream=stream)
     again = once(_Bright(), x, y, threat=THREAT, stream=stream.at("another attack"))
     assert torch.equal(first, again) and attack.shown == [0, 4]
-    assert torch.equal(Once(_Shift(0.1), seed=3)(_Bright(), x, y, threat=THREAT, stream=stream.at("other")), first)
+    assert torch.equal(CachedAttack(_Shift(0.1), seed=3)(_Bright(), x, y, threat=THREAT, stream=stream.at("other")), first)
     once(_Bright(), x[:2], y[:2], threat=THREAT, stream=stream[:2])
     assert attack.shown == [0, 4, 2]

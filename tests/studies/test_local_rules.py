@@ -7,13 +7,14 @@ import math
 import pytest
 import torch
 
-from equipoise import data, models, rng
-from equipoise.evaluate import Conditions
-from equipoise.mixing.smoothing import SmoothedClassifier
+from equipoise import data, models
+from equipoise.core import rng
+from equipoise.core.threat import Threat
+from equipoise.evaluation import Conditions
+from equipoise.local_smoothing.smoothing import SmoothedClassifier
 from equipoise.studies.local_pair import Pair
-from equipoise.studies.local_rules import Reduced, Rules
-from equipoise.studies.local_size import Size
-from equipoise.threat import Threat
+from equipoise.studies.local_rules import Bfloat16Copy, RuleSet
+from equipoise.studies.local_size import LocalStudySize
 
 THREAT = Threat("linf", 0.1)
 
@@ -24,8 +25,8 @@ def _pair() -> Pair:
     return Pair(g, h, ("zoo:cnn_small", "zoo:cnn_small"), test.slice(6, 6), test.slice(0, 6), lambda: test, 6)
 
 
-def _rules() -> Rules:
-    return Rules(_pair(), Size(steps=2), Conditions(THREAT, torch.device("cpu"), 0, 6))
+def _rules() -> RuleSet:
+    return RuleSet(_pair(), LocalStudySize(steps=2), Conditions(THREAT, torch.device("cpu"), 0, 6))
 
 
 def test_every_rule_meets_the_same_transferred_images() -> None:
@@ -60,7 +61,7 @@ def test_copies_for_gradients_have_no_batch_norm_left_and_touch_no_model() -> No
     flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).eval()
     for base in (model, flat):
         before = base(x)
-        copy = Reduced(base, x)
+        copy = Bfloat16Copy(base, x)
         assert not any(isinstance(sub, torch.nn.BatchNorm2d) for sub in copy.modules())
         # Weights in bfloat16, passes in float32: some CPUs trap on the former.
         found = copy.model.float()(x)
@@ -74,7 +75,7 @@ def test_gradients_of_copies_in_fewer_bits_point_the_same_way() -> None:
     pair, x = _pair(), torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)).cuda()
     ways = []
     bases = pair.accurate.cuda(), pair.robust.cuda()
-    for g, h in (bases, (Reduced(bases[0].eval(), x), Reduced(bases[1].eval(), x))):
+    for g, h in (bases, (Bfloat16Copy(bases[0].eval(), x), Bfloat16Copy(bases[1].eval(), x))):
         rule = SmoothedClassifier(g.eval(), h.eval(), 1.0, trust="ratio", space="probabilities").cuda()
         point = x.clone().requires_grad_()
         ways.append(torch.autograd.grad(rule(point)[:, 0].sum(), point)[0].flatten(1))

@@ -8,21 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise import data, models, records
-from equipoise.checks import InputError
-from equipoise.evaluate import Conditions
-from equipoise.mixing.policy import TARGETS
-from equipoise.mixing.smoothing import SmoothedClassifier
-from equipoise.records import Run
+from equipoise import data, models
+from equipoise.core import records
+from equipoise.core.checks import InputError
+from equipoise.core.records import Run
+from equipoise.core.threat import Threat
+from equipoise.evaluation import Conditions
+from equipoise.local_smoothing.policy import TARGETS
+from equipoise.local_smoothing.smoothing import SmoothedClassifier
 from equipoise.studies.local_figures import aimed_rows, strength
 from equipoise.studies.local_pair import Pair
-from equipoise.studies.local_size import Size
+from equipoise.studies.local_size import LocalStudySize
 from equipoise.studies.local_smoothing import PARTS, Study
-from equipoise.threat import Threat
-from equipoise.train import Plan
+from equipoise.training import TrainingPlan
 
-TINY = Size(neighbours=(1, 3), weighted=(3,), neighbour_gammas=(0.1, 10.0), weights=(0.5,), steps=2, long=(2,),
-            policy=Plan(epochs=1, batch_size=8, optimizer="adamw", lr=1e-3, held_out=0), width=2,
+TINY = LocalStudySize(neighbours=(1, 3), weighted=(3,), neighbour_gammas=(0.1, 10.0), weights=(0.5,), steps=2, long=(2,),
+            policy=TrainingPlan(epochs=1, batch_size=8, optimizer="adamw", lr=1e-3, held_out=0), width=2,
             eps_factors=(0.5, 1.5), auto=2, version="fast", batch_size=8)
 
 
@@ -53,7 +54,7 @@ def test_every_part_leaves_its_rows_and_its_figure(tmp_path: Path) -> None:
                                                                                 (3, "distance"))}
     aimed = records.read(tmp_path / "run" / "targets")
     assert len(aimed) == 6 * 3 * len(TARGETS) and {row["model"] for row in aimed} == {"accurate", "robust", "adaptive"}
-    # Told again, nothing is done anew and not a byte of the page changes.
+    # DemoResult again, nothing is done anew and not a byte of the page changes.
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.jsonl")}
     assert _study(tmp_path / "run").tell(PARTS).read_text() == text
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.jsonl")} == kept

@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise import config, models
-from equipoise.checks import InputError
-from equipoise.evaluate import Conditions
-from equipoise.records import Run
+from equipoise import models
+from equipoise.core import config
+from equipoise.core.checks import InputError
+from equipoise.core.records import Run
+from equipoise.core.threat import Threat
+from equipoise.evaluation import Conditions
 from equipoise.studies.local_pair import Pair
 from equipoise.studies.reproduce import STUDIES, reproduce
-from equipoise.threat import Threat
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, geometry, losses
-from equipoise.attacks.adversary import Adversary, Extra, Objective
-from equipoise.attacks.search import Search, State, step_towards
+from equipoise.attacks.engine import Search, State, step_towards
+from equipoise.attacks.gradients import Extra, GradientSource, Objective
 from equipoise.attacks.worst_case import strike
-from equipoise.rng import Stream
-from equipoise.threat import Threat
+from equipoise.core import checks, geometry, losses
+from equipoise.core.rng import Stream
+from equipoise.core.threat import Threat
 
 MOMENTUM = 0.75  # share of the gradient step; the rest repeats the last move
 RHO = 0.75  # steps shrink unless so large a share of the last ones raised the loss
@@ -95,7 +95,7 @@ class Apgd:
         """In passes with a gradient."""
         return float(self.steps)
 
-    def search(self, adversary: Adversary, threat: Threat) -> Search:
+    def search(self, adversary: GradientSource, threat: Threat) -> Search:
         """The stage against this adversary's model."""
         raised = losses.LOSSES[self.loss]
         return Ascent(adversary, threat, self.steps, self.name, lambda z, y, aim: raised(z, y), (self.loss,))
@@ -119,7 +119,7 @@ def checkpoints(steps: int) -> dict[int, int]:
 class Ascent:
     """APGD on any objective; pass 0 looks at the start, pass t at the point after t steps."""
 
-    def __init__(self, adversary: Adversary, threat: Threat, steps: int, purpose: str, objective: Objective,
+    def __init__(self, adversary: GradientSource, threat: Threat, steps: int, purpose: str, objective: Objective,
                  key: tuple[object, ...]) -> None:
         self.adversary, self.threat, self.purpose = adversary, threat, purpose
         self.passes = steps + 1

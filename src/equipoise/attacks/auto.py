@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
-from equipoise import checks
-from equipoise.attacks.adversary import Extra
 from equipoise.attacks.apgd import Apgd, apgd_stages
 from equipoise.attacks.fab import Fab, fab_stages
+from equipoise.attacks.gradients import Extra
 from equipoise.attacks.square import Square, square_stages
 from equipoise.attacks.targeted import Targeted, targeted_stages
 from equipoise.attacks.worst_case import Stage, strike
-from equipoise.rng import Stream
-from equipoise.threat import Threat
+from equipoise.core import checks
+from equipoise.core.rng import Stream
+from equipoise.core.threat import Threat
 
 
 def standard() -> list[Stage]:
@@ -25,7 +25,7 @@ def standard() -> list[Stage]:
 def fast() -> list[Stage]:
     """The same verdict for a fraction of the passes.
 
-    A short run on the probability margin breaks almost everything that can be broken. Then every target gets
+    A short run on the probability margin breaks almost everything that can be broken. FallbackAttack every target gets
     a short run, the nearest by linearised distance first. Only images whose smallest margin so far is near
     the boundary are worth long runs and FAB. A short Square run remains for every image, because where it
     finds anything at all the gradients are masked, and the standard version should be asked.

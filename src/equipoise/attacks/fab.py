@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, geometry
-from equipoise.attacks.adversary import Adversary, Extra
-from equipoise.attacks.halfspace import onto
-from equipoise.attacks.search import Search, State, step_towards
+from equipoise.attacks.engine import Search, State, step_towards
+from equipoise.attacks.gradients import Extra, GradientSource
+from equipoise.attacks.hyperplane import onto
 from equipoise.attacks.targeted import difference, ranked
 from equipoise.attacks.worst_case import strike
-from equipoise.rng import Stream
-from equipoise.threat import Threat
+from equipoise.core import checks, geometry
+from equipoise.core.rng import Stream
+from equipoise.core.threat import Threat
 
 BIAS = 0.1  # largest pull of a step towards the clean image
 OVERSHOOT = 1.05
@@ -79,13 +79,13 @@ class Fab:
         """In passes with a gradient."""
         return self.steps * 1.5
 
-    def search(self, adversary: Adversary, threat: Threat) -> Search | None:
+    def search(self, adversary: GradientSource, threat: Threat) -> Search | None:
         """The stage against this adversary's model; none if it has fewer classes."""
         return _Walk(adversary, threat, self) if self.rank < adversary.classes else None
 
 
 class _Walk:
-    def __init__(self, adversary: Adversary, threat: Threat, stage: Fab) -> None:
+    def __init__(self, adversary: GradientSource, threat: Threat, stage: Fab) -> None:
         self.adversary, self.threat, self.rank = adversary, threat, stage.rank
         self.passes = stage.steps
         self.look = adversary.ascend("difference", difference, plain=True)

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks
-from equipoise.attacks.adversary import Adversary, Extra
 from equipoise.attacks.apgd import Apgd
-from equipoise.attacks.search import Batch, Grain, hunt
+from equipoise.attacks.engine import AttackBatch, BatchShape, hunt
+from equipoise.attacks.gradients import Extra, GradientSource
 from equipoise.attacks.square import Square
 from equipoise.attacks.targeted import targeted_stages
 from equipoise.attacks.worst_case import Stage
-from equipoise.modes import inference
-from equipoise.rng import Stream
-from equipoise.threat import Threat
+from equipoise.core import checks
+from equipoise.core.modes import inference
+from equipoise.core.rng import Stream
+from equipoise.core.threat import Threat
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,15 @@ def minimum_margin(
         Square(50 * steps, restart=start) for start in range(pool)] if gradient_free else [
         Apgd("ce", steps), Apgd("margin", steps), *targeted_stages(steps=steps, targets=targets)]
     with inference(model, surrogate):
-        adversary = Adversary(model, surrogate, extra, follow, precision, x, persist=True)
+        adversary = GradientSource(model, surrogate, extra, follow, precision, x, persist=True)
         checks.labels(y, adversary.classes, len(x))
         images = x.unsqueeze(0).expand(pool, *x.shape).clone()
         margins = x.new_full((pool, len(x)), torch.inf)
         margins[0] = adversary.judge(x, y).margin.to(x.dtype)
 
-        def fetch(jobs: Tensor) -> Batch:
+        def fetch(jobs: Tensor) -> AttackBatch:
             rows = jobs.to(x.device)
-            return Batch(x[rows], y[rows], stream[jobs.to(stream.index.device)].to(x.device))
+            return AttackBatch(x[rows], y[rows], stream[jobs.to(stream.index.device)].to(x.device))
 
         for stage in stages:
             search = stage.search(adversary, threat)
@@ -84,7 +84,7 @@ def minimum_margin(
                 jobs = jobs[(margins[0] > 0).cpu()]
             if search is None or len(jobs) == 0:
                 continue
-            grain = Grain(len(jobs), 1) if x.device.type == "cuda" else Grain()
+            grain = BatchShape(len(jobs), 1) if x.device.type == "cuda" else BatchShape()
             for found in hunt(search, adversary, fetch, jobs, slots=len(jobs), grain=grain):
                 rows = found.jobs.to(x.device)
                 both = torch.cat([margins[:, rows], found.margin.to(x.dtype).unsqueeze(0)])

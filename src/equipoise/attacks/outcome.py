@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise import checks
-from equipoise.attacks.search import Found
+from equipoise.attacks.engine import SearchResult
+from equipoise.core import checks
 
 STANDING, CLEAN = -1, 0
 
 
 @dataclass
-class Outcome:
+class AttackState:
     """What is known of N images so far, on the CPU; a few numbers per image."""
 
     stages: tuple[str, ...]
@@ -35,7 +35,7 @@ class Outcome:
         number = int(self.broken[row])
         return None if number == STANDING else ("clean", *self.stages)[number]
 
-    def learn(self, number: int, found: Found) -> None:
+    def learn(self, number: int, found: SearchResult) -> None:
         """Stage `number` is over for these images."""
         rows, margin = found.jobs, found.margin.float().cpu()
         fooled = found.fooled.cpu()
@@ -48,16 +48,16 @@ class Outcome:
             self.images[rows[nearer]] = found.nearest.cpu()[nearer].to(self.images.dtype)
 
 
-def fresh(names: Sequence[str], count: int, images: Tensor | None = None) -> Outcome:
+def fresh(names: Sequence[str], count: int, images: Tensor | None = None) -> AttackState:
     """Nothing known yet."""
     checks.require(len(set(names)) == len(names), "stages", "have different names", tuple(names))
-    return Outcome(tuple(names), torch.zeros(count, dtype=torch.int64), torch.full((count,), torch.inf),
+    return AttackState(tuple(names), torch.zeros(count, dtype=torch.int64), torch.full((count,), torch.inf),
                    torch.full((count,), STANDING), torch.zeros(count, dtype=torch.int64), images)
 
 
-def taken_up(known: Outcome, like: Outcome) -> Outcome:
+def taken_up(known: AttackState, like: AttackState) -> AttackState:
     """An outcome from outside, if it is one of these stages over so many images."""
-    checks.require(isinstance(known, Outcome), "known", "be an Outcome", type(known).__name__)
+    checks.require(isinstance(known, AttackState), "known", "be an Outcome", type(known).__name__)
     checks.require(known.stages == like.stages, "known", f"be of the stages {', '.join(like.stages)}", known.stages)
     for name in ("predicted", "margin", "broken", "passed", "images"):
         there, here = _kind(getattr(known, name)), _kind(getattr(like, name))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, geometry, losses
-from equipoise.attacks.adversary import Extra
-from equipoise.modes import inference
-from equipoise.rng import Stream
-from equipoise.threat import Threat
+from equipoise.attacks.gradients import Extra
+from equipoise.core import checks, geometry, losses
+from equipoise.core.ascent import ascend, last
+from equipoise.core.modes import inference
+from equipoise.core.rng import Stream
+from equipoise.core.threat import Threat
 
 
 def pgd(
@@ -61,7 +64,8 @@ def pgd(
                 break
             x0, labels = x[rows], y[rows]
             x_adv = geometry.draw(x0, threat, stream[rows.to(stream.index.device)].at("start", restart))
-            x_adv = climb(_raised(source, labels, loss, extra), x_adv, x0, threat=threat, steps=steps, step_size=stride)
+            x_adv = last(ascend(_raised(source, labels, loss, extra), x_adv, norm=threat.norm, step_size=stride,
+                                steps=steps, project=partial(geometry.project, x=x0, threat=threat)))
             reached = _margin(model, x_adv, labels)
             nearer = reached < margin[rows]
             best[rows[nearer]], margin[rows[nearer]] = x_adv[nearer], reached[nearer]
@@ -80,20 +84,9 @@ def transfer(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: 
     x = x.detach()
     with inference(source):
         start = geometry.draw(x, threat, stream.at("start", 0))
-        return climb(_raised(source, y, loss, None), start, x, threat=threat, steps=steps,
-                     step_size=2.5 * threat.eps / steps)
+        return last(ascend(_raised(source, y, loss, None), start, norm=threat.norm, step_size=2.5 * threat.eps / steps,
+                           steps=steps, project=partial(geometry.project, x=x, threat=threat)))
 
-
-def climb(value: Extra, x_adv: Tensor, x: Tensor, *, threat: Threat, steps: int, step_size: float) -> Tensor:
-    """Gradient steps that raise `value` (images → (B,)) from `x_adv` on, within the ball around x; the last one."""
-    for _ in range(steps):
-        with torch.enable_grad():
-            point = x_adv.detach().requires_grad_()
-            raised = value(point)
-            # A hard decision has no gradient: then only the random starts are tried.
-            slope = torch.autograd.grad(raised.sum(), point)[0] if raised.requires_grad else torch.zeros_like(point)
-        x_adv = geometry.project(x_adv + step_size * geometry.steepest(slope, threat.norm), x, threat)
-    return x_adv.detach()
 
 
 def _raised(source: nn.Module, y: Tensor, loss: losses.Loss, extra: Extra | None) -> Extra:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, geometry
-from equipoise.attacks.adversary import Adversary, Extra
+from equipoise.attacks.engine import Search, State, step_towards
+from equipoise.attacks.gradients import Extra, GradientSource
 from equipoise.attacks.patches import bumps, windows
-from equipoise.attacks.search import Search, State, step_towards
 from equipoise.attacks.worst_case import strike
-from equipoise.rng import Stream
-from equipoise.threat import Threat
+from equipoise.core import checks, geometry
+from equipoise.core.rng import Stream
+from equipoise.core.threat import Threat
 
 # After so many queries the share of pixels in a patch has been halved so often.
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
@@ -79,7 +79,7 @@ class Square:
         """In passes with a gradient."""
         return self.queries / 3
 
-    def search(self, adversary: Adversary, threat: Threat) -> Search:
+    def search(self, adversary: GradientSource, threat: Threat) -> Search:
         """The stage against this adversary's model."""
         kind = _Stripes if threat.norm == "linf" else _Bumps
         return kind(adversary, threat, self)
@@ -93,7 +93,7 @@ class _Random(ABC):
 
     words: int  # random words per query, besides a sign for every channel
 
-    def __init__(self, adversary: Adversary, threat: Threat, stage: Square) -> None:
+    def __init__(self, adversary: GradientSource, threat: Threat, stage: Square) -> None:
         self.threat, self.stage = threat, stage
         self.passes = stage.queries + 1  # the start is looked at too
         self.query, self.persist = adversary.query(), adversary.persist

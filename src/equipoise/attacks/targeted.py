@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, geometry, losses
-from equipoise.attacks.adversary import Adversary, Extra
 from equipoise.attacks.apgd import Ascent
-from equipoise.attacks.search import Search
+from equipoise.attacks.engine import Search
+from equipoise.attacks.gradients import Extra, GradientSource
 from equipoise.attacks.worst_case import strike
-from equipoise.rng import Stream
-from equipoise.threat import Threat
+from equipoise.core import checks, geometry, losses
+from equipoise.core.rng import Stream
+from equipoise.core.threat import Threat
 
 ORDERS = ("logits", "distance")
 CANDIDATES = 18  # classes whose distance is measured; the others follow in the order of their logits
@@ -80,13 +80,13 @@ class Targeted:
         """In passes with a gradient."""
         return float(self.steps)
 
-    def search(self, adversary: Adversary, threat: Threat) -> Search | None:
+    def search(self, adversary: GradientSource, threat: Threat) -> Search | None:
         """The stage against this adversary's model; none if it has fewer classes."""
         return _Aimed(adversary, threat, self) if self.rank < adversary.classes else None
 
 
 class _Aimed(Ascent):
-    def __init__(self, adversary: Adversary, threat: Threat, stage: Targeted) -> None:
+    def __init__(self, adversary: GradientSource, threat: Threat, stage: Targeted) -> None:
         super().__init__(adversary, threat, stage.steps, stage.start, _objective, ("targeted",))
         self.stage = stage
 
@@ -108,7 +108,7 @@ def ranked(logits: Tensor, y: Tensor) -> Tensor:
     return others.argsort(dim=1, descending=True, stable=True)[:, :-1]
 
 
-def nearest_first(adversary: Adversary, x: Tensor, y: Tensor, chance: Stream, norm: str) -> Tensor:
+def nearest_first(adversary: GradientSource, x: Tensor, y: Tensor, chance: Stream, norm: str) -> Tensor:
     """(B, R) likeliest other classes by (z_y − z_j) / ‖∇(z_y − z_j)‖ in the dual norm [MALT2024], smallest first.
 
     R is K − 1, but at most :data:`CANDIDATES`. Every stage asks again, so the answers are kept with the

@@ -10,15 +10,15 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, memory, progress, rng
-from equipoise.attacks.adversary import Adversary, Extra
-from equipoise.attacks.company import indifferent
-from equipoise.attacks.outcome import CLEAN, Outcome, fresh, taken_up
-from equipoise.attacks.search import Batch, Found, Grain, Search, hunt
+from equipoise.attacks.batch_invariance import indifferent
+from equipoise.attacks.engine import AttackBatch, BatchShape, Search, SearchResult, hunt
+from equipoise.attacks.gradients import Extra, GradientSource
+from equipoise.attacks.outcome import CLEAN, AttackState, fresh, taken_up
+from equipoise.core import checks, memory, progress, rng
+from equipoise.core.modes import inference
+from equipoise.core.rng import Stream
+from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
-from equipoise.modes import inference
-from equipoise.rng import Stream
-from equipoise.threat import Threat
 
 CPU_GRAIN = 8
 BLOCK = 128  # rows of every pass of a list that is called on a larger batch
@@ -32,7 +32,7 @@ class Stage(Protocol):
     def name(self) -> str:
         """As it stands in rows and reports; unlike all others of the list."""
 
-    def search(self, adversary: Adversary, threat: Threat) -> Search | None:
+    def search(self, adversary: GradientSource, threat: Threat) -> Search | None:
         """The search against this adversary's model."""
 
 
@@ -50,16 +50,16 @@ def worst_case(
     batch_size: int = 128,
     device: torch.device | str = "cpu",
     whole: Dataset | None = None,
-    known: Outcome | None = None,
-    note: Callable[[int, Found], None] | None = None,
+    known: AttackState | None = None,
+    note: Callable[[int, SearchResult], None] | None = None,
     keep_images: bool = False,
     title: str = "attacking",
-) -> Outcome:
+) -> AttackState:
     """Fold a list of attacks over the images that none of them has broken yet.
 
     Images stay bytes; only a batch of them is in work at a time, refilled across the whole data set as
     images break. Verdict and margin of an image do not depend on the other images, on the number of
-    processes, or on where a run was interrupted (:mod:`equipoise.attacks.search`); on the CPU not on the
+    processes, or on where a run was interrupted (:mod:`equipoise.attacks.engine`); on the CPU not on the
     batch size either. On CUDA every pass sees exactly `batch_size` images, or as many as `whole` has, so
     another batch size rounds differently, and so does a batch that was halved for lack of memory.
 
@@ -69,7 +69,7 @@ def worst_case(
         data: the images.
         threat: the ball.
         seed: of all chance.
-        surrogate, extra, follow, precision: see :class:`~equipoise.attacks.adversary.Adversary`.
+        surrogate, extra, follow, precision: see :class:`~equipoise.attacks.gradients.GradientSource`.
         batch_size: images in work at a time; halved when memory runs out.
         device: where to compute.
         whole: the set of which `data` is a share or what is left, if it is one: shapes of batches and tests of
@@ -88,14 +88,14 @@ def worst_case(
     whole = data if whole is None else whole
     room = _Room(data, seed, where, min(batch_size, len(whole)))
 
-    def learn(number: int, found: Found) -> None:
+    def learn(number: int, found: SearchResult) -> None:
         outcome.learn(number, found)
         if note is not None:
             note(number, found)
 
     with inference(model, surrogate), progress.task(title, total=len(data)) as task:
         first = _batch(whole, torch.arange(CPU_GRAIN) % len(whole), seed, where)
-        adversary = Adversary(model, surrogate, extra, follow, precision, first.x, lasting=True)
+        adversary = GradientSource(model, surrogate, extra, follow, precision, first.x, lasting=True)
         room.separate(adversary, first)
         _look(adversary, room, outcome, learn)
         meter = _Meter(task, stages, outcome)
@@ -127,18 +127,18 @@ def strike(
     checks.require(len(stream) == len(x), "stream", f"be the chance of {len(x)} images", len(stream))
     x = x.detach()
     with inference(model, surrogate):
-        adversary = Adversary(model, surrogate, extra, follow, precision, x)
+        adversary = GradientSource(model, surrogate, extra, follow, precision, x)
         checks.labels(y, adversary.classes, len(x))
         clean = adversary.judge(x, y)
         outcome = fresh([stage.name for stage in stages], len(x))
-        outcome.learn(CLEAN, Found(torch.arange(len(x)), x, clean.predicted, clean.margin, clean.wrong(y)))
+        outcome.learn(CLEAN, SearchResult(torch.arange(len(x)), x, clean.predicted, clean.margin, clean.wrong(y)))
         best = x.clone()
         block = min(len(x), BLOCK)
         adversary.block = block if rigid else None
 
-        def fetch(jobs: Tensor) -> Batch:
+        def fetch(jobs: Tensor) -> AttackBatch:
             rows = jobs.to(x.device)
-            return Batch(x[rows], y[rows], stream[jobs.to(stream.index.device)].to(x.device))
+            return AttackBatch(x[rows], y[rows], stream[jobs.to(stream.index.device)].to(x.device))
 
         for number, stage in enumerate(stages, start=1):
             search, within = stage.search(adversary, threat), getattr(stage, "within", None)
@@ -147,8 +147,8 @@ def strike(
             if search is None or len(jobs) == 0:
                 continue
             # On CUDA the shape stays, so that one recording serves the stage.
-            grain = Grain(len(jobs), 1) if x.device.type == "cuda" else Grain()
-            grain = Grain(block, block) if rigid else grain
+            grain = BatchShape(len(jobs), 1) if x.device.type == "cuda" else BatchShape()
+            grain = BatchShape(block, block) if rigid else grain
             for found in hunt(search, adversary, fetch, jobs, slots=len(jobs), grain=grain):
                 nearer = (found.margin.float().cpu() < outcome.margin[found.jobs]) | found.fooled.cpu()
                 best[found.jobs[nearer].to(x.device)] = found.nearest[nearer.to(x.device)]
@@ -157,7 +157,7 @@ def strike(
 
 
 @dataclass(frozen=True)
-class Fold:
+class Suite:
     """A list of attacks with everything but the model and the images: itself an attack."""
 
     stages: tuple[Stage, ...]
@@ -172,18 +172,18 @@ class Fold:
                       extra=self.extra, follow=self.follow, precision=precision, rigid=True)
 
 
-def _excuse(stage: Stage, outcome: Outcome, number: int) -> None:
+def _excuse(stage: Stage, outcome: AttackState, number: int) -> None:
     """A stage that is worth its cost only near the boundary leaves the other images out."""
     within = getattr(stage, "within", None)
     if within is not None:
         outcome.passed[outcome.standing & (outcome.passed == number) & (outcome.margin >= within)] = number + 1
 
 
-def _due(outcome: Outcome, number: int) -> Tensor:
+def _due(outcome: AttackState, number: int) -> Tensor:
     return (outcome.standing & (outcome.passed == number)).nonzero().squeeze(1)
 
 
-def _look(adversary: Adversary, room: _Room, outcome: Outcome, learn: Callable[[int, Found], None]) -> None:
+def _look(adversary: GradientSource, room: _Room, outcome: AttackState, learn: Callable[[int, SearchResult], None]) -> None:
     """The untouched images first."""
     while len(rows := (outcome.passed == 0).nonzero().squeeze(1)[: room.slots]):
         batch = room.fetch(torch.tensor(room.grain.filled(rows.tolist())))
@@ -192,7 +192,7 @@ def _look(adversary: Adversary, room: _Room, outcome: Outcome, learn: Callable[[
         if verdict is None:
             continue
         n = len(rows)
-        learn(CLEAN, Found(rows, batch.x[:n], verdict.predicted[:n], verdict.margin[:n], verdict.wrong(batch.y)[:n]))
+        learn(CLEAN, SearchResult(rows, batch.x[:n], verdict.predicted[:n], verdict.margin[:n], verdict.wrong(batch.y)[:n]))
 
 
 class _Room:
@@ -208,12 +208,12 @@ class _Room:
         return self.device.type == "cuda"
 
     @property
-    def grain(self) -> Grain:
+    def grain(self) -> BatchShape:
         if self.rigid:
-            return Grain(self.slots, self.slots)
-        return Grain(1 if self.alike else CPU_GRAIN, CPU_GRAIN)
+            return BatchShape(self.slots, self.slots)
+        return BatchShape(1 if self.alike else CPU_GRAIN, CPU_GRAIN)
 
-    def separate(self, adversary: Adversary, batch: Batch) -> None:
+    def separate(self, adversary: GradientSource, batch: AttackBatch) -> None:
         """On the CPU, let blocks of images go alone through a network that would answer differently in company."""
         if not self.rigid:
             checks.labels(batch.y, adversary.classes)
@@ -223,10 +223,10 @@ class _Room:
             self.alike = alike
             adversary.block = None if alike else CPU_GRAIN
 
-    def fetch(self, jobs: Tensor) -> Batch:
+    def fetch(self, jobs: Tensor) -> AttackBatch:
         return _batch(self.data, jobs, self.seed, self.device)
 
-    def work(self, adversary: Adversary, start: Callable[..., Iterator[Found]], learn: Callable[[Found], None],
+    def work(self, adversary: GradientSource, start: Callable[..., Iterator[SearchResult]], learn: Callable[[SearchResult], None],
              meter: _Meter) -> None:
         """Take in findings until the jobs are done, or until memory runs out; then the rest comes again."""
         def take_in() -> None:
@@ -236,7 +236,7 @@ class _Room:
 
         self.attempt(adversary, take_in)
 
-    def attempt(self, adversary: Adversary, work: Callable[[], T]) -> T | None:
+    def attempt(self, adversary: GradientSource, work: Callable[[], T]) -> T | None:
         """What `work` gives; or None if memory ran out, and then the batch is half as large from now on."""
         try:
             return work()
@@ -251,16 +251,16 @@ class _Room:
         return None
 
 
-def _batch(data: Dataset, rows: Tensor, seed: int, device: torch.device) -> Batch:
+def _batch(data: Dataset, rows: Tensor, seed: int, device: torch.device) -> AttackBatch:
     part = data.take(rows)
     x = pixels(part.images.to(device)).contiguous(memory_format=torch.channels_last)
-    return Batch(x, part.labels.to(device), rng.stream(seed, "attack", part.index.to(device)))
+    return AttackBatch(x, part.labels.to(device), rng.stream(seed, "attack", part.index.to(device)))
 
 
 class _Meter:
     """Progress in images; an image counts by the share of the work it has behind it."""
 
-    def __init__(self, task: progress.Task, stages: Sequence[Stage], outcome: Outcome) -> None:
+    def __init__(self, task: progress.Task, stages: Sequence[Stage], outcome: AttackState) -> None:
         self.task, self.outcome, self.shown = task, outcome, 0
         costs = [float(getattr(stage, "cost", 1)) for stage in stages]
         self.behind = torch.tensor([0.0, *[sum(costs[:n]) / max(sum(costs), 1e-9) for n in range(len(costs) + 1)]])

@@ -10,17 +10,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from equipoise import attacks, checks, mixing, parallel, records
-from equipoise.certify import Plan
+from equipoise import attacks, mixing
+from equipoise.certification import SmoothingPlan
 from equipoise.cli import options
-from equipoise.device import pick
-from equipoise.evaluate.certified import Look, Smoothed, Terms, certified
-from equipoise.evaluate.chosen import Wish, others
-from equipoise.evaluate.crosscheck import CrossCheck
-from equipoise.evaluate.diagnosed import Diagnosis
-from equipoise.records import Row
-from equipoise.report import numbers, style
-from equipoise.report.certified import named
+from equipoise.core import checks, parallel, records
+from equipoise.core.device import pick
+from equipoise.core.records import Row
+from equipoise.evaluation.alpha_selection import CleanTarget, others
+from equipoise.evaluation.certificate_check import CrossCheck
+from equipoise.evaluation.certified import CertificateProbe, CertificationConditions, CertificationJob, certified
+from equipoise.evaluation.diagnosis import Diagnosis
+from equipoise.reporting import numbers, style
+from equipoise.reporting.certified import named
 
 _PAYS = 3_000_000  # samples from which on a compiled model has earned its compilation
 
@@ -79,18 +80,18 @@ def certify(
     if batch_size is not None:
         checks.whole("batch_size", batch_size, least=1)
     sigmas = [checks.fraction("sigma", part) for part in sigma.split(",")]
-    plans = [Plan(each, samples, n0, failure, 1.0 if alpha is None else alpha, tolerance, decide_radius, two_sided,
+    plans = [SmoothingPlan(each, samples, n0, failure, 1.0 if alpha is None else alpha, tolerance, decide_radius, two_sided,
                   soft, sound) for each in sigmas]
     chosen, images = pick(device), options.images(data, data_dir, split, start, count, every)
     compiled = chosen.type == "cuda" and len(images) * samples >= _PAYS
-    terms = Terms(plans[0], chosen, seed, batch_size, precision, compiled)
+    terms = CertificationConditions(plans[0], chosen, seed, batch_size, precision, compiled)
     known = {"arch": arch, "mean": options.channels("mean", mean), "std": options.channels("std", std),
              "num_classes": images.num_classes, "image_shape": images.image_shape}
     other = None if accurate is None else mixing.load(accurate, **known)
     bases = {reference: mixing.load(reference, **known) for reference in model}
-    subjects = [Smoothed(name, bases[reference], other, plan) for name, reference, plan in _paired(model, plans)]
-    wish = None if clean is None else Wish(clean, others(options.images(data, data_dir, split, 0, None, 1), images))
-    also: list[Look] = [CrossCheck(attacks.named(attack_name), attack_name)] if attack else []
+    subjects = [CertificationJob(name, bases[reference], other, plan) for name, reference, plan in _paired(model, plans)]
+    wish = None if clean is None else CleanTarget(clean, others(options.images(data, data_dir, split, 0, None, 1), images))
+    also: list[CertificateProbe] = [CrossCheck(attacks.named(attack_name), attack_name)] if attack else []
     also += [Diagnosis()] if diagnose else []
     settings = {"command": options.command(), "references": list(model)}
     with parallel.started(chosen) as world:
@@ -102,7 +103,7 @@ def certify(
             typer.echo(str(Path(out) / "summary.json"))
 
 
-def _paired(references: Sequence[str], plans: Sequence[Plan]) -> list[tuple[str, str, Plan | None]]:
+def _paired(references: Sequence[str], plans: Sequence[SmoothingPlan]) -> list[tuple[str, str, SmoothingPlan | None]]:
     """Name, model and plan of every subject; with one sigma all share the plan of the run."""
     if len(plans) == 1:
         return [(reference, reference, None) for reference in references]
@@ -131,7 +132,7 @@ def _explain(told: dict[str, Any]) -> None:
     Console().print(table)
 
 
-def show(results: list[Row], plan: Plan) -> None:
+def show(results: list[Row], plan: SmoothingPlan) -> None:
     """A line per metric: ACR first, then certified accuracy as the radius grows."""
     sizes = {row["n"] for row in results if row["metric"] == "acr"}
     sigmas = ", ".join(f"{sigma:g}" for sigma in dict.fromkeys(row["sigma"] for row in results if "sigma" in row))

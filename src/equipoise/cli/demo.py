@@ -8,7 +8,7 @@ import torch
 import typer
 
 from equipoise.cli import options, table
-from equipoise.device import pick
+from equipoise.core.device import pick
 from equipoise.studies import demo as story
 
 

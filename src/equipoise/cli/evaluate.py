@@ -9,17 +9,18 @@ from typing import Annotated, Any
 import typer
 from torch import nn
 
-from equipoise import attacks, checks, mixing, parallel, records
+from equipoise import attacks, mixing
 from equipoise.cli import options, table
+from equipoise.core import checks, parallel, records
+from equipoise.core.device import pick
+from equipoise.core.threat import Threat
 from equipoise.data import Dataset
-from equipoise.device import pick
-from equipoise.evaluate import Attack, Conditions, Subject, begin, judge, untouched
-from equipoise.evaluate.adaptive import KINDS, aimed, voiced
-from equipoise.evaluate.adaptive import adaptive as adaptively
-from equipoise.evaluate.cost import costs
-from equipoise.evaluate.estimated import estimated
+from equipoise.evaluation import Attack, Conditions, Job, begin, judge, untouched
+from equipoise.evaluation.adaptive import KINDS, aimed, with_logits
+from equipoise.evaluation.adaptive import adaptive as adaptively
+from equipoise.evaluation.cost import costs
+from equipoise.evaluation.lipschitz_estimates import estimated
 from equipoise.mixing import MixedClassifier
-from equipoise.threat import Threat
 
 SOURCES = {"std": "accurate", "rob": "robust", "mix": None}
 
@@ -78,14 +79,14 @@ def evaluate(
         pairs += compared
         robust |= {name: module for name, module in names.items() if not compared or name.endswith("robust")}
         for name, module in names.items():
-            voice = voiced(module, images.num_classes, images.image_shape) if compared else module
+            voice = with_logits(module, images.num_classes, images.image_shape) if compared else module
             # An answer without logits has no gradients: they come from a stand-in or from the robust side.
             own = surrogate(module, source) if voice is module else helper or getattr(loaded, "robust", None)
             listed: dict[str, Attack] = {"clean": untouched, attack: aimed(chosen, own)}
             if isinstance(module, MixedClassifier):
                 mixtures[name] = module
                 listed |= adaptively(module, chosen, kinds, helper, precision)
-            subjects += [Subject(name, voice, key, function) for key, function in listed.items()]
+            subjects += [Job(name, voice, key, function) for key, function in listed.items()]
     checks.require(source == "mix" or bool(pairs), "source", "be mix where no model is a mixture", source)
     settings = {"command": options.command(), "references": list(model)}
     with parallel.started(conditions.device) as world:

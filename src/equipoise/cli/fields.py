@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from equipoise.train.settings import Settings
+from equipoise.core.settings import Settings
 
 NEEDED = inspect.Parameter.empty
 

@@ -9,15 +9,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from equipoise import checks, mixing, models, records
+from equipoise import mixing, models
 from equipoise.cli import options
-from equipoise.device import pick
-from equipoise.fit import Settings, Strength, beta, lose_at_most
+from equipoise.core import checks, records
+from equipoise.core.device import pick
+from equipoise.core.threat import Threat
+from equipoise.fitting import AttackStrength, FitSettings, beta, lose_at_most
+from equipoise.fitting.gated import MAP, gate_into
+from equipoise.fitting.run import fit_into
 from equipoise.mixing import LogitMap, MixedClassifier
-from equipoise.report import numbers
-from equipoise.studies.fitting import fit_into
-from equipoise.studies.gating import MAP, gate_into
-from equipoise.threat import Threat
+from equipoise.reporting import numbers
 
 
 def fit_(
@@ -75,7 +76,7 @@ def fit_(
         checks.require(gate is None, "gate", "be left out with --alpha, which fits nothing", str(gate))
         _plain(accurate, robust, alpha, out, wishes)
         return
-    settings = Settings(objective, clamp, rule, against, rounds, seed, Strength(steps, targets, pool, gradient_free),
+    settings = FitSettings(objective, clamp, rule, against, rounds, seed, AttackStrength(steps, targets, pool, gradient_free),
                         _like(like))
     images = options.images(data, data_dir, split, start, count, every)
     shared: dict[str, Any] = {"threat": Threat(norm, eps), "target": target, "settings": settings,

@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
-from equipoise import __version__, memory, progress
-from equipoise.checks import InputError
+from equipoise import __version__
 from equipoise.cli import certify, demo, evaluate, fit, report, reproduce, train
+from equipoise.core import memory, progress
+from equipoise.core.checks import InputError
 
 # Typer carries its own copy of click in some releases, so the base class is reached through Typer.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from equipoise import checks, config, data
+from equipoise import data
+from equipoise.core import checks, config
 from equipoise.data import Dataset
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise import report as room
+from equipoise import reporting as room
 
 
 def report(folder: Annotated[Path, typer.Argument(help="A finished run folder.")]) -> None:

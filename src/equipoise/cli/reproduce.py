@@ -9,9 +9,9 @@ from typing import Annotated
 import torch
 import typer
 
-from equipoise import checks
 from equipoise.cli import options
-from equipoise.device import pick
+from equipoise.core import checks
+from equipoise.core.device import pick
 from equipoise.studies import reproduce as studies
 
 _PARTS = "; ".join(f"{', '.join(study.PARTS)} ({name})" for name, study in studies.STUDIES.items())

@@ -8,9 +8,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from equipoise.records import Row
-from equipoise.report import numbers, style
-from equipoise.threat import Threat
+from equipoise.core.records import Row
+from equipoise.core.threat import Threat
+from equipoise.reporting import numbers, style
 
 
 def show(results: Sequence[Row], under: Threat | str) -> None:

@@ -17,13 +17,14 @@ import torch
 import typer
 from typer.core import TyperGroup
 
-from equipoise import checks, models, parallel, records
+from equipoise import models
 from equipoise.cli import fields, options, table, train_gate
+from equipoise.core import checks, parallel, records
+from equipoise.core.device import pick
 from equipoise.data import Dataset
-from equipoise.device import pick
 from equipoise.models import checkpoint
-from equipoise.train import OBJECTIVES, Objective, Plan
-from equipoise.train import train as run
+from equipoise.training import OBJECTIVES, Objective, TrainingPlan
+from equipoise.training import train as run
 
 Arch = Annotated[str, typer.Option(help="Architecture: " + ", ".join(models.ARCHITECTURES) + ".")]
 Init = Annotated[Path | None, typer.Option(help="Checkpoint to begin with, of the same architecture; its means "
@@ -56,7 +57,7 @@ def _train(
 ) -> None:
     where = pick(device)
     note = fields.spared(given, context, where, config)
-    objective, plan = kind(**fields.taken(kind, given)), Plan(**fields.taken(Plan, given))
+    objective, plan = kind(**fields.taken(kind, given)), TrainingPlan(**fields.taken(TrainingPlan, given))
     images = options.images(data, data_dir, split, start, count, every)
     said = [_per_channel(name, text, images) for name, text in (("mean", mean), ("std", std))]
     if init is None:
@@ -100,7 +101,7 @@ def _command(name: str, kind: type[Objective]) -> Callable[..., None]:
         "context": (typer.Context, fields.NEEDED), "arch": (Arch, fields.NEEDED), "out": (options.Out, fields.NEEDED),
         **options.IMAGES, "init": (Init, None), "mean": (Mean, None), "std": (Std, None),
         "device": (options.Device, "auto"), "config": (options.Config, None)}
-    return fields.command(name, inspect.getdoc(kind), first, [*fields.options_of(kind), *fields.options_of(Plan)],
+    return fields.command(name, inspect.getdoc(kind), first, [*fields.options_of(kind), *fields.options_of(TrainingPlan)],
                           partial(_train, kind))
 
 

@@ -7,15 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from equipoise import checks, mixing, models, parallel
+from equipoise import mixing, models
 from equipoise.cli import fields, options
+from equipoise.core import checks, parallel
+from equipoise.core.device import pick
 from equipoise.data import pixels
-from equipoise.device import pick
 from equipoise.mixing import GatedClassifier, new_gate
 from equipoise.mixing.gate import WIDTH, Pair, save_gate
-from equipoise.train import Plan
-from equipoise.train import train as run
-from equipoise.train.objectives.gate import PLAN, GateLoss
+from equipoise.training import TrainingPlan
+from equipoise.training import train as run
+from equipoise.training.objectives.gate import PLAN, GateLoss
 
 SHORT = "The gate of a mixture: an alpha for every image, for `equipoise fit --gate`."
 TOLD = ("The gate of a mixture [Bai2024]: an alpha for every image, from features of both classifiers; for `equipoise "
@@ -31,7 +32,7 @@ def _gate(given: dict[str, Any], *, context: typer.Context, accurate: str, robus
           arch: str | None, mean: str | None, std: str | None, device: str, config: Path | None) -> None:
     where = pick(device)
     note = fields.spared(given, context, where, config)
-    objective, plan = GateLoss(**fields.taken(GateLoss, given)), Plan(**fields.taken(Plan, given))
+    objective, plan = GateLoss(**fields.taken(GateLoss, given)), TrainingPlan(**fields.taken(TrainingPlan, given))
     images = options.images(data, data_dir, split, start, count, every)
     wishes: dict[str, Any] = {"arch": arch, "mean": options.channels("mean", mean), "std": options.channels("std", std)}
     g, h = (models.load(text, num_classes=images.num_classes, image_shape=images.image_shape, **wishes)
@@ -61,4 +62,4 @@ gate = fields.command("gate", TOLD, {
     "robust": (options.Side, fields.NEEDED), "out": (options.Out, fields.NEEDED), **options.IMAGES,
     "width": (Width, WIDTH), "taps": (Taps, None), "arch": (options.Arch, None), "mean": (options.Mean, None),
     "std": (options.Std, None), "device": (options.Device, "auto"), "config": (options.Config, None),
-}, [*fields.options_of(GateLoss), *fields.options_of(Plan, PLAN)], _gate)
+}, [*fields.options_of(GateLoss), *fields.options_of(TrainingPlan, PLAN)], _gate)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from equipoise import checks
+from equipoise.core import checks
 from equipoise.data.dataset import Dataset, whole_split
 
 

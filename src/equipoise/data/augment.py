@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise import checks
-from equipoise.rng import Stream
+from equipoise.core import checks
+from equipoise.core.rng import Stream
 
 
 def crop(x: Tensor, pad: int, stream: Stream) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise import checks, rng
+from equipoise.core import checks, rng
 from equipoise.data.dataset import Dataset
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise import checks
+from equipoise.core import checks
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from equipoise import progress
-from equipoise.checks import InputError
+from equipoise.core import progress
+from equipoise.core.checks import InputError
 
 _CHUNK = 1 << 18
 _TIMEOUT_SECONDS = 30

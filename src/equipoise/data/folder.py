@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from equipoise import checks
+from equipoise.core import checks
 from equipoise.data.dataset import Dataset, whole_split
 
 _SPLITS = ("train", "test", "val", "valid")

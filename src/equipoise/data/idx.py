@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise import checks
+from equipoise.core import checks
 from equipoise.data import download
 from equipoise.data.dataset import Dataset, whole_split
 

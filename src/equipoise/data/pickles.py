@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.checks import InputError, require
+from equipoise.core.checks import InputError, require
 
 
 class _Kind:

@@ -25,9 +25,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from equipoise import checks
+from equipoise.core import checks
+from equipoise.core.rng import Stream, stream
 from equipoise.data.dataset import Dataset, whole_split
-from equipoise.rng import Stream, stream
 
 SIZES = {"train": 5120, "test": 2000}
 SIDE = 16

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from equipoise import checks
+from equipoise.core import checks
 from equipoise.data import arrays, cifar, digits, folder, idx
 from equipoise.data.dataset import Dataset
 

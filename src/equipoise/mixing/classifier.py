@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise import checks
+from equipoise.core import checks
 from equipoise.mixing import frontier as frontiers
-from equipoise.mixing.fitted import Fitted
 from equipoise.mixing.frontier import Frontier
 from equipoise.mixing.logit_maps import LogitMap, one_hot, wide
+from equipoise.mixing.provenance import Provenance
 from equipoise.mixing.rules import gate_of, mix
 from equipoise.mixing.surrogate import BYPASS, Hinges, Surrogate
 
@@ -41,7 +41,7 @@ class MixedClassifier(nn.Module):
     def __init__(
         self, accurate: nn.Module, robust: nn.Module, alpha: float, *, logit_map: LogitMap | None = None,
         hard: bool = False, surrogate_alpha: float = 0.9, frontier: Frontier = (),
-        fitted: Fitted | None = None,
+        fitted: Provenance | None = None,
     ) -> None:
         super().__init__()
         checks.within("alpha", alpha, 0, 1)
@@ -157,7 +157,7 @@ class MixedClassifier(nn.Module):
         return f"alpha={self.alpha:.15g}, hard={self.hard}, {aside}"
 
 
-class Answers(nn.Module):
+class HardLabels(nn.Module):
     """Anything that answers images with classes, as an accurate side: a function, a service, another framework."""
 
     def __init__(self, function: object) -> None:

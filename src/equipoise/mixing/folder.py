@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from equipoise import checks, config, models, records
+from equipoise import models
+from equipoise.core import checks, config, records
 from equipoise.mixing import frontier as frontiers
 from equipoise.mixing.classifier import MixedClassifier
-from equipoise.mixing.fitted import from_facts
 from equipoise.mixing.gate import load_gate, save_gate
 from equipoise.mixing.gated import GatedClassifier
 from equipoise.mixing.logit_maps import LogitMap
+from equipoise.mixing.provenance import from_facts
 
 SCHEMA = 1
 NAME = "mixture.toml"

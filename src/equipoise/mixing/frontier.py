@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise import checks
+from equipoise.core import checks
 from equipoise.mixing.logit_maps import LogitMap
 
 KEYS = ("lose_at_most", "clean", "alpha", "clamp", "scale", "power", "shift", "rivals", "unit")

@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, models
-from equipoise.mixing.taps import Maps, Taps, find_taps, matched, tapped
+from equipoise import models
+from equipoise.core import checks
+from equipoise.core.modes import inference
 from equipoise.models import formats
+from equipoise.models.feature_hooks import Maps, Taps, find_taps, matched, tapped
 from equipoise.models.preact_resnet import PreActBlock
 from equipoise.models.resnet import he_init
-from equipoise.modes import inference
 
 WIDTH = 96  # 6.3 million parameters for a pair of ResNet-18
 OFFICIAL = 256  # the official network for that pair: 44 million
@@ -76,7 +77,7 @@ def new_gate(accurate: nn.Module, robust: nn.Module, example: Tensor, *, taps: P
     Args:
         accurate, robust: images (B, C, H, W) in [0, 1] → logits (B, K); channels are found by a look at their maps.
         example: a few images.
-        taps: two submodule names per base; :func:`~equipoise.mixing.taps.find_taps` if not given.
+        taps: two submodule names per base; :func:`~equipoise.models.feature_hooks.find_taps` if not given.
         width, momentum: of the :class:`Gate`.
         seed: the same seed gives the same weights.
     """

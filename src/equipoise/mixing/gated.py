@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise import checks
+from equipoise.core import checks
 from equipoise.mixing.classifier import MixedClassifier
-from equipoise.mixing.fitted import Fitted
-from equipoise.mixing.followed import Followed, GatedHinges
 from equipoise.mixing.gate import Gate
+from equipoise.mixing.gated_surrogate import GatedHinges, GatedSurrogate
 from equipoise.mixing.logit_maps import LogitMap, wide
+from equipoise.mixing.provenance import Provenance
 from equipoise.mixing.rules import mix
 from equipoise.mixing.surrogate import BYPASS
-from equipoise.mixing.taps import tapped
+from equipoise.models.feature_hooks import tapped
 
 SCALE, SHIFT = 2.0, 0.4  # of the gate in training, as published
 
@@ -47,7 +47,7 @@ class GatedClassifier(MixedClassifier):
         self, accurate: nn.Module, robust: nn.Module, network: Gate, *, alpha_min: float = 0.0, alpha_max: float = 1.0,
         scale: float = SCALE, shift: float = SHIFT, sharpness: tuple[float, float] = (1.0, 1.0),
         logit_map: LogitMap | None = None, hard: bool = False, surrogate_alpha: float = 0.9,
-        fitted: Fitted | None = None,
+        fitted: Provenance | None = None,
     ) -> None:
         checks.within("alpha_min", alpha_min, 0, 1)
         checks.within("alpha_max", alpha_max, 0, 1)
@@ -162,7 +162,7 @@ class GatedClassifier(MixedClassifier):
     def surrogate(self, *, stand_in: nn.Module | None = None, bypass: float = BYPASS) -> nn.Module:
         """What adversaries follow where the mixture itself hides the way; the gate shows its own."""
         _alone(stand_in)
-        return Followed(self, relaxed=True)
+        return GatedSurrogate(self, relaxed=True)
 
     def hinges(self, *, stand_in: nn.Module | None = None) -> nn.Module:
         """Scores for an attack on both sides at once, with every image's own alpha."""
@@ -171,7 +171,7 @@ class GatedClassifier(MixedClassifier):
 
     def stopped(self) -> nn.Module:
         """The mixture for a grey-box adversary: no gradient comes through the gate [Bai2024, adversary A]."""
-        return Followed(self, stopped=True, relaxed=not self.differentiable)
+        return GatedSurrogate(self, stopped=True, relaxed=not self.differentiable)
 
     def extra_repr(self) -> str:
         """The numbers of the formula."""

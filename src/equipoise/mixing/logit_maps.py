@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise import checks
+from equipoise.core import checks
 
 LOWEST = -0.751791524693564  # where GELU turns: it falls before and rises after
 TOP = 250  # classes that give the mean and deviation of the layer norm, where there are more

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks
-from equipoise.checks import InputError
+from equipoise.core import checks
+from equipoise.core.checks import InputError
 from equipoise.models import formats, zoo
 from equipoise.models.normalize import Normalized
 
@@ -115,7 +115,7 @@ def weights_digest(module: nn.Module) -> str:
     return sha.hexdigest()
 
 
-def known_by(model: nn.Module) -> str:
+def model_identity(model: nn.Module) -> str:
     """The digest of a model's weights, and the settings it tells of itself that are no weights."""
     said = model.extra_repr()
     return weights_digest(model)[:32] + (f" ({said})" if said else "")

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from equipoise.checks import InputError
+from equipoise.core.checks import InputError
 
 _WRAPPINGS = ("state_dict", "model", "model_state_dict")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise import checks
+from equipoise.core import checks
 from equipoise.models.normalize import Normalized
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks
+from equipoise.core import checks
 
 
 class Normalized(nn.Module):

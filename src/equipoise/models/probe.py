@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from equipoise import memory
-from equipoise.checks import InputError
-from equipoise.modes import inference
+from equipoise.core import memory
+from equipoise.core.checks import InputError
+from equipoise.core.modes import inference
 
 
 def probe(name: str, model: nn.Module, x: Tensor) -> Tensor:

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from torch import nn
 
-from equipoise import checks
-from equipoise.checks import InputError
+from equipoise.core import checks
+from equipoise.core.checks import InputError
 from equipoise.models import checkpoint, zoo
-from equipoise.models.looks import SHIFTS, Looks
+from equipoise.models.tta import SHIFTS, TTAClassifier
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class LoadOptions:
     """What the caller says about a model beside its reference; every scheme refuses what it cannot honour."""
 
     arch: str | None = None
@@ -49,14 +49,14 @@ class Wishes:
             checks.require(said is None, name, f"be left out for {reference.text}, which has its own", said)
 
 
-def _file(reference: Reference, wishes: Wishes) -> nn.Module:
+def _file(reference: Reference, wishes: LoadOptions) -> nn.Module:
     return checkpoint.load(
         reference.rest, wishes.arch, num_classes=wishes.num_classes, image_shape=wishes.image_shape,
         mean=wishes.mean, std=wishes.std,
     )
 
 
-def _zoo(reference: Reference, wishes: Wishes) -> nn.Module:
+def _zoo(reference: Reference, wishes: LoadOptions) -> nn.Module:
     wishes.refuse(reference, "arch")
     checks.one_of("model", reference.rest, zoo.ARCHITECTURES)
     if wishes.num_classes is None or wishes.image_shape is None:
@@ -68,7 +68,7 @@ def _zoo(reference: Reference, wishes: Wishes) -> nn.Module:
     )
 
 
-def _python(reference: Reference, wishes: Wishes) -> nn.Module:
+def _python(reference: Reference, wishes: LoadOptions) -> nn.Module:
     wishes.refuse(reference, "arch", "mean", "std")
     source, _, name = reference.rest.partition(":")
     checks.require(bool(source and name), "model", "read python:MODULE:FACTORY", reference.text)
@@ -91,10 +91,10 @@ def _python(reference: Reference, wishes: Wishes) -> nn.Module:
     return model
 
 
-def _looks(reference: Reference, wishes: Wishes) -> nn.Module:
+def _looks(reference: Reference, wishes: LoadOptions) -> nn.Module:
     count, inner = _counted(reference)
     checks.require(inner.scheme != "looks", "model", "say looks: once", reference.text)
-    return Looks(SCHEMES[inner.scheme](inner, wishes), count)
+    return TTAClassifier(SCHEMES[inner.scheme](inner, wishes), count)
 
 
 def _counted(reference: Reference) -> tuple[int, Reference]:
@@ -106,7 +106,7 @@ def _counted(reference: Reference) -> tuple[int, Reference]:
     return int(count), parse(rest)
 
 
-Loader = Callable[[Reference, Wishes], nn.Module]
+Loader = Callable[[Reference, LoadOptions], nn.Module]
 SCHEMES: dict[str, Loader] = {"file": _file, "looks": _looks, "python": _python, "zoo": _zoo}
 
 
@@ -156,7 +156,7 @@ def load(
         seed: of the fresh weights of `zoo:`.
     """
     taken_apart = parse(reference)
-    wishes = Wishes(arch, mean, std, num_classes, image_shape, seed)
+    wishes = LoadOptions(arch, mean, std, num_classes, image_shape, seed)
     return SCHEMES[taken_apart.scheme](taken_apart, wishes).eval()
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from equipoise import checks
+from equipoise.core import checks
 from equipoise.models.cnn import cnn, cnn_small
 from equipoise.models.lenet import LeNet
 from equipoise.models.normalize import Normalized

@@ -7,24 +7,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise import checks, fit, mixing, records
-from equipoise.evaluate import Conditions
-from equipoise.fit.arena import Arena, Pool
-from equipoise.fit.match import Contest, Match
+from equipoise import fitting, mixing
+from equipoise.core import checks, records
+from equipoise.evaluation import Conditions
+from equipoise.fitting.candidates import CandidateEvaluator, Pool
+from equipoise.fitting.gated import ranged, strike
+from equipoise.fitting.run import fit_into
+from equipoise.fitting.selection import Selected, Selection
 from equipoise.mixing import GatedClassifier, MixedClassifier
-from equipoise.studies.adaptive_size import Size
-from equipoise.studies.fitting import fit_into
-from equipoise.studies.gating import ranged, strike
+from equipoise.studies.adaptive_size import AdaptiveStudySize
 from equipoise.studies.local_pair import Pair
 
 FIXED, GATED = ("plain", "MixedNUTS"), ("gate", "gate on MixedNUTS")
 KINDS = (*FIXED, *GATED)
 
 
-class Shelf:
+class MixtureStore:
     """One folder per kind and share; what is there is not chosen again."""
 
-    def __init__(self, folder: Path, pair: Pair, size: Size, conditions: Conditions) -> None:
+    def __init__(self, folder: Path, pair: Pair, size: AdaptiveStudySize, conditions: Conditions) -> None:
         self.folder, self.pair, self.size, self.conditions = folder, pair, size, conditions
 
     def choose(self, gate: Callable[[], GatedClassifier], shares: Sequence[float],
@@ -32,14 +33,14 @@ class Shelf:
         """Each kind the most accurate that keeps the same share of h's robustness on held-out images."""
         for kind in kinds:
             if missing := [share for share in shares if not self._path(kind, share).exists()]:
-                contest = Contest(self._candidates(kind, gate), self._pool())
+                contest = Selection(self._candidates(kind, gate), self._pool())
                 for share in missing:
                     found = contest.choose(robust=share * self._standard(), rounds=self.size.rounds)
                     self._keep(kind, share, found)
 
-    def arena(self) -> Arena:
+    def arena(self) -> CandidateEvaluator:
         """The held-out images; none of them is evaluated on."""
-        return Arena(self.pair.held_out, self.conditions.threat, self.conditions.device, self.conditions.seed,
+        return CandidateEvaluator(self.pair.held_out, self.conditions.threat, self.conditions.device, self.conditions.seed,
                      self.conditions.batch_size)
 
     def _pool(self) -> Pool:
@@ -80,8 +81,8 @@ class Shelf:
         pair, conditions = self.pair, self.conditions
         points = 100 * (1 - self.size.keep) * self._standard()
         kept = fit_into(self.folder / "nuts-fit", pair.references, pair.held_out, threat=conditions.threat,
-                        target=fit.lose_at_most(points), device=conditions.device, batch_size=conditions.batch_size,
-                        settings=fit.Settings(seed=conditions.seed, strength=fit.Strength(*self.size.nuts)))
+                        target=fitting.lose_at_most(points), device=conditions.device, batch_size=conditions.batch_size,
+                        settings=fitting.FitSettings(seed=conditions.seed, strength=fitting.AttackStrength(*self.size.nuts)))
         logit_map = kept.logit_map
         if logit_map is None and kept.frontier:
             logit_map = min(kept.frontier, key=lambda point: abs(100 * point.lose_at_most - points)).logit_map()
@@ -92,7 +93,7 @@ class Shelf:
         share = self.size.keep if share is None else share
         return self.folder / f"{kind.replace(' ', '-').lower()}-{share:g}" / "match.json"
 
-    def _keep(self, kind: str, share: float, found: Match) -> None:
+    def _keep(self, kind: str, share: float, found: Selected) -> None:
         path = self._path(kind, share)
         mixing.save(path.parent, found.model, accurate=self.pair.references[0], robust=self.pair.references[1])
         _write(path, {**found.facts(), "keep": share, "target": share * self._standard()})

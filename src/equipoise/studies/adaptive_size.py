@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from equipoise.attacks import Apgd, Stage, Targeted
 from equipoise.attacks.auto import VERSIONS
-from equipoise.studies.gating import GAPS, MOVES, short, short_both
-from equipoise.train import Plan
-from equipoise.train.objectives.gate import PLAN, SETTINGS
+from equipoise.fitting.gated import GAPS, MOVES, short, short_both
+from equipoise.training import TrainingPlan
+from equipoise.training.objectives.gate import PLAN, SETTINGS
 
 WEIGHTS = tuple((c_ce, round(1.5 - c_ce, 1), c_prod) for c_prod in (0.0, 0.1, 0.2) for c_ce in (0.0, 0.5, 1.0, 1.5))
 SCALES = (0.5, 1.0, 2.0, 4.0)
@@ -20,10 +20,10 @@ BEST = (0.0, 1.5, 0.2)  # c_CE, c_BCE, c_prod [Bai2024, Table 6]
 
 
 @dataclass(frozen=True)
-class Size:
+class AdaptiveStudySize:
     """How much is done; the defaults are the full size."""
 
-    plan: Plan = FULL
+    plan: TrainingPlan = FULL
     width: int = 96
     momentum: float = 0.05
     steps: int = 15  # of the training attacks; the paper has 75
@@ -43,7 +43,7 @@ class Size:
     shifts: tuple[float, ...] = MOVES
     rounds: int = 6  # candidates of a kind attacked at most, for every share
     nuts: tuple[int, int] = (50, 9)  # steps and targets of the attack that fits the map
-    ablation: Plan = BRIEF
+    ablation: TrainingPlan = BRIEF
     ablation_steps: int = 8
     weights: tuple[tuple[float, float, float], ...] = WEIGHTS
     scales: tuple[float, ...] = SCALES
@@ -55,14 +55,14 @@ def _swift() -> list[Stage]:
     return [Apgd("margin", 10), Targeted(1, 8), Targeted(2, 8)]
 
 
-SMOKE = Size(
-    plan=Plan(epochs=4, batch_size=64, optimizer="adamw", lr=5e-3, weight_decay=1e-5, warmup=0.3, ema=0.8, clip=10.0,
+SMOKE = AdaptiveStudySize(
+    plan=TrainingPlan(epochs=4, batch_size=64, optimizer="adamw", lr=5e-3, weight_decay=1e-5, warmup=0.3, ema=0.8, clip=10.0,
               held_out=0),
     width=8, momentum=0.1, steps=8, keep=0.95, keeps=(0.8,), gate_keeps=(), strike=_swift,
     targets=(0.0, 0.5, 0.8, 0.95, 1.0), plain=tuple(round(0.5 + 0.02 * step, 2) for step in range(25)),
     thresholds=tuple(round(0.05 * step, 2) for step in range(1, 20)), gaps=(0.0, 0.1, 0.25, 0.5, 0.75, 0.95), rounds=3,
     nuts=(10, 3),
-    ablation=Plan(epochs=2, batch_size=64, optimizer="adamw", lr=5e-3, weight_decay=1e-5, warmup=0.3, ema=0.8,
+    ablation=TrainingPlan(epochs=2, batch_size=64, optimizer="adamw", lr=5e-3, weight_decay=1e-5, warmup=0.3, ema=0.8,
                   clip=10.0, held_out=0),
     ablation_steps=4, tested=120, batch_size=240)
-SIZES = {"smoke": SMOKE, "full": Size()}
+SIZES = {"smoke": SMOKE, "full": AdaptiveStudySize()}

@@ -13,38 +13,39 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from equipoise import checks, records, report, summary
+from equipoise import reporting
 from equipoise.attacks import pgd
+from equipoise.core import checks, records, summary
+from equipoise.core.records import Row, Run
+from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
-from equipoise.evaluate import Conditions, Subject, facts, untouched
-from equipoise.evaluate.gated import adversaries, joint, leads, witnessed
-from equipoise.fit.match import shift_for
+from equipoise.evaluation import Conditions, Job, facts, untouched
+from equipoise.evaluation.gate_adversaries import adversaries, joint, leads, witnessed
+from equipoise.fitting.selection import shift_for
 from equipoise.mixing import GatedClassifier, MixedClassifier, new_gate
 from equipoise.mixing.gate import load_gate, save_gate
-from equipoise.models import known_by
-from equipoise.records import Row, Run
-from equipoise.studies.adaptive_choice import FIXED, GATED, KINDS, Shelf
-from equipoise.studies.adaptive_size import BEST, SHIFTS, Size
+from equipoise.models import model_identity
+from equipoise.studies.adaptive_choice import FIXED, GATED, KINDS, MixtureStore
+from equipoise.studies.adaptive_size import BEST, SHIFTS, AdaptiveStudySize
 from equipoise.studies.adaptive_size import SIZES as SIZES
 from equipoise.studies.local_pair import Pair
-from equipoise.threat import Threat
-from equipoise.train import Plan, train
-from equipoise.train.objectives.gate import GateLoss
+from equipoise.training import TrainingPlan, train
+from equipoise.training.objectives.gate import GateLoss
 
 PARTS = ("train", "choose", "adversaries", "aimed", "trade-off", "settings", "ablation")
 SETTING = "C"  # of the gate that is compared; the others are for the table of settings
 
 
-class Study:
+class AdaptiveSmoothingStudy:
     """The parts of the story; each can be told again at no cost."""
 
-    def __init__(self, run: Run, pair: Pair, size: Size, conditions: Conditions) -> None:
+    def __init__(self, run: Run, pair: Pair, size: AdaptiveStudySize, conditions: Conditions) -> None:
         self.run, self.out, self.pair = run, run.folder, pair
         self.size, self.conditions = size, conditions
         self.test = pair.test.slice(0, min(size.tested, len(pair.test)))
         for base in (pair.accurate, pair.robust):
             base.to(conditions.device).eval().requires_grad_(False)
-        self.shelf = Shelf(self.out / "mixtures", pair, size, conditions)
+        self.shelf = MixtureStore(self.out / "mixtures", pair, size, conditions)
         self.began = time.monotonic()
 
     def tell(self, parts: Sequence[str]) -> Path:
@@ -54,7 +55,7 @@ class Study:
                 getattr(self, f"_{part.replace('-', '_')}")()
         bases = {"accurate": self.pair.accurate, "robust": self.pair.robust}
         steep = partial(pgd, steps=self.size.pgd)
-        self._measure(self.run, [Subject(name, model, attack, how) for name, model in bases.items()
+        self._measure(self.run, [Job(name, model, attack, how) for name, model in bases.items()
                                  for attack, how in (("clean", untouched), ("B", steep))], self.test)
         rows, threat = self.run.finish(), self.conditions.threat
         told: dict[str, Any] = {"bounds": _bounds(rows, threat), "joint": joint(rows, threat)}
@@ -65,20 +66,20 @@ class Study:
         pairs = [("gate", "plain"), ("gate", "MixedNUTS"), ("gate on MixedNUTS", "MixedNUTS"), ("gate", "robust")]
         self.run.summarise("reproduce", time.monotonic() - self.began, summary.results(rows, threat),
                            study="adaptive-smoothing", differences=summary.differences(rows, pairs, threat), **told)
-        return report.write(self.out)
+        return reporting.write(self.out)
 
-    def _measure(self, run: Run, subjects: Sequence[Subject], data: Dataset) -> list[Row]:
+    def _measure(self, run: Run, subjects: Sequence[Job], data: Dataset) -> list[Row]:
         for subject in subjects:
             subject.model.to(self.conditions.device)
             witnessed(subject, data, run, self.conditions)
         return run.finish()
 
-    def _part(self, name: str, subjects: Sequence[Subject], **more: object) -> None:
+    def _part(self, name: str, subjects: Sequence[Job], **more: object) -> None:
         """A run folder of its own with these subjects."""
         began, data, threat = time.monotonic(), self.test, self.conditions.threat
         models = {subject.name: subject.model for subject in subjects}  # a digest each, not one for every attack
         identity = {"verb": "evaluate", "part": name, "seed": self.conditions.seed,
-                    "models": {known: known_by(model) for known, model in models.items()},
+                    "models": {known: model_identity(model) for known, model in models.items()},
                     "attacks": sorted({str(subject) for subject in subjects}),
                     "data": data.facts(),
                     "threat": threat.facts()}
@@ -97,7 +98,7 @@ class Study:
         return {"norm": threat.norm, "eps": threat.eps, "steps": self.size.steps, "c_ce": c_ce, "c_bce": c_bce,
                 "c_prod": c_prod}
 
-    def _learnt(self, name: str, plan: Plan, shelf: str, objective: GateLoss) -> GatedClassifier:
+    def _learnt(self, name: str, plan: TrainingPlan, shelf: str, objective: GateLoss) -> GatedClassifier:
         """A gate trained by this objective, now or in an earlier sitting, over all of (0, 1)."""
         pair, path = self.pair, self.out / shelf / f"{name}.safetensors"
         if not path.exists():
@@ -156,7 +157,7 @@ class Study:
 
     def _settings(self) -> None:
         """Gates trained against A, B and C under all four adversaries [Bai2024, Tables 2 and 3], over all of (0, 1)."""
-        subjects: list[Subject] = []
+        subjects: list[Job] = []
         for setting in self.size.settings:
             model = self._learnt(setting, self.size.plan, "gates", GateLoss(adversary=setting, **self._threat()))
             subjects += adversaries(f"trained against {setting}", model, self.size.light(), steps=self.size.pgd,
@@ -188,7 +189,7 @@ class Study:
                     scaled = model.with_range(0.0, 1.0, scale=scale)
                     made[f"scale {scale:g}"] = shift_for(scaled, said, clean, SHIFTS)
         steep = partial(pgd, steps=self.size.pgd)
-        self._part("ablation", [Subject(name, model, kind, how) for name, model in made.items()
+        self._part("ablation", [Job(name, model, kind, how) for name, model in made.items()
                                 for kind, how in (("clean", untouched), ("B", steep))], clean_target=clean)
 
 
@@ -196,3 +197,6 @@ def _bounds(rows: Sequence[Row], threat: Threat) -> list[Row]:
     """Results of a perfect gate on the very images that each result was measured on [Bai2024, Theorem 4.1]."""
     seen = [{**row, "correct": row["possible"]} for row in rows if "possible" in row]
     return [row for row in summary.results(seen, threat) if row["metric"] != "worst"]
+
+
+Study = AdaptiveSmoothingStudy

@@ -12,23 +12,24 @@ import numpy as np
 import torch
 from torch import nn
 
-from equipoise import __version__, attacks, data, models, records, report, rng, summary
+from equipoise import __version__, attacks, data, models, reporting
+from equipoise.core import records, rng, summary
+from equipoise.core.records import Row, Run
+from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels, shapes
-from equipoise.evaluate import Attack, Conditions, Subject, begin, facts, judge, untouched
-from equipoise.evaluate.adaptive import adaptive
-from equipoise.fit import Settings, Strength, journal, lose_at_most
+from equipoise.evaluation import Attack, Conditions, Job, begin, facts, judge, untouched
+from equipoise.evaluation.adaptive import adaptive
+from equipoise.fitting import AttackStrength, FitSettings, artifacts, lose_at_most
+from equipoise.fitting.run import fit_into
 from equipoise.mixing import MixedClassifier
-from equipoise.records import Row, Run
-from equipoise.report.view import Arrays
-from equipoise.studies.fitting import fit_into
-from equipoise.threat import Threat
-from equipoise.train import Objective, Plan, train
-from equipoise.train.objectives import Adversarial, Standard
+from equipoise.reporting.view import Arrays
+from equipoise.training import Objective, TrainingPlan, train
+from equipoise.training.objectives import Adversarial, Standard
 
 TRAINED = 4096  # images of the train split to learn from; the mixture is fitted on the others
 EPOCHS = (6, 12)  # of the accurate and of the robust classifier
 LOSE = 1.0  # points of robust accuracy that the mixture may lose
-STRENGTH = Strength(steps=20, targets=4, pool=2)  # weaker than usual, for the sake of time
+STRENGTH = AttackStrength(steps=20, targets=4, pool=2)  # weaker than usual, for the sake of time
 ALPHAS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of plain mixing, for comparison
 SWEPT = 256  # fitting images that plain mixing is measured on
 TESTED = 512
@@ -37,7 +38,7 @@ FITTED = ("helped", "promise", "fitted", "rejected", "notes", "cost")  # what th
 
 
 @dataclass(frozen=True)
-class Told:
+class DemoResult:
     """What the demo found, and where it lies."""
 
     results: list[Row]
@@ -47,7 +48,7 @@ class Told:
     page: Path
 
 
-def demo(out: Path, device: torch.device, seed: int = 0) -> Told:
+def demo(out: Path, device: torch.device, seed: int = 0) -> DemoResult:
     """Tell the story into the run folder `out`; a folder of the same demo is resumed.
 
     The classifiers learn from the first part of the train split, the mixture is fitted on the rest, and all three
@@ -65,22 +66,22 @@ def demo(out: Path, device: torch.device, seed: int = 0) -> Told:
           epochs=EPOCHS[1], lr=5e-3)
     references = [f"file:{out / side / 'last.safetensors'}" for side in ("accurate", "robust")]
     mixed = fit_into(out / "mixture", references, held_out, threat=threat, target=lose_at_most(LOSE), device=device,
-                     settings=Settings(seed=seed, strength=STRENGTH), batch_size=conditions.batch_size).to(device)
+                     settings=FitSettings(seed=seed, strength=STRENGTH), batch_size=conditions.batch_size).to(device)
     _sweep(out / "sweep", mixed, held_out.slice(0, min(SWEPT, len(held_out))), conditions)
     fitted = records.summary(out / "mixture")
     told = {key: fitted[key] for key in FITTED}
     results = judge(_subjects(mixed), test, conditions, run, [("mixed", "robust"), ("mixed", "accurate")], told,
                     verb="demo", begun=begun)
-    journal.save_arrays(out / "arrays.npz", {**Arrays(out / "mixture" / "arrays.npz"),
+    artifacts.save_arrays(out / "arrays.npz", {**Arrays(out / "mixture" / "arrays.npz"),
                                              **_examples(mixed, test, records.read(out), conditions)})
-    return Told(results, told["helped"], told["promise"], threat, report.write(out))
+    return DemoResult(results, told["helped"], told["promise"], threat, reporting.write(out))
 
 
 def _base(out: Path, objective: Objective, images: Dataset, conditions: Conditions, *, epochs: int, lr: float) -> None:
     """A base classifier, learnt now or in an earlier sitting."""
     model = models.build("cnn_small", num_classes=images.num_classes, image_shape=images.image_shape,
                          mean=(0.35,) * 3, std=(0.2,) * 3, seed=conditions.seed)
-    plan = Plan(epochs=epochs, optimizer="adamw", lr=lr, weight_decay=1e-4, schedule="one-cycle", warmup=epochs / 5,
+    plan = TrainingPlan(epochs=epochs, optimizer="adamw", lr=lr, weight_decay=1e-4, schedule="one-cycle", warmup=epochs / 5,
                 held_out=0, seed=conditions.seed)
     train(model, objective, images, plan, device=conditions.device, out=out, facts={"arch": "cnn_small"})
 
@@ -88,18 +89,18 @@ def _base(out: Path, objective: Objective, images: Dataset, conditions: Conditio
 def _sweep(out: Path, mixed: MixedClassifier, images: Dataset, conditions: Conditions) -> None:
     """Plain mixing of the same two at several weights."""
     tried: dict[str, Attack] = {"clean": untouched, "pgd": partial(attacks.pgd, steps=10)}
-    subjects = [Subject("mixed", MixedClassifier(mixed.accurate, mixed.robust, alpha).eval(), name, attack, alpha)
+    subjects = [Job("mixed", MixedClassifier(mixed.accurate, mixed.robust, alpha).eval(), name, attack, alpha)
                 for alpha in ALPHAS for name, attack in tried.items()]
     judge(subjects, images, conditions, begin(out, subjects, images, conditions))
 
 
-def _subjects(mixed: MixedClassifier) -> list[Subject]:
+def _subjects(mixed: MixedClassifier) -> list[Job]:
     """All three under the same list of attacks; the mixture also under attacks that know how it is built."""
     fast = attacks.named("fast")
     bases: dict[str, nn.Module] = {"accurate": mixed.accurate, "robust": mixed.robust, "mixed": mixed}
     plain: dict[str, Attack] = {"clean": untouched, "fast": fast}
     listed = {name: plain | (adaptive(mixed, fast) if name == "mixed" else {}) for name in bases}
-    return [Subject(name, bases[name], attack, run) for name, own in listed.items() for attack, run in own.items()]
+    return [Job(name, bases[name], attack, run) for name, own in listed.items() for attack, run in own.items()]
 
 
 def _examples(mixed: MixedClassifier, test: Dataset, rows: list[Row], conditions: Conditions) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from equipoise import device, rng
-from equipoise.evaluate import Attack
-from equipoise.rng import Stream
-from equipoise.threat import Threat
+from equipoise.core import device, rng
+from equipoise.core.rng import Stream
+from equipoise.core.threat import Threat
+from equipoise.evaluation import Attack
 
 
 @dataclass
-class Once:
+class CachedAttack:
     """An attack whose images several subjects share: made once, with a chance of its own, whoever asks first.
 
     It must not look at the model under attack (:func:`~equipoise.attacks.pgd.transfer`), or belong to one model only.
@@ -25,7 +25,7 @@ class Once:
     made: dict[tuple[Threat, tuple[int, ...]], Tensor] = field(default_factory=dict, repr=False)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
-        """See :class:`~equipoise.evaluate.Attack`."""
+        """See :class:`~equipoise.evaluation.Attack`."""
         key = threat, tuple(stream.index.tolist())
         if key not in self.made:
             chance = rng.stream(self.seed, "once", stream.index)
@@ -34,14 +34,14 @@ class Once:
 
 
 @dataclass(frozen=True)
-class Then:
+class FallbackAttack:
     """An attack, and a second one on the images that the first leaves standing."""
 
     first: Attack
     second: Attack
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
-        """See :class:`~equipoise.evaluate.Attack`."""
+        """See :class:`~equipoise.evaluation.Attack`."""
         x_adv = self.first(model, x, y, threat=threat, stream=stream).clone()
         with torch.no_grad(), device.exactly(x.device):
             rows = (model(x_adv).argmax(dim=1) == y).nonzero().squeeze(1)

@@ -12,16 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equipoise import checks, device, losses, models, progress, records, rng, summary
+from equipoise import models
 from equipoise.attacks import pgd
+from equipoise.core import checks, device, losses, progress, records, rng, summary
+from equipoise.core.records import Row, Run, rows_of
 from equipoise.data import Dataset, batches
-from equipoise.evaluate import Conditions, facts
-from equipoise.fit.crossing import Crossing, aimed
-from equipoise.mixing import jacobian
-from equipoise.mixing.policy import TARGETS, AdaptiveSmoothing
-from equipoise.mixing.smoothing import SmoothedClassifier
+from equipoise.evaluation import Conditions, facts
+from equipoise.local_smoothing import jacobian
+from equipoise.local_smoothing.crossing import Crossing, aimed
+from equipoise.local_smoothing.policy import TARGETS, AdaptiveSmoothing
+from equipoise.local_smoothing.smoothing import SmoothedClassifier
 from equipoise.models import formats
-from equipoise.records import Row, Run, rows_of
 
 SEEN = 500  # images whose gradients are measured
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from torch import nn
 
-from equipoise import checks, data, models
+from equipoise import data, models
+from equipoise.core import checks
 from equipoise.data import Dataset
-from equipoise.evaluate import Conditions
-from equipoise.train import Objective, Plan, train
-from equipoise.train.book import LAST
-from equipoise.train.objectives import Adversarial, Standard
+from equipoise.evaluation import Conditions
+from equipoise.training import Objective, TrainingPlan, train
+from equipoise.training.objectives import Adversarial, Standard
+from equipoise.training.recorder import LAST
 
 EPS = 0.12  # of the digits, in [0, 1] pixels
 HELD_OUT = 200  # digits of the train split that neither base sees
@@ -72,7 +73,7 @@ def _base(out: Path, objective: Objective, images: Dataset, conditions: Conditio
           shift: int = 0) -> nn.Module:
     model = models.build("cnn_small", num_classes=images.num_classes, image_shape=images.image_shape,
                          mean=DIGITS["mean"], std=DIGITS["std"], seed=conditions.seed + shift)
-    plan = Plan(epochs=epochs, optimizer="adamw", lr=lr, weight_decay=1e-4, schedule="one-cycle", warmup=epochs / 5,
+    plan = TrainingPlan(epochs=epochs, optimizer="adamw", lr=lr, weight_decay=1e-4, schedule="one-cycle", warmup=epochs / 5,
                 held_out=0, seed=conditions.seed)
     return train(model, objective, images, plan, device=conditions.device, out=out, facts={"arch": "cnn_small"})
 

@@ -9,19 +9,19 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from equipoise import device
 from equipoise.attacks import pgd, transfer
-from equipoise.attacks.swift import swift
+from equipoise.attacks.fused import swift
+from equipoise.core import device
 from equipoise.data import Dataset, pixels
-from equipoise.evaluate import Attack, Conditions
-from equipoise.mixing.jacobian import Softened
-from equipoise.mixing.smoothing import SmoothedClassifier
-from equipoise.studies.local_attacks import Once, Then
+from equipoise.evaluation import Attack, Conditions
+from equipoise.local_smoothing.jacobian import Softened
+from equipoise.local_smoothing.smoothing import SmoothedClassifier
+from equipoise.studies.local_attacks import CachedAttack, FallbackAttack
 from equipoise.studies.local_pair import Pair
-from equipoise.studies.local_size import Size
+from equipoise.studies.local_size import LocalStudySize
 
 
-class Reduced(nn.Module):
+class Bfloat16Copy(nn.Module):
     """A copy of a classifier in bfloat16: where gradients come from on a device that gains by it, never a verdict.
 
     Batch norms are folded away where they can be: the second derivative of one is some twenty operations, and a GPU
@@ -44,18 +44,18 @@ class Reduced(nn.Module):
         return logits
 
 
-class Rules:
+class RuleSet:
     """Every rule of the family over one pair, and PGD through it.
 
     On CUDA gradients come from copies in bfloat16; every verdict is that of the models themselves.
     """
 
-    def __init__(self, pair: Pair, size: Size, conditions: Conditions) -> None:
+    def __init__(self, pair: Pair, size: LocalStudySize, conditions: Conditions) -> None:
         self.pair, self.size, self.conditions = pair, size, conditions
         on_cuda = conditions.device.type == "cuda"
-        self.sources = [Reduced(base, self.few(pair.held_out, 8)) if on_cuda else base
+        self.sources = [Bfloat16Copy(base, self.few(pair.held_out, 8)) if on_cuda else base
                         for base in (pair.accurate, pair.robust)]
-        self.on_accurate, self.on_robust = (Once(partial(transfer, source=source, steps=size.steps), conditions.seed)
+        self.on_accurate, self.on_robust = (CachedAttack(partial(transfer, source=source, steps=size.steps), conditions.seed)
                                             for source in self.sources)
 
     def rule(self, oracle: nn.Module, gamma: float, trust: str, space: str = "logits") -> SmoothedClassifier:
@@ -64,11 +64,11 @@ class Rules:
 
     def through(self, oracle: nn.Module, gamma: float, trust: str, space: str = "logits") -> dict[str, Attack]:
         """PGD through a rule; where it has a steepness, also softened, on what the first leaves."""
-        once = Once(self.pgd(self._rule(self.sources[0], oracle, gamma, trust, space)), self.conditions.seed)
+        once = CachedAttack(self.pgd(self._rule(self.sources[0], oracle, gamma, trust, space)), self.conditions.seed)
         attacks: dict[str, Attack] = {"pgd": once}
         if trust != "constant" and gamma < math.inf:
             soft = self._rule(self.sources[0], oracle, gamma, trust, space, soft=True)
-            attacks["pgd-soft"] = Then(once, self.pgd(Softened(soft)))
+            attacks["pgd-soft"] = FallbackAttack(once, self.pgd(Softened(soft)))
         return attacks
 
     def _rule(self, accurate: nn.Module, oracle: nn.Module, gamma: float, trust: str, space: str,

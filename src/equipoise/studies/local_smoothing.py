@@ -15,40 +15,41 @@ from pathlib import Path
 
 from torch import nn
 
-from equipoise import checks, report, summary
-from equipoise.attacks import Fold, pgd
+from equipoise import reporting
+from equipoise.attacks import Suite, pgd
 from equipoise.attacks.auto import VERSIONS
+from equipoise.core import checks, summary
+from equipoise.core.records import Row, Run
+from equipoise.core.threat import Threat
 from equipoise.data import Dataset
-from equipoise.evaluate import Attack, Conditions, Subject, attacked, facts, untouched
-from equipoise.fit.crossing import Crossing, crossing
-from equipoise.mixing.jacobian import Softened
-from equipoise.mixing.neighbours import Neighbours
-from equipoise.mixing.policy import TARGETS, AdaptiveSmoothing
+from equipoise.evaluation import Attack, Conditions, Job, attacked, facts, untouched
+from equipoise.local_smoothing.crossing import Crossing, crossing
+from equipoise.local_smoothing.jacobian import Softened
+from equipoise.local_smoothing.neighbours import Neighbours
+from equipoise.local_smoothing.policy import TARGETS, AdaptiveSmoothing
 from equipoise.models import weights_digest
-from equipoise.records import Row, Run
 from equipoise.studies import local_figures
 from equipoise.studies.local_figures import alpha_of
 from equipoise.studies.local_pair import Pair
-from equipoise.studies.local_rules import Rules
+from equipoise.studies.local_rules import RuleSet
 from equipoise.studies.local_size import SIZES as SIZES
-from equipoise.studies.local_size import Size
-from equipoise.threat import Threat
-from equipoise.train import train
-from equipoise.train.objectives.policy import PolicyLoss
+from equipoise.studies.local_size import LocalStudySize
+from equipoise.training import train
+from equipoise.training.objectives.policy import PolicyLoss
 
 PARTS = ("neighbours", "trust", "policy", "radii", "auto", "gradients")
 COMPARED = ("constant", "gradient", "top-gradient", "ratio")
 SPACES = ("logits", "probabilities")
 
 
-class Study:
+class LocalSmoothingStudy:
     """The parts of the story; each can be told again at no cost."""
 
-    def __init__(self, run: Run, pair: Pair, size: Size, conditions: Conditions) -> None:
+    def __init__(self, run: Run, pair: Pair, size: LocalStudySize, conditions: Conditions) -> None:
         self.run, self.out, self.pair, self.size, self.conditions = run, run.folder, pair, size, conditions
         for base in (pair.accurate, pair.robust):
             base.to(conditions.device).eval().requires_grad_(False)
-        self.rules = Rules(pair, size, conditions)
+        self.rules = RuleSet(pair, size, conditions)
         self.digests = {"accurate": weights_digest(pair.accurate), "robust": weights_digest(pair.robust)}
         self.began = time.monotonic()
 
@@ -67,9 +68,9 @@ class Study:
         differences = summary.differences(rows, [("adaptive", "robust"), ("adaptive", "accurate")], threat)
         self.run.summarise("reproduce", time.monotonic() - self.began, summary.results(rows, threat),
                            study="local-smoothing", differences=differences, **more)
-        return report.write(self.out)
+        return reporting.write(self.out)
 
-    def _subjects(self, adaptive: AdaptiveSmoothing | None) -> list[Subject]:
+    def _subjects(self, adaptive: AdaptiveSmoothing | None) -> list[Job]:
         """The row of Table 1: both bases, and the adaptive classifier once there is one."""
         long = [(f"pgd-{steps}", partial(pgd, steps=steps)) for steps in self.size.long]
         found = []
@@ -78,17 +79,17 @@ class Study:
                 attacks: dict[str, Attack] = {"clean": untouched, **dict(long)}
                 if name == "adaptive":
                     attacks["pgd-soft"] = partial(pgd, steps=self.size.long[0], surrogate=Softened(model))
-                found += [Subject(name, model, attack, run) for attack, run in attacks.items()]
+                found += [Job(name, model, attack, run) for attack, run in attacks.items()]
         return found
 
-    def _measure(self, run: Run, subjects: Sequence[Subject], data: Dataset,
+    def _measure(self, run: Run, subjects: Sequence[Job], data: Dataset,
                  conditions: Conditions | None = None) -> list[Row]:
         for subject in subjects:
             subject.model.to(self.conditions.device)
             attacked(subject, data, run, conditions or self.conditions)
         return run.finish()
 
-    def _part(self, name: str, subjects: Sequence[Subject], data: Dataset,
+    def _part(self, name: str, subjects: Sequence[Job], data: Dataset,
               conditions: Conditions | None = None) -> list[Row]:
         """A run folder of its own with these subjects."""
         began = time.monotonic()
@@ -97,7 +98,7 @@ class Study:
         run.summarise("evaluate", time.monotonic() - began, summary.results(rows, self.conditions.threat))
         return rows
 
-    def _open(self, name: str, subjects: Sequence[Subject], data: Dataset) -> Run:
+    def _open(self, name: str, subjects: Sequence[Job], data: Dataset) -> Run:
         # The weights of both bases once, not with every subject: there are hundreds.
         policy = next((subject.model for subject in subjects if subject.name == "adaptive"), None)
         models = self.digests if policy is None else {**self.digests, "adaptive": weights_digest(policy)}
@@ -123,10 +124,10 @@ class Study:
                                         gamma)
         self._part("neighbours", [*self._alone(), *subjects], self.pair.test)
 
-    def _alone(self) -> list[Subject]:
+    def _alone(self) -> list[Job]:
         """Both bases by themselves, where every curve begins and ends."""
         bases = {"accurate": self.pair.accurate, "robust": self.pair.robust}
-        return [Subject(name, model, attack, run) for name, model in bases.items()
+        return [Job(name, model, attack, run) for name, model in bases.items()
                 for attack, run in {"clean": untouched, "pgd": self.rules.pgd(model)}.items()]
 
     def _trust(self) -> None:
@@ -145,8 +146,8 @@ class Study:
         self._part("trust", [*self._alone(), *subjects], self.pair.test)
 
     @staticmethod
-    def _named(name: str, model: nn.Module, attacks: dict[str, Attack], gamma: float) -> list[Subject]:
-        return [Subject(name, model, attack, run, alpha_of(gamma)) for attack, run in attacks.items()]
+    def _named(name: str, model: nn.Module, attacks: dict[str, Attack], gamma: float) -> list[Job]:
+        return [Job(name, model, attack, run, alpha_of(gamma)) for attack, run in attacks.items()]
 
     def _crossing(self) -> Crossing:
         """γ_0 on held-out images [Bai2022, Figure 4]."""
@@ -188,7 +189,7 @@ class Study:
         """Other radii than the one it was trained for [Bai2022, Figure 8]."""
         judged, threat = {"robust": self.pair.robust, "adaptive": self._learnt()}, self.conditions.threat
         attack: Attack = partial(pgd, steps=self.size.long[0])
-        subjects = {factor: [Subject(name, model, f"eps {threat.eps * factor:.4g}", attack)
+        subjects = {factor: [Job(name, model, f"eps {threat.eps * factor:.4g}", attack)
                              for name, model in judged.items()] for factor in sorted({1.0, *self.size.eps_factors})}
         began = time.monotonic()
         run = self._open("radii", [subject for some in subjects.values() for subject in some], self.pair.test)
@@ -202,11 +203,11 @@ class Study:
         """AutoAttack through the policy on a few images, which the paper did not run."""
         judged = {"accurate": self.pair.accurate, "robust": self.pair.robust, "adaptive": self._learnt()}
         few = self.pair.test.slice(0, min(self.size.auto, len(self.pair.test)))
-        auto = Fold(tuple(VERSIONS[self.size.version]()))
+        auto = Suite(tuple(VERSIONS[self.size.version]()))
         attacks: dict[str, Attack] = {"clean": untouched, "auto": auto}
         # Casts on the fly would not reach the gradients that the rule itself is made of.
         exact = dataclasses.replace(self.conditions, precision="fp32")
-        self._part("auto", [Subject(name, model, attack, run) for name, model in judged.items()
+        self._part("auto", [Job(name, model, attack, run) for name, model in judged.items()
                             for attack, run in attacks.items()], few, exact)
 
     def _gradients(self) -> None:
@@ -214,3 +215,5 @@ class Study:
         local_figures.gradients(self.out / "arrays.npz", self.pair.accurate, self.pair.robust, self.pair.test,
                                 self.conditions, self.size.steps)
 
+
+Study = LocalSmoothingStudy

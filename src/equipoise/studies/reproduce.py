@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from equipoise import checks
-from equipoise.evaluate import Conditions, facts
-from equipoise.records import Run
+from equipoise.core import checks
+from equipoise.core.records import Run
+from equipoise.core.threat import Threat
+from equipoise.evaluation import Conditions, facts
 from equipoise.studies import adaptive_smoothing, local_pair, local_smoothing
-from equipoise.threat import Threat
 
 STUDIES = {"adaptive-smoothing": adaptive_smoothing, "local-smoothing": local_smoothing}
 

@@ -1,0 +1,1 @@
+"""Shared foundations: threats, random streams, geometry, losses, statistics, run folders and settings."""

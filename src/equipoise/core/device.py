@@ -1,0 +1,80 @@
+"""Where and how exactly to compute: the device, and the precision on it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+from equipoise.core import checks
+
+DEVICES = ("auto", "cpu", "cuda")
+PRECISIONS = ("auto", "fp32", "bf16")
+
+
+def pick(name: str) -> torch.device:
+    """`auto` takes CUDA where there is one; under `torchrun` each process takes its own."""
+    checks.one_of("device", name, DEVICES)
+    present = torch.cuda.is_available()
+    if name == "cuda":
+        checks.require(present, "device", "be one that is present (no CUDA device found)", name)
+    if name == "cpu" or not present:
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+_TRY = """
+import torch
+x, layer = torch.rand(8, 64), torch.nn.Linear(64, 16)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    layer(x).float().sum().backward()
+    torch.nn.Conv2d(64, 16, 3)(torch.rand(8, 64, 8, 8)).float().sum().backward()
+"""
+
+
+@functools.cache
+def has_bf16(kind: str) -> bool:
+    """Whether this kind of device computes in bfloat16.
+
+    Some CPUs, virtual ones above all, claim instructions on which they trap; that ends a process, so another one
+    tries first.
+    """
+    if kind != "cpu":
+        return True
+    return subprocess.run([sys.executable, "-c", _TRY], capture_output=True, check=False).returncode == 0
+
+
+def usable(name: str, device: torch.device) -> str:
+    """A precision that this device has."""
+    checks.one_of("precision", name, PRECISIONS)
+    checks.require(name != "bf16" or has_bf16(device.type), "precision",
+                   f"be auto or fp32 on this {device.type}, which cannot compute in bfloat16", name)
+    return name
+
+
+@contextmanager
+def exactly(device: torch.device) -> Iterator[None]:
+    """Without TF32, which torch allows in convolutions by default, and outside of any reduced precision."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, products.allow_tf32
+    convolutions.allow_tf32 = products.allow_tf32 = False
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        convolutions.allow_tf32, products.allow_tf32 = before
+
+
+def precision(name: str, device: torch.device) -> AbstractContextManager[object]:
+    """A context for forward passes: `bf16` computes convolutions and products in half the bits.
+
+    `auto` is fp32, because a printed accuracy should not depend on the machine that measured it.
+    """
+    if usable(name, device) == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()

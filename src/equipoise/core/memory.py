@@ -1,0 +1,39 @@
+"""Work over many images in batches that fit: out of memory halves the batch and goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+
+from equipoise.core import checks
+
+T = TypeVar("T")
+
+
+def in_batches(work: Callable[[slice], T], count: int, batch_size: int) -> Iterator[tuple[slice, T]]:
+    """Call `work` on consecutive slices of 0 … count − 1 and yield each slice with its result.
+
+    Chance follows the image (:mod:`equipoise.core.rng`), so a smaller batch changes speed and rounding only.
+    """
+    checks.whole("batch_size", batch_size, least=1)
+    start = 0
+    while start < count:
+        rows = slice(start, min(start + batch_size, count))
+        try:
+            result = work(rows)
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or rows.stop - start == 1:
+                raise
+            batch_size = (rows.stop - start + 1) // 2
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            continue
+        yield rows, result
+        start = rows.stop
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """CUDA has an exception of its own; the CPU allocator only has a message."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

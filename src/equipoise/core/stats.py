@@ -1,0 +1,135 @@
+"""Intervals: no accuracy leaves the house without one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betaincinv, ndtri, stdtrit
+
+from equipoise.core import checks
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with the interval that covers the truth with the stated confidence."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Estimate:
+    """Exact two-sided binomial interval: covers at least as often as promised, for every n."""
+    _check_counts(successes, n, confidence)
+    tail = (1 - confidence) / 2
+    low = float(betaincinv(successes, n - successes + 1, tail)) if successes > 0 else 0.0
+    high = float(betaincinv(successes + 1, n - successes, 1 - tail)) if successes < n else 1.0
+    return Estimate(successes / n, low, high, n)
+
+
+def share(flags: Iterable[object]) -> Estimate:
+    """How many of these are true, with their exact interval.
+
+    >>> share([True, False, True, True]).value
+    0.75
+    """
+    seen = [bool(flag) for flag in flags]
+    return clopper_pearson(sum(seen), len(seen))
+
+
+def lower_bound(successes: int, n: int, failure: float) -> float:
+    """One-sided Clopper-Pearson bound: exceeds the truth with probability at most `failure`."""
+    _check_counts(successes, n, 1 - failure)
+    return float(betaincinv(successes, n - successes + 1, failure)) if successes > 0 else 0.0
+
+
+def wilson(successes: int, n: int, confidence: float = 0.95) -> Estimate:
+    """Score interval [Wilson1927]: shorter than Clopper-Pearson, right on average over proportions."""
+    _check_counts(successes, n, confidence)
+    z2 = float(ndtri(0.5 + confidence / 2)) ** 2
+    share = successes / n
+    centre = (successes + z2 / 2) / (n + z2)
+    half = math.sqrt(z2) / (n + z2) * math.sqrt(n * share * (1 - share) + z2 / 4)
+    # At the ends the interval touches 0 or 1 exactly; rounding must not leave the value outside.
+    return Estimate(share, min(max(0.0, centre - half), share), max(min(1.0, centre + half), share), n)
+
+
+def paired_difference(gained: int, lost: int, n: int, confidence: float = 0.95) -> Estimate:
+    """Difference of two accuracies on the same n images [Bonett2012].
+
+    `gained` images are right only under the first model, `lost` only under the second. Images on
+    which both agree say nothing about the sign, so the interval is far shorter than for two samples.
+    """
+    _check_counts(gained + lost, n, confidence)
+    z = float(ndtri(0.5 + confidence / 2))
+    up, down = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
+    half = z * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
+    value = (gained - lost) / n
+    low, high = max(-1.0, up - down - half), min(1.0, up - down + half)
+    return Estimate(value, min(low, value), max(high, value), n)
+
+
+def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """Mean of n numbers with Student's interval; one number alone has none."""
+    checks.whole("n", len(values), least=1)
+    checks.strictly_within("confidence", confidence, 0, 1)
+    n, middle = len(values), math.fsum(values) / len(values)
+    if n == 1:
+        return Estimate(middle, -math.inf, math.inf, 1)
+    variance = math.fsum((value - middle) ** 2 for value in values) / (n - 1)
+    half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * math.sqrt(variance / n)
+    return Estimate(middle, middle - half, middle + half, n)
+
+
+def lead(point: NDArray[np.bool_], line: NDArray[np.bool_], *, confidence: float = 0.95, draws: int = 2000,
+         seed: int = 0) -> Estimate | None:
+    """How many more clean images a model answers than others do at its own accuracy under attack.
+
+    Between two of the others the line is straight, because a coin that picks one of both answers so. The interval is
+    that of images drawn anew (bootstrap), all models on the same ones; as in :func:`paired_difference`, with one more
+    that only the model answers and one that only the others do: where no difference is seen there may still be one.
+
+    Args:
+        point: (2, n) verdicts of the model, on clean and on attacked images.
+        line: (m, 2, n) those of m ≥ 2 others on the same images.
+        confidence: of the interval.
+        draws: of n images each.
+        seed: of the draws.
+
+    Returns:
+        None where the accuracy of the model under attack lies beyond the line.
+    """
+    n = point.shape[-1]
+    _check_counts(0, n, confidence)
+    checks.require(len(line) >= 2, "line", "hold at least two models", len(line))
+    reached = line[:, 1].mean(axis=-1)
+    if not reached.min() <= point[1].mean() <= reached.max():
+        return None
+    value = _above(point.mean(axis=-1), line.mean(axis=-1))
+    own = np.concatenate([point, np.array([[True, False]] * 2)], axis=-1)
+    others = np.concatenate([line, np.array([[[False, True]] * 2] * len(line))], axis=-1)
+    share = np.random.default_rng(seed).multinomial(n + 2, np.full(n + 2, 1 / (n + 2)), size=draws).T / (n + 2)
+    drawn = [_above(mine, theirs) for mine, theirs in zip((own @ share).T, (others @ share).transpose(2, 0, 1),
+                                                          strict=True)]
+    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Estimate(value, min(float(low), value), max(float(high), value), n)
+
+
+def _above(mine: NDArray[np.float64], line: NDArray[np.float64]) -> float:
+    """Clean accuracy above the line (m, 2), at the accuracy under attack of (2,); past its ends it goes straight on."""
+    clean, attacked = line[np.argsort(line[:, 1], kind="stable")].T
+    at = int(np.clip(np.searchsorted(attacked, mine[1]), 1, len(line) - 1))
+    wide = attacked[at] - attacked[at - 1]
+    part = (mine[1] - attacked[at - 1]) / wide if wide > 0 else 0.5
+    return float(mine[0] - (clean[at - 1] + part * (clean[at] - clean[at - 1])))
+
+
+def _check_counts(successes: int, n: int, confidence: float) -> None:
+    checks.whole("n", n, least=1)
+    checks.require(0 <= successes <= n, "successes", f"lie in 0..{n}", successes)
+    checks.strictly_within("confidence", confidence, 0, 1)

@@ -1,0 +1,49 @@
+"""What the adversary may do: the one object that every attack, certificate and report receives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from equipoise.core import checks
+
+NORMS = ("linf", "l2")
+
+
+@dataclass(frozen=True, init=False)
+class Threat:
+    """All perturbations with ‖δ‖ ≤ eps that keep the image inside [0, 1].
+
+    `eps` is in units of [0, 1] pixels; "8/255" may be given as text.
+
+    >>> Threat("linf", "8/255")
+    Threat(norm='linf', eps=0.03137254901960784)
+    """
+
+    norm: str
+    eps: float
+
+    def __init__(self, norm: str, eps: float | str) -> None:
+        object.__setattr__(self, "norm", checks.one_of("norm", norm, NORMS))
+        object.__setattr__(self, "eps", checks.positive("eps", checks.fraction("eps", eps)))
+        # Images lie in [0, 1]: a larger radius is a forgotten "/255".
+        checks.require(norm != "linf" or self.eps <= 1, "eps", "be at most 1 for linf (8/255, not 8)", eps)
+
+    def eps_in(self, dtype: torch.dtype) -> float:
+        """`eps` rounded down to `dtype`, so that a bound kept there also holds for the real number."""
+        value = torch.tensor(self.eps, dtype=dtype)
+        if value.item() > self.eps:
+            value = torch.nextafter(value, torch.tensor(-math.inf, dtype=dtype))
+        return value.item()
+
+    def facts(self) -> dict[str, str | float]:
+        """As it stands in `summary.json` and `run.toml`."""
+        return {"norm": self.norm, "eps": self.eps}
+
+    def __str__(self) -> str:
+        sign = "ℓ∞" if self.norm == "linf" else "ℓ2"
+        parts = self.eps * 255
+        text = f"{round(parts)}/255" if abs(parts - round(parts)) < 1e-9 else f"{self.eps:g}"
+        return f"{sign} ≤ {text}"

@@ -1,3 +1,0 @@
-"""Rows → page: what a run found, as one file that a person can read anywhere."""
-
-from equipoise.report.page import write as write

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.core import geometry
+from equipoise.core.rng import stream
+from equipoise.core.threat import NORMS, Threat
+
+threats = st.one_of(st.builds(Threat, st.sampled_from(NORMS), st.floats(1e-3, 1)),
+                    st.builds(Threat, st.just("l2"), st.floats(1, 4)))
+
+
+def _images(seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return stream(seed, "images", torch.arange(4)).uniform(3, 5, 7).to(dtype)
+
+
+@settings(deadline=None)
+@given(threats, st.integers(0, 50), st.floats(0.01, 10), st.sampled_from([torch.float32, torch.float64]))
+def test_projection(threat: Threat, seed: int, scale: float, dtype: torch.dtype) -> None:
+    x = _images(seed, dtype)
+    far = x + scale * stream(seed, "step", torch.arange(4)).normal(3, 5, 7).to(dtype)
+    near = geometry.project(far, x, threat)
+    assert float(near.min()) >= 0 and float(near.max()) <= 1
+    if threat.norm == "linf":
+        assert float((near - x).abs().max()) <= threat.eps, "exactly inside, in the dtype of the images"
+        assert torch.equal(geometry.project(near, x, threat), near), "idempotent"
+    else:
+        assert float(geometry.size(near - x, "l2").max()) <= threat.eps * (1 + 1e-6)
+        torch.testing.assert_close(geometry.project(near, x, threat), near)
+
+
+@settings(deadline=None)
+@given(threats, st.integers(0, 50))
+def test_projection_leaves_inner_points_alone(threat: Threat, seed: int) -> None:
+    x = _images(seed)
+    inside = geometry.draw(x, Threat(threat.norm, threat.eps / 2), stream(seed, "inner", torch.arange(4)))
+    torch.testing.assert_close(geometry.project(inside, x, threat), inside, rtol=0, atol=1e-6)
+
+
+def test_projection_onto_the_euclidean_ball_known_points() -> None:
+    x = torch.full((2, 1, 1, 2), 0.5, dtype=torch.float64)
+    far = x + torch.tensor([[0.3, 0.4], [0.03, 0.04]], dtype=torch.float64).view(2, 1, 1, 2)
+    near = geometry.project(far, x, Threat("l2", 0.1)) - x
+    expected = torch.tensor([[0.06, 0.08], [0.03, 0.04]], dtype=torch.float64).view(2, 1, 1, 2)
+    torch.testing.assert_close(near, expected)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_steepest_beats_every_random_direction(norm: str) -> None:
+    gradient = stream(1, "gradient", torch.arange(4)).normal(3, 5, 7).double()
+    step = geometry.steepest(gradient, norm)
+    torch.testing.assert_close(geometry.size(step, norm), torch.ones(4, dtype=torch.float64))
+    gain = (step * gradient).flatten(1).sum(1)
+    for seed in range(50):
+        other = stream(seed, "other", torch.arange(4)).normal(3, 5, 7).double()
+        other = other / geometry.per_example(geometry.size(other, norm), other)
+        assert bool(((other * gradient).flatten(1).sum(1) <= gain).all())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_zero_and_tiny_gradients(norm: str) -> None:
+    gradient = torch.zeros(2, 3, 5, 7)
+    gradient[1] = 1e-30
+    step = geometry.steepest(gradient, norm)
+    assert bool(step.isfinite().all())
+    assert float(geometry.size(step, norm)[0]) == 0
+    assert abs(float(geometry.size(step, norm)[1]) - 1) < 1e-5
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_draw_fills_the_ball(norm: str) -> None:
+    x = torch.full((2000, 1, 1, 2), 0.5)
+    drawn = geometry.draw(x, Threat(norm, 0.2), stream(0, "draw", torch.arange(2000)))
+    sizes = geometry.size(drawn - x, norm) / 0.2
+    # Uniform in two dimensions: the share within radius r of the ball is r².
+    for radius in (0.3, 0.6, 0.9):
+        share = float((sizes <= radius).float().mean())
+        assert abs(share - radius**2) < 5 * (radius**2 * (1 - radius**2) / 2000) ** 0.5

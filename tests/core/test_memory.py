@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.core import memory
+
+
+@settings(deadline=None)
+@given(st.integers(0, 50), st.integers(1, 60), st.integers(1, 60))
+def test_every_row_once_however_little_fits(count: int, batch_size: int, fits: int) -> None:
+    def work(rows: slice) -> list[int]:
+        if rows.stop - rows.start > fits:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return list(range(rows.start, rows.stop))
+
+    found = [i for _, part in memory.in_batches(work, count, batch_size) for i in part]
+    assert found == list(range(count))
+
+
+def test_one_image_that_does_not_fit_is_an_error() -> None:
+    def work(rows: slice) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        list(memory.in_batches(work, 4, 4))
+
+
+def test_other_errors_pass_through() -> None:
+    calls = []
+
+    def work(rows: slice) -> None:
+        calls.append(rows)
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        list(memory.in_batches(work, 4, 4))
+    assert calls == [slice(0, 4)]

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from equipoise.core import progress
+
+
+def test_silent_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.task("work", total=3) as task:
+        task.advance(3)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 3.0, 10.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with progress.shown(), progress.task("work", total=3) as task:
+        task.advance(1)
+        task.advance(2, standing="2/3")
+    out, err = capsys.readouterr()
+    assert out == "" and err == "work: 3/3, standing 2/3, 0 s left\n"
+
+
+def test_what_was_done_before_does_not_shorten_the_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 10.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with progress.shown(), progress.task("work", total=100, done=80) as task:
+        task.advance(10)
+    assert capsys.readouterr().err == "work: 90/100, 10 s left\n"
+
+
+def test_only_the_first_of_several_processes_shows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    clock = iter([0.0, 10.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with progress.shown(), progress.task("work", total=1) as task:
+        task.advance(1)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress.shown(), progress.task("work", total=3) as task:
+        task.advance(3, standing="2/3")
+    assert "work" in screen.getvalue() and "2/3" in screen.getvalue()

@@ -1,0 +1,147 @@
+"""Feature taps: found in any architecture, caught in one pass, gone afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equipoise.core.checks import InputError
+from equipoise.models import Normalize, build
+from equipoise.models.feature_hooks import find_taps, matched, tapped
+
+C, K = 3, 6
+
+
+class Block(nn.Module):
+    """A block of a transformer, as far as shapes go."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.mlp(x)
+        return out
+
+
+class Transformer(nn.Module):
+    """Patches of 4 × 4, some tokens without a place before them, blocks, the mean."""
+
+    def __init__(self, blocks: int = 8, prefix: int = 1) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(C, 5, 4, stride=4)
+        self.prefix = nn.Parameter(torch.zeros(1, prefix, 5))
+        self.blocks = nn.Sequential(*(Block(5) for _ in range(blocks)))
+        self.head = nn.Linear(5, K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        tokens = self.blocks(torch.cat((self.prefix.expand(len(x), -1, -1), tokens), dim=1))
+        logits: Tensor = self.head(tokens.mean(dim=1))
+        return logits
+
+
+class Resizing(Transformer):
+    """A transformer that makes its images larger and normalises them first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.larger, self.normalize = nn.Upsample(scale_factor=2), Normalize([0.5] * C, [0.5] * C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.larger(self.normalize(x)))
+
+
+def _convnext() -> nn.Module:
+    """Stem, stages and downsampling in one sequence, as torchvision lays out ConvNeXt."""
+    def stage(width: int) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.GELU())
+
+    features = nn.Sequential(nn.Sequential(nn.Conv2d(C, 4, 2, stride=2), nn.GELU()), stage(4),
+                             nn.Sequential(nn.Conv2d(4, 6, 2, stride=2)), stage(6),
+                             nn.Sequential(nn.Conv2d(6, 8, 2, stride=2)), stage(8))
+    net = nn.Sequential()
+    net.add_module("features", features)
+    net.add_module("avgpool", nn.AdaptiveAvgPool2d(1))
+    net.add_module("classifier", nn.Sequential(nn.Flatten(), nn.Linear(8, K)))
+    return net
+
+
+def _zoo(name: str) -> Callable[[], nn.Module]:
+    return lambda: build(name, num_classes=K, image_shape=(C, 16, 24), seed=1).eval()
+
+
+@pytest.mark.parametrize(("make", "wanted"), [
+    (_zoo("resnet8"), ("layer1", "layer2")),
+    (_zoo("resnet18"), ("layer1", "layer2")),
+    (_zoo("preact_resnet18"), ("layer1", "layer2")),
+    (_zoo("wide_resnet28_10"), ("layer1", "layer2")),
+    (_zoo("cnn_small"), ("conv1", "conv2")),
+    (_convnext, ("features.1", "features.3")),
+    (Transformer, ("blocks.1", "blocks.3")),
+    (Resizing, ("blocks.1", "blocks.3")),
+    (lambda: nn.Sequential(Normalize([0.5] * 3, [0.5] * 3), _zoo("resnet8")()), ("1.layer1", "1.layer2")),
+], ids=["resnet8", "resnet18", "preact", "wide", "cnn", "convnext", "vit", "resizing", "wrapped"])
+def test_two_depths_are_found(make: Callable[[], nn.Module], wanted: tuple[str, str]) -> None:
+    assert find_taps(make(), torch.rand(1, C, 16, 24)) == wanted
+
+
+def test_a_model_without_places_is_told() -> None:
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(C * 8 * 8, 5), nn.Linear(5, K))
+    with pytest.raises(InputError, match=r"`taps` must be given for Sequential"):
+        find_taps(flat, torch.rand(2, C, 8, 8))
+    with pytest.raises(InputError, match=r"`tap 1` must give features with a place in the image"):
+        tapped(flat, ("1", "2"), torch.rand(2, C, 8, 8))
+
+
+@pytest.mark.parametrize(("height", "width", "prefix"), [(16, 16, 0), (16, 16, 1), (16, 24, 5), (8, 24, 1)])
+def test_tokens_are_laid_back_into_their_places(height: int, width: int, prefix: int) -> None:
+    model = Transformer(blocks=2, prefix=prefix)
+    x = torch.rand(2, C, height, width)
+    for weight in model.blocks.parameters():
+        nn.init.zeros_(weight)
+    maps = tapped(model, ("blocks.0", "blocks.1"), x)[1]
+    torch.testing.assert_close(maps[0], model.patches(x))  # the blocks change nothing
+    assert maps[1].shape == (2, 5, height // 4, width // 4)
+
+
+def test_one_pass_gives_all_and_leaves_no_trace() -> None:
+    model = build("resnet8", num_classes=K, image_shape=(C, 8, 8), seed=1).eval()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    passes: list[int] = []
+    counter = model.register_forward_hook(lambda module, inputs, output: passes.append(1))
+    x = torch.rand(2, C, 8, 8)
+    logits, maps = tapped(model, ("layer1", "layer2"), x)
+    assert len(passes) == 1 and torch.equal(logits, model(x)) and len(passes) == 2
+    counter.remove()
+    assert [tuple(m.shape) for m in maps] == [(2, 16, 8, 8), (2, 32, 4, 4)]
+    assert all(not sub._forward_hooks for sub in model.modules())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_hooks_go_also_when_the_pass_fails() -> None:
+    model = build("resnet8", num_classes=K, image_shape=(C, 8, 8), seed=1).eval()
+    with pytest.raises(InputError, match="channels"):
+        tapped(model, ("layer1", "layer2"), torch.rand(2, 1, 8, 8))
+    assert all(not sub._forward_hooks for sub in model.modules())
+
+
+def test_an_unknown_layer_is_told_with_near_ones() -> None:
+    model = build("resnet8", num_classes=K, image_shape=(C, 8, 8), seed=1).eval()
+    with pytest.raises(InputError, match=r"got 'layr2' \(near: layer2, .*\)"):
+        tapped(model, ("layer1", "layr2"), torch.rand(2, C, 8, 8))
+    with pytest.raises(InputError, match=r"there are conv1, bn1, "):
+        tapped(model, ("zzz", "layer2"), torch.rand(2, C, 8, 8))
+    with pytest.raises(InputError, match=r"got '' \(there are"):
+        tapped(model, ("layer1", ""), torch.rand(2, C, 8, 8))
+    assert all(not sub._forward_hooks for sub in model.modules())
+
+
+def test_maps_meet_at_the_smaller_size() -> None:
+    small, large = torch.rand(2, 3, 4, 5), torch.rand(2, 1, 8, 10)
+    met = matched([small, large])
+    assert torch.equal(met[0], small) and met[1].shape == (2, 1, 4, 5)
+    torch.testing.assert_close(met[1][0, 0, 0, 0], large[0, 0, :2, :2].mean())
