@@ -1,150 +1,126 @@
-"""AutoAttack's verdict and its price: ours beside pyautoattack, in one run.
+"""Attacked accuracy and time of the attack suites, beside pyautoattack in the same run.
 
-Two CPU cores, a ResNet-8 trained on the spot on drawn shapes, 32 images (some 100 seconds of one core):
+Two CPU cores, a ResNet-8 trained on the spot on synthetic shapes, 32 images (about 100 seconds of one core):
     python benchmarks/attacks.py
 
-The same with a robust ResNet-8 and the first 128 images of CIFAR-10 (about six minutes, most of them the peer's):
-    python benchmarks/attacks.py --data DATA_DIR --weights WEIGHTS_DIR
+A robust ResNet-8 and the first 128 images of CIFAR-10 (about six minutes, most of them pyautoattack's):
+    python benchmarks/attacks.py --data DATA --weights WEIGHTS
 
-One GPU, robust ResNet-18, first 1000 images; there the peer's figures are those measured on an H200 before:
-    PYTHONPATH=src python3 benchmarks/attacks.py --device cuda --data DATA_DIR --weights WEIGHTS_DIR
+One GPU, robust ResNet-18, first 1000 images; the reference time was measured earlier on an H200:
+    PYTHONPATH=src python3 benchmarks/attacks.py --device cuda --data DATA --weights WEIGHTS
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
 from contextlib import nullcontext
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
+from common import NO_FILES, THREAT, add_files, has_files, load_cifar_model, new_parser, robust_on_shapes, timed
 from torch import nn
 
-from equipoise import data, models
-from equipoise.attacks import AttackState, Stage, worst_case
-from equipoise.attacks.auto import VERSIONS
+from equipoise.attacks import Attack, AttackState, attack_dataset, fast, standard
 from equipoise.core import progress
-from equipoise.core.threat import Threat
-from equipoise.data import Dataset, pixels
-from equipoise.training import TrainingPlan, train
-from equipoise.training.objectives import Adversarial
+from equipoise.data import Dataset, load_data, pixels
 
-THREAT = Threat("linf", "8/255")
-KINDS = {"cpu": ("cifar10_resnet8_pgd_at_linf8.safetensors", 128, 128),
-         "cuda": ("cifar10_resnet18_pgd_at_linf8.safetensors", 1000, 512)}
-H200_REFERENCE = (117.5, 0.460, 0.0)  # seconds and accuracy of the original AutoAttack on this model and these images
+SUITES = {"fast": fast, "standard": standard}
+NETWORKS = {"cpu": ("resnet8_pgd_at_linf8", 128, 128), "cuda": ("resnet18_pgd_at_linf8", 1000, 512)}  # images, batch
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Another implementation of AutoAttack on the same model and images."""
+
+    seconds: float
+    accuracy: float
+    cpu_seconds: float | None = None
+
+
+ORIGINAL_ON_H200 = Reference(117.5, 0.460)  # the original AutoAttack, ResNet-18, first 1000 images
 
 
 def main() -> None:
-    asked = arguments()
-    kind = asked.device
-    if kind == "cpu":
-        torch.set_num_threads(asked.threads)
-    real = asked.weights is not None and asked.data is not None
-    name, model, images, threat = stored(asked) if real else drawn(asked)
-    batch = asked.batch_size or KINDS[kind][2]
-    where = torch.cuda.get_device_name() if kind == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    print(f"{name}, {len(images)} images, {threat}, {where}, torch {torch.__version__}", flush=True)
-    peer = None if kind == "cuda" or asked.no_peer else pyautoattack(model, images, threat)
-    if kind == "cuda" and real and len(images) == 1000:
-        peer = H200_REFERENCE
-        print(f"AutoAttack, measured before on an H200: {peer[0]:.1f} s, {peer[1]:.2%}", flush=True)
-    for version in asked.versions.split(","):
-        ours(version, model, images, threat, kind, batch, asked, peer)
-
-
-def stored(asked: argparse.Namespace) -> tuple[str, nn.Module, Dataset, Threat]:
-    """A robust network from a file, and CIFAR-10."""
-    name, count, _ = KINDS[asked.device]
-    model = models.load(f"file:{Path(asked.weights) / name}").eval().requires_grad_(False).to(asked.device)
-    images = data.load("cifar10", split="test", data_dir=Path(asked.data), start=0, count=asked.count or count)
-    return name, model, images, THREAT
-
-
-def drawn(asked: argparse.Namespace) -> tuple[str, nn.Module, Dataset, Threat]:
-    """A stand-in that needs no files: a ResNet-8 made robust in some seconds, and images of drawn shapes."""
-    print("no --weights and --data (nor $EQUIPOISE_WEIGHTS and $EQUIPOISE_DATA), so a stand-in is trained on drawn "
-          "shapes; its accuracy means nothing", flush=True)
-    learnt, threat = data.load("shapes", split="train", count=1024), THREAT
-    model = models.build("resnet8", num_classes=learnt.num_classes, image_shape=learnt.image_shape, mean=(0.35,) * 3,
-                         std=(0.2,) * 3)
-    begun = time.perf_counter()
-    plan = TrainingPlan(epochs=3, optimizer="adamw", lr=5e-3, schedule="one-cycle", warmup=0.6, held_out=0)
-    train(model, Adversarial(norm=threat.norm, eps=threat.eps, steps=4), learnt, plan, device=asked.device)
-    name = f"stand-in ResNet-8 on drawn 16 × 16 shapes (trained in {time.perf_counter() - begun:.0f} s)"
-    images = data.load("shapes", split="test", count=asked.count or 32)
-    return name, model.requires_grad_(False), images, threat
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=sorted(KINDS), default="cpu")
-    parser.add_argument("--weights", default=os.environ.get("EQUIPOISE_WEIGHTS"))
-    parser.add_argument("--data", default=os.environ.get("EQUIPOISE_DATA"))
-    parser.add_argument("--versions", default="fast,standard")
-    parser.add_argument("--precision", default="auto")
-    parser.add_argument("--count", type=int)
+    parser = new_parser(__doc__)
+    add_files(parser)
+    parser.add_argument("--suites", default="fast,standard", help="attack suites, separated by commas")
+    parser.add_argument("--precision", default="auto", help="precision of gradients: auto, fp32 or bf16")
+    parser.add_argument("--count", type=int, help="number of images")
     parser.add_argument("--batch-size", type=int)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--no-peer", action="store_true")
-    parser.add_argument("--detail", action="store_true", help="time and verdict of every stage")
-    return parser.parse_args()
+    parser.add_argument("--no-peer", action="store_true", help="do not run pyautoattack")
+    parser.add_argument("--detail", action="store_true", help="show the progress of every stage")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    name, model, data = load(args)
+    where = torch.cuda.get_device_name() if args.device == "cuda" else f"{args.threads} CPU threads"
+    print(f"{name}, {len(data)} images, {THREAT}, {where}, torch {torch.__version__}", flush=True)
+    reference = None
+    if args.device == "cpu" and not args.no_peer:
+        reference = run_pyautoattack(model, data)
+    elif args.device == "cuda" and has_files(args) and len(data) == 1000:
+        reference = ORIGINAL_ON_H200
+        print(f"AutoAttack, earlier, on an H200: {reference.seconds:.1f} s, {reference.accuracy:.2%}", flush=True)
+    for suite in args.suites.split(","):
+        run_suite(suite, model, data, args, reference)
 
 
-def pyautoattack(model: nn.Module, images: Dataset, threat: Threat) -> tuple[float, float, float]:
-    """Seconds, accuracy and CPU seconds of the peer."""
+def load(args: argparse.Namespace) -> tuple[str, nn.Module, Dataset]:
+    """Name, model and images: CIFAR-10, or synthetic shapes where no files are given."""
+    if has_files(args):
+        name, count, _ = NETWORKS[args.device]
+        data = load_data("cifar10", data_dir=args.data, count=args.count or count)
+        return name, load_cifar_model(args, name), data
+    print(NO_FILES, flush=True)
+    seconds, model = timed(lambda: robust_on_shapes(args.device), args.device)
+    return f"ResNet-8 on shapes (trained in {seconds:.0f} s)", model, load_data("shapes", count=args.count or 32)
+
+
+def run_pyautoattack(model: nn.Module, data: Dataset) -> Reference:
+    """Time and attacked accuracy of pyautoattack."""
     from pyautoattack import AutoAttack
 
-    x, y = pixels(images.images), images.labels
-    peer = AutoAttack(model, norm="Linf", eps=threat.eps, version="standard", device="cpu", seed=0)
-    # It falls over where there are fewer classes than targets.
-    peer.apgd_targeted.n_target_classes = peer.fab.n_target_classes = min(9, images.num_classes - 1)
-    start, spent = time.perf_counter(), time.process_time()
-    x_adv, _ = peer.run_standard_evaluation(x, y, batch_size=128)
-    seconds, spent = time.perf_counter() - start, time.process_time() - spent
+    x, y = pixels(data.images), data.labels
+    peer = AutoAttack(model, norm="Linf", eps=THREAT.eps, version="standard", device="cpu", seed=0)
+    # It fails where there are fewer classes than targets.
+    peer.apgd_targeted.n_target_classes = peer.fab.n_target_classes = min(9, data.num_classes - 1)
+    cpu = time.process_time()
+    seconds, (x_adv, _) = timed(lambda: peer.run_standard_evaluation(x, y, batch_size=128), "cpu")
+    cpu = time.process_time() - cpu
     with torch.no_grad():
         accuracy = float((model(x_adv).argmax(dim=1) == y).float().mean())
-    print(f"pyautoattack standard: {seconds:.1f} s ({spent:.1f} CPU seconds), {accuracy:.2%}", flush=True)
-    return seconds, accuracy, spent
+    print(f"pyautoattack standard: {seconds:.1f} s ({cpu:.1f} CPU seconds), {accuracy:.2%}", flush=True)
+    return Reference(seconds, accuracy, cpu)
 
 
-def ours(version: str, model: nn.Module, images: Dataset, threat: Threat, kind: str, batch: int,
-         asked: argparse.Namespace, peer: tuple[float, float, float] | None) -> None:
-    stages = VERSIONS[version]()
+def run_suite(name: str, model: nn.Module, data: Dataset, args: argparse.Namespace,
+              reference: Reference | None) -> None:
+    """Time and attacked accuracy of one of our suites."""
+    suite, batch_size = SUITES[name](), args.batch_size or NETWORKS[args.device][2]
 
-    def attack(part: Dataset, listed: Sequence[Stage]) -> AttackState:
-        return worst_case(listed, model, part, threat=threat, seed=0, precision=asked.precision, batch_size=batch,
-                          device=kind)
+    def run(attack: Attack, part: Dataset) -> AttackState:
+        return attack_dataset(attack, model, part, threat=THREAT, seed=0, precision=args.precision,
+                              batch_size=batch_size, device=args.device, title=name)
 
-    # The first seconds of a process go into loading kernels; they are told apart.
-    warm = timed(lambda: attack(images.slice(0, min(batch, len(images))), [VERSIONS["fast"]()[0]]), kind)[0]
-    spent = time.process_time()
-    with progress.shown() if asked.detail else nullcontext():
-        seconds, outcome = timed(lambda: attack(images, stages), kind)
-    spent = time.process_time() - spent
-    accuracy = float(outcome.standing.float().mean())
-    line = f"equipoise {version}: {seconds:.1f} s, {accuracy:.2%} (first touch of the device {warm:.1f} s apart)"
-    if peer is not None:
-        line += f"; {peer[0] / seconds:.2f} times as fast, verdict {accuracy - peer[1]:+.2%}"
-        if peer[2]:  # on a busy machine the fairer ratio
-            line += f"; {peer[2] / spent:.2f} times by CPU seconds ({spent:.1f})"
+    # Loading kernels takes the first seconds of a process; they are timed separately.
+    warm_up, _ = timed(lambda: run(fast().attacks[0], data.slice(0, min(batch_size, len(data)))), args.device)
+    cpu = time.process_time()
+    with progress.display() if args.detail else nullcontext():
+        seconds, state = timed(lambda: run(suite, data), args.device)
+    cpu = time.process_time() - cpu
+    accuracy = float(state.survived.float().mean())
+    line = f"equipoise {name}: {seconds:.1f} s, {accuracy:.2%} (warm-up {warm_up:.1f} s, timed separately)"
+    if reference is not None:
+        line += f"; {reference.seconds / seconds:.2f} times as fast, accuracy {accuracy - reference.accuracy:+.2%}"
+        if reference.cpu_seconds is not None:  # the fairer ratio on a busy machine
+            line += f"; {reference.cpu_seconds / cpu:.2f} times by CPU seconds ({cpu:.1f})"
     print(line, flush=True)
-    found = {name: int((outcome.broken == number).sum()) for number, name in enumerate(outcome.stages, start=1)}
-    print("    broken by " + ", ".join(f"{name} {n}" for name, n in found.items() if n), flush=True)
-    if kind == "cuda":
+    broken = Counter(state.broken_by(row) for row in range(len(data)) if not state.survived[row])
+    print("    broken by " + ", ".join(f"{stage} {count}" for stage, count in broken.items()), flush=True)
+    if args.device == "cuda":
         print(f"    peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)
 
 
-def timed(work: Callable[[], AttackState], kind: str) -> tuple[float, AttackState]:
-    start = time.perf_counter()
-    outcome = work()
-    if kind == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start, outcome
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,209 +1,223 @@
-"""The figures of the ResNet-18 pair: fitted on test images that are never evaluated on, attacked adaptively.
+"""Clean and adaptively attacked accuracy of mixtures of the ResNet-18 pair on CIFAR-10.
 
-    PYTHONPATH=src python3 benchmarks/mixednuts.py --device cuda --data DIR --weights DIR --out FILE.json [--part …]
+    python benchmarks/mixednuts.py                           two minutes of one core: a small pair on synthetic shapes
+    PYTHONPATH=src python3 benchmarks/mixednuts.py --device cuda --data DATA --weights WEIGHTS [--part …]
 
-All mixtures are fitted on test images 9000–9999.
-figure: one promise; clean on 0–8999, adaptively attacked (standard) on 0–999. With --looks and --from-one the promise
-        is what the robust model may lose against itself with one look, measured where the mixture is fitted.
-gated:  the mixture that keeps 90 % of the robust images: gated prediction beside running both.
-push:   several rules and promises; of those whose measured adaptive loss on 8000–8999 (fast) is at most one, and at
-        most two points, the most accurate there; then once on 0–999 (standard), clean on 0–7999.
+Mixtures are fitted on test images 9000–9999, which are never evaluated on.
+figure: one target; clean accuracy on 0–8999, adaptive attacks (standard) on 0–999. With --tta and --from-one the target
+        is relative to the robust model without test-time augmentation, measured on the fitting images.
+gated:  the mixture that keeps 90 % of the robust images: gated prediction against running both models.
+push:   several rules and targets; the most accurate of those that lose at most one, and at most two points on 8000–8999
+        (fast); then evaluated once on 0–999 (standard) and clean on 0–7999.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from common import (
+    NO_FILES,
+    THREAT,
+    add_files,
+    has_files,
+    load_cifar_model,
+    new_parser,
+    robust_on_shapes,
+    timed,
+    train_on_shapes,
+)
 from torch import Tensor, nn
 
-from equipoise import data, models
-from equipoise.attacks import Suite, worst_case
-from equipoise.attacks.auto import VERSIONS
-from equipoise.core.threat import Threat
-from equipoise.data import Dataset, batches, pixels
-from equipoise.evaluation.adaptive import adaptive
-from equipoise.evaluation.cost import asked as share_asked
-from equipoise.fitting import AttackStrength, Cache, Fit, FitSettings, Target, beta, fit, lose_at_most
+from equipoise.attacks import Attack, Suite, attack_dataset, fast, standard
+from equipoise.core.results import read_summary
+from equipoise.data import Dataset, batches, load_data, pixels
+from equipoise.evaluation.adaptive import adaptive_attacks
+from equipoise.evaluation.cost import accurate_share
+from equipoise.fitting import Fit, fit
 from equipoise.mixing import MixedClassifier
 
-THREAT = Threat("linf", "8/255")
-PARTS = ((9000, 1000), (8000, 1000), (0, 1000))  # start and count: to fit, to choose, to report
-LIMITS = (1.0, 2.0)  # points of robust accuracy that a pushed mixture may lose
+LIMITS = (1.0, 2.0)  # points of robust accuracy that a mixture of `push` may lose
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Starts and counts of the images to fit on, to select on and to report."""
+
+    fitting: tuple[int, int]
+    selection: tuple[int, int]
+    reported: tuple[int, int]
+
+
+CIFAR10 = Slices((9000, 1000), (8000, 1000), (0, 1000))
+SHAPES = Slices((300, 200), (200, 100), (0, 16))
 
 
 class Study:
-    def __init__(self, asked: argparse.Namespace) -> None:
-        self.device, self.batch, self.steps = asked.device, asked.batch_size, asked.steps
-        kind = asked.pair
-        self.accurate, self.once, self.robust = (
-            models.load(f"{looks}file:{asked.weights}/cifar10_{kind}_{how}.safetensors").to(asked.device)
-            .requires_grad_(False) for looks, how in (
-                ("", "standard"), ("", "pgd_at_linf8"), (asked.looks, "pgd_at_linf8")))
-        self.test = data.load("cifar10", split="test", data_dir=Path(asked.data))
-        self.fitting, self.choosing, self.reported = ((start, min(count, asked.count)) for start, count in PARTS)
-        self.cache: Cache | None = None
-        self.told: list[dict[str, Any]] = []
-        self.began = time.perf_counter()
+    """A pair of models, their images, and the measurements so far."""
 
-    def say(self, **facts: Any) -> None:
-        facts["at"] = round(time.perf_counter() - self.began, 1)
-        self.told.append(facts)
-        print(json.dumps(facts), flush=True)
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.device, self.start, self.measurements = args, args.device, time.perf_counter(), []
+        if has_files(args):
+            self.slices, self.data = CIFAR10, load_data("cifar10", data_dir=args.data)
+            self.accurate = load_cifar_model(args, f"{args.pair}_standard")
+            self.without_tta = load_cifar_model(args, f"{args.pair}_pgd_at_linf8")
+            self.robust = load_cifar_model(args, f"{args.pair}_pgd_at_linf8", args.tta)
+        else:
+            print(NO_FILES, flush=True)
+            self.slices, self.data = SHAPES, load_data("shapes", count=500)
+            self.accurate = train_on_shapes("standard", self.device)
+            self.robust = self.without_tta = robust_on_shapes(self.device)
 
-    def fitted(self, target: Target, rule: str) -> MixedClassifier:
-        """A mixture from images 9000–9999; rules after the first reuse the attacked points."""
-        made = self.fit(self.robust, target, rule, self.cache)
-        self.cache = self.cache or made.cache
-        facts = made.mixture.logit_map.facts() if made.mixture.logit_map is not None else {}
-        self.say(what="fit", rule=rule, promise=made.promise, map=facts, notes=made.notes,
-                 numbers=made.numbers)
-        return made.mixture.to(self.device)
+    def report(self, **values: object) -> None:
+        """Print one measurement as a JSON line, and keep it."""
+        values["at"] = round(time.perf_counter() - self.start, 1)
+        self.measurements.append(values)
+        print(json.dumps(values), flush=True)
 
-    def fit(self, robust: nn.Module, target: Target, rule: str, cache: Cache | None = None) -> Fit:
-        chosen = FitSettings(rule=rule, strength=AttackStrength(self.steps, 9, 3))
-        return fit(self.accurate, robust, self.test.slice(*self.fitting), threat=THREAT, target=target,
-                   device=self.device, batch_size=self.batch, settings=chosen, cache=cache)
+    def fit(self, rule: str, robust: nn.Module | None = None, out: str | None = None, **target: float) -> Fit:
+        """A mixture fitted on the fitting images."""
+        result = fit(self.accurate, self.robust if robust is None else robust, self.data.slice(*self.slices.fitting),
+                     threat=THREAT, rule=rule, steps=self.args.steps, device=self.device,
+                     batch_size=self.args.batch_size, out=out, **target)
+        self.report(what="fit", rule=rule, promise=result.promise, map=str(result.mixture.logit_map))
+        return result
 
-    def allowed(self, points: float, rule: str) -> float:
-        """What the robust model with several looks may lose, so that it loses `points` against one look."""
-        once, self.cache = (self.fit(robust, lose_at_most(points), rule).cache for robust in (self.once, self.robust))
-        kept = [float(cache.standing.float().mean()) for cache in (once, self.cache)]
-        self.say(what="robust with one look and with several, fitting images", standing=kept)
-        return points + 100 * (kept[1] - kept[0])
+    def points_with_tta(self, points: float, rule: str) -> float:
+        """What the model with test-time augmentation may lose, to be `points` below the one without."""
+        survived = []
+        for robust in (self.without_tta, self.robust):
+            with tempfile.TemporaryDirectory() as folder:
+                self.fit(rule, robust, folder, lose_at_most=points)
+                survived.append(read_summary(folder).result("robust", "minimum-margin").value)
+        self.report(what="robust model without and with TTA, fitting images", survived=survived)
+        return points + 100 * (survived[1] - survived[0])
 
     @torch.no_grad()
-    def clean(self, mixture: MixedClassifier, start: int, count: int) -> tuple[float, float]:
-        part = self.test.slice(start, count)
-        told = torch.cat([mixture.predict(batch.images).cpu() for batch in batches(part, 1000, device=self.device)])
-        return float((told == part.labels).float().mean()), share_asked(mixture, part, self.device, 1000)
+    def clean(self, mixture: MixedClassifier, start: int, count: int) -> dict[str, float]:
+        """Clean accuracy, and the share of images on which the accurate model runs."""
+        part = self.data.slice(start, count)
+        parts = batches(part, 1000, device=self.device)
+        predicted = torch.cat([mixture.predict(batch.images).cpu() for batch in parts])
+        return {"clean": float((predicted == part.labels).float().mean()),
+                "accurate_share": accurate_share(mixture, part, self.device, 1000)}
 
-    def standing(self, model: nn.Module, images: Dataset, version: str) -> tuple[Tensor, dict[str, int]]:
-        """Images that no attack breaks: of a mixture first the adaptive list by `version`, then the plain one.
+    def survived(self, model: nn.Module, data: Dataset, suite: Suite) -> tuple[Tensor, dict[str, int]]:
+        """(N,) images that survive, and how many after each attack.
 
-        The plain list is always the fast one: it follows the robust side alone.
+        A mixture is attacked adaptively by the suite, then by the fast suite on its own gradients.
         """
-        folds: dict[str, Any] = {"plain": Suite(tuple(VERSIONS[version]()))}
+        attacks: dict[str, Attack] = {"plain": suite}
         if isinstance(model, MixedClassifier):
-            folds = {**adaptive(model, folds["plain"]), "plain": Suite(tuple(VERSIONS["fast"]()))}
-        alive, after = torch.ones(len(images), dtype=torch.bool), {}
-        for name, fold in folds.items():
+            attacks = {**adaptive_attacks(model, suite), "plain": fast()}
+        alive, counts = torch.ones(len(data), dtype=torch.bool), {}
+        for name, attack in attacks.items():
             rows = alive.nonzero().squeeze(1)
-            outcome = worst_case(fold.stages, model, images.take(rows), threat=THREAT, seed=0,
-                                 surrogate=fold.surrogate, follow=fold.follow, batch_size=self.batch,
-                                 device=self.device)
-            alive[rows] = outcome.standing
-            after[name] = int(alive.sum())
-        return alive, after
+            if len(rows):
+                alive[rows] = attack_dataset(attack, model, data.take(rows), threat=THREAT, seed=0, device=self.device,
+                                             batch_size=self.args.batch_size).survived
+            counts[name] = int(alive.sum())
+        return alive, counts
+
+    def evaluate(self, mixture: MixedClassifier, **values: object) -> None:
+        """The reported result: standard suite, adaptive."""
+        alive, counts = self.survived(mixture, self.data.slice(*self.slices.reported), standard())
+        self.report(what="adaptive standard", images=self.slices.reported, worst=float(alive.float().mean()),
+                    survivors=counts, **values)
 
     def figure(self, points: float, rule: str) -> None:
-        mixture = self.fitted(lose_at_most(points), rule)
-        clean, share = self.clean(mixture, 0, 9000)
-        self.say(what="clean 0-8999", rule=rule, points=points, clean=clean, asked=share)
+        """One target: clean accuracy of the mixture and of its frontier, then adaptive attacks."""
+        mixture, count = self.fit(rule, lose_at_most=points).mixture.to(self.device), self.slices.fitting[0]
+        self.report(what="clean", images=(0, count), rule=rule, points=points, **self.clean(mixture, 0, count))
         for point in mixture.frontier:
-            slid = mixture.with_target(100 * point.lose_at_most)
-            self.say(what="frontier, clean 0-8999", rule=rule, points=100 * point.lose_at_most,
-                     clean=self.clean(slid, 0, 9000)[0])
-        self.judged(mixture, rule=rule, points=points)
-
-    def judged(self, mixture: MixedClassifier, **facts: Any) -> None:
-        """What is reported, once: images 0–999 under the standard list."""
-        images = self.test.slice(*self.reported)
-        alive, after = self.standing(mixture, images, "standard")
-        worst = float(alive.float().mean())
-        self.say(what="adaptive standard", images=self.reported, worst=worst, after=after, **facts)
+            other = mixture.with_target(100 * point.lose_at_most)
+            self.report(what="frontier, clean", images=(0, count), points=100 * point.lose_at_most,
+                        **self.clean(other, 0, count))
+        self.evaluate(mixture, rule=rule, points=points)
 
     def gated(self, rule: str) -> None:
-        """The mixture that keeps 90 % of the robust images: how often its accurate side runs, and what that saves."""
-        mixture = self.fitted(beta(0.9), rule)
-        images = [pixels(part.to(self.device)) for part in self.test.images.split(500)]
-        clean, share = self.clean(mixture, 0, len(self.test))
-        (both, slow), (first, fast) = (timed(answer, images) for answer in (
-            lambda x: mixture(x).argmax(dim=1), mixture.predict))
-        self.say(what="gated prediction, all test images", rule=rule, beta=0.9, clean=clean, asked=share,
-                 both_seconds=slow, gated_seconds=fast, ratio=fast / slow, differ=int((both != first).sum()))
+        """Gated prediction against running both models."""
+        mixture = self.fit(rule, beta=0.9).mixture.to(self.device)
+        images = [pixels(part.to(self.device)) for part in self.data.images.split(500)]
 
-    def push(self, rules: list[str], points: list[float]) -> None:
-        """Which rule and which promise: measured on 8000–8999 by the fast version, judged on 0–999 by the standard."""
-        held = self.test.slice(*self.choosing)
-        robust, _ = self.standing(self.robust, held, "fast")
-        rows = robust.nonzero().squeeze(1)
-        self.say(what="robust, fast", images=self.choosing, standing=len(rows))
-        found: dict[float, tuple[float, MixedClassifier, dict[str, Any]]] = {}
+        @torch.no_grad()
+        def run(predict: Callable[[Tensor], Tensor]) -> tuple[float, Tensor]:
+            for _ in range(2):  # the first run warms up
+                seconds, predicted = timed(lambda: torch.cat([predict(x) for x in images]).cpu(), self.device)
+            return seconds, predicted
+
+        both_seconds, both = run(lambda x: mixture(x).argmax(dim=1))
+        gated_seconds, gated = run(mixture.predict)
+        self.report(what="gated prediction, all test images", rule=rule, beta=0.9, both_seconds=both_seconds,
+                    gated_seconds=gated_seconds, ratio=gated_seconds / both_seconds, differ=int((both != gated).sum()),
+                    **self.clean(mixture, 0, len(self.data)))
+
+    def push(self, rules: list[str], targets: list[float]) -> None:
+        """Select rule and target by the loss measured on the selection images, then evaluate the selected mixtures."""
+        images = self.data.slice(*self.slices.selection)
+        rows = self.survived(self.robust, images, fast())[0].nonzero().squeeze(1)
+        self.report(what="robust, fast", images=self.slices.selection, survivors=len(rows))
+        best: dict[float, tuple[float, MixedClassifier, dict[str, object]]] = {}
         for rule in rules:
-            mixture, seen = self.fitted(lose_at_most(max(points)), rule), set()
-            for each in points:
-                slid = mixture.with_target(each)
-                if slid.extra_repr() in seen:
+            mixture = self.fit(rule, lose_at_most=max(targets)).mixture.to(self.device)
+            tried = set()
+            for points in targets:
+                candidate = mixture.with_target(points)
+                if candidate.extra_repr() in tried:
                     continue
-                seen.add(slid.extra_repr())
+                tried.add(candidate.extra_repr())
                 # An image that the robust model loses is not counted for the mixture either.
-                alive, after = self.standing(slid, held.take(rows), "fast")
-                lost = 100 * (len(rows) - int(alive.sum())) / len(held)
-                clean, share = self.clean(slid, *self.choosing)
-                facts = {"rule": rule, "points": each, "chosen_clean": clean, "chosen_lost": lost}
-                self.say(what="mixture, fast", images=self.choosing, after=after, asked=share, **facts)
+                alive, counts = self.survived(candidate, images.take(rows), fast())
+                lost = 100 * (len(rows) - int(alive.sum())) / len(images)
+                clean = self.clean(candidate, *self.slices.selection)
+                values: dict[str, object] = {"rule": rule, "points": points, "selection_clean": clean["clean"],
+                                             "selection_lost": lost}
+                self.report(what="mixture, fast", images=self.slices.selection, survivors=counts, **values)
                 for limit in LIMITS:
-                    if lost <= limit and clean > found.get(limit, (0.0,))[0]:
-                        found[limit] = (clean, slid, facts)
+                    if lost <= limit and clean["clean"] > best.get(limit, (0.0,))[0]:
+                        best[limit] = (clean["clean"], candidate, values)
                 if lost > max(LIMITS) + 0.5:
                     break
-        for limit, (_, chosen, facts) in sorted(found.items(), reverse=True):
-            clean, share = self.clean(chosen, 0, self.choosing[0])
-            self.say(what="clean", limit=limit, images=(0, self.choosing[0]), clean=clean, asked=share,
-                     map=str(chosen.logit_map), alpha=chosen.alpha, **facts)
-            self.judged(chosen, limit=limit, **facts)
-
-
-@torch.no_grad()
-def timed(answer: Callable[[Tensor], Tensor], images: list[Tensor]) -> tuple[Tensor, float]:
-    """Answers and seconds, warm."""
-    for _ in range(2):
-        began = time.perf_counter()
-        found = torch.cat([answer(x) for x in images]).cpu()
-        seconds = time.perf_counter() - began
-    return found, seconds
+        for limit, (_, selected, values) in sorted(best.items(), reverse=True):
+            count = self.slices.selection[0]
+            self.report(what="clean", limit=limit, images=(0, count), map=str(selected.logit_map), alpha=selected.alpha,
+                        **self.clean(selected, 0, count), **values)
+            self.evaluate(selected, limit=limit, **values)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--data", default=os.environ.get("EQUIPOISE_DATA"))
-    parser.add_argument("--weights", default=os.environ.get("EQUIPOISE_WEIGHTS"))
-    parser.add_argument("--pair", default="resnet18")
-    parser.add_argument("--part", default="figure,push")
-    parser.add_argument("--points", type=float, default=2.0)
-    parser.add_argument("--looks", default="", help="looks:2: for a robust model that looks twice, and so on")
-    parser.add_argument("--from-one", action="store_true", help="points lost against the robust model with one look")
-    parser.add_argument("--rule", default="auto", help="of `figure`")
-    parser.add_argument("--rules", default="auto,nuts,switch", help="of `push`")
-    parser.add_argument("--tried", default="2,3,4,6,8,10", help="promised points of `push`")
-    parser.add_argument("--count", type=int, default=1000, help="images of each part")
-    parser.add_argument("--steps", type=int, default=100)
+    parser = new_parser(__doc__)
+    add_files(parser)
+    parser.add_argument("--pair", default="resnet18", help="architecture of the pair in --weights")
+    parser.add_argument("--part", default="figure", help="figure, gated and push, separated by commas")
+    parser.add_argument("--points", type=float, default=2.0, help="target of `figure`: points that may be lost")
+    parser.add_argument("--tta", type=int, help="test-time augmentation of the robust model: 2, 6 or 10 views")
+    parser.add_argument("--from-one", action="store_true", help="points relative to the robust model without --tta")
+    parser.add_argument("--rule", default="auto", help="rule of `figure` and `gated`")
+    parser.add_argument("--rules", default="auto,nuts,switch", help="rules of `push`")
+    parser.add_argument("--tried", default="2,3,4,6,8,10", help="targets of `push`")
+    parser.add_argument("--steps", type=int, default=100, help="steps of the margin attack")
     parser.add_argument("--batch-size", type=int, default=512)
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    if asked.data is None or asked.weights is None or (asked.device == "cuda" and not torch.cuda.is_available()):
-        print("mixednuts: left out; it needs a GPU, --weights and --data")
-        return
-    study = Study(asked)
+    parser.add_argument("--out", type=Path, help="also write all measurements to this file")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    study = Study(args)
     try:
-        if "figure" in asked.part:
-            points = study.allowed(asked.points, asked.rule) if asked.from_one else asked.points
-            study.figure(points, asked.rule)
-        if "gated" in asked.part:
-            study.gated(asked.rule)
-        if "push" in asked.part:
-            study.push(asked.rules.split(","), [float(points) for points in asked.tried.split(",")])
+        if "figure" in args.part:
+            study.figure(study.points_with_tta(args.points, args.rule) if args.from_one else args.points, args.rule)
+        if "gated" in args.part:
+            study.gated(args.rule)
+        if "push" in args.part:
+            study.push(args.rules.split(","), [float(points) for points in args.tried.split(",")])
     finally:
-        if asked.out is not None:
-            asked.out.write_text(json.dumps(study.told, indent=1))
+        if args.out is not None:
+            args.out.write_text(json.dumps(study.measurements, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Training: recipes from start to end, and the time of an epoch against the official SmoothMix code.
 
-    python benchmarks/training.py                       a minute on a CPU: images a second of every objective
+    python benchmarks/training.py                       a minute on a CPU: images per second of every objective
     python benchmarks/training.py modes    --device cuda --data-dir D --compile off,graph,model,both configs/NAME.toml …
     python benchmarks/training.py recipe   --device cuda --data-dir D --out O configs/NAME.toml …
     python benchmarks/training.py mnist    --device cuda --data-dir D --out O [--parallel 4] [configs/NAME.toml …]
     python benchmarks/training.py official --device cuda --data-dir D --code FOLDER_OF_SMOOTHMIX/code
 
-Times are of training alone, after the data is loaded; what compiling and capturing took is told apart.
-Everything is told as JSON lines on standard output.
+Times are those of training alone, after the data is loaded; compilation and graph capture are timed separately.
+Every measurement is a JSON line.
 """
 
 from __future__ import annotations
@@ -15,258 +15,238 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import types
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import accuracy, new_parser, print_json, timed
 from torch import nn
 
-from equipoise import attacks, data, models
-from equipoise.core import config, records, rng
-from equipoise.core.modes import inference
+from equipoise import models
+from equipoise.attacks import Pgd
+from equipoise.core import config, settings
+from equipoise.core.records import read_rows
+from equipoise.core.results import read_summary
+from equipoise.core.rows import EpochRow
 from equipoise.core.threat import Threat
-from equipoise.data import Dataset
-from equipoise.data.batches import batches
+from equipoise.data import Dataset, load_data, pixels
 from equipoise.models import checkpoint
-from equipoise.training import OBJECTIVES, Objective, TrainingPlan, train
+from equipoise.training import OBJECTIVES, Objective, TrainingPlan, TrainingResult, train
 
 ROOT = Path(__file__).parents[1]
 MNIST = ("gaussian_sigma050", "stability_sigma050", "consistency_sigma050", "macer_sigma050", "smoothmix_sigma025",
          "smoothmix_sigma050", "smoothmix_sigma100", "smoothadv_sigma050")
+EPOCH, EPOCHS = 60, 90  # where a single epoch is timed: after every warm-up of an objective
 
 
-def tell(**facts: object) -> None:
-    print(json.dumps(facts), flush=True)
+@dataclass(frozen=True)
+class Recipe:
+    """A file of `configs/`; the objective is the third word of its name."""
+
+    name: str
+    data: str
+    arch: str
+    mean: list[float]
+    std: list[float]
+    objective: Objective
+    plan: TrainingPlan
+
+    @classmethod
+    def read(cls, path: Path, **changes: Any) -> Recipe:
+        """A recipe; settings of the plan that are not None replace those of the file."""
+        table = config.read(path)
+        known = {key: table.pop(key) for key in ("data", "arch", "mean", "std")}
+        mean, std = ([float(value) for value in known[key].split(",")] for key in ("mean", "std"))
+        objective, plan = settings.split(table, OBJECTIVES.get_entry(path.stem.split("_")[2]), TrainingPlan)
+        plan = dataclasses.replace(plan, **{key: value for key, value in changes.items() if value is not None})
+        return cls(path.stem, known["data"], known["arch"], mean, std, objective, plan)
+
+    def load_images(self, args: argparse.Namespace, split: str = "train", count: int | None = None) -> Dataset:
+        return load_data(self.data, split=split, data_dir=args.data_dir, count=count)
+
+    def train(self, data: Dataset, device: str, out: Path, objective: Objective | None = None) -> TrainingResult:
+        return train(objective or self.objective, arch=self.arch, data=data, mean=self.mean, std=self.std, out=out,
+                     device=device, **self.plan.to_dict())
 
 
-def read(path: Path) -> tuple[Objective, TrainingPlan, dict[str, Any]]:
-    """A recipe as the command line reads it: the objective is the third word of its name."""
-    table = config.read(path)
-    kind = OBJECTIVES[path.stem.split("_")[2]]
-    parts = [{f.name: table.pop(f.name) for f in dataclasses.fields(cls) if f.name in table} for cls in (kind, TrainingPlan)]
-    config.known(table, ("arch", "data", "mean", "std"), str(path))
-    return kind(**parts[0]), TrainingPlan(**parts[1]), table
+def epoch_rows(folder: Path) -> list[EpochRow]:
+    return [row for row in read_rows(folder) if isinstance(row, EpochRow)]
 
 
-def build(table: dict[str, Any], images: Dataset, seed: int) -> nn.Module:
-    channels = images.image_shape[0]
-    mean, std = ([float(part) for part in table[name].split(",")] for name in ("mean", "std"))
-    return models.build(table["arch"], num_classes=images.num_classes, image_shape=images.image_shape, seed=seed,
-                        mean=mean * (channels if len(mean) == 1 else 1), std=std * (channels if len(std) == 1 else 1))
-
-
-@torch.no_grad()
-def tested(model: nn.Module, images: Dataset, device: str) -> float:
-    right = 0
-    with inference(model):
-        for batch in batches(images, 1000, device=device):
-            right += int((model(batch.images).argmax(dim=1) == batch.labels).sum())
-    return right / len(images)
-
-
-def attacked(model: nn.Module, images: Dataset, device: str, threat: Threat) -> float:
-    right = 0
-    for batch in batches(images, 500, device=device):
-        chance = rng.stream(0, "pgd", batch.index)
-        x_adv = attacks.pgd(model, batch.images, batch.labels, threat=threat, stream=chance)
-        with inference(model), torch.no_grad():
-            right += int((model(x_adv).argmax(dim=1) == batch.labels).sum())
-    return right / len(images)
-
-
-def recipe(path: Path, args: argparse.Namespace) -> None:
-    """Train by a recipe, test on the whole test set, and leave the checkpoint in half precision."""
-    objective, plan, table = read(path)
-    if args.epochs:
-        plan = dataclasses.replace(plan, epochs=args.epochs)
-    plan = dataclasses.replace(plan, compile=args.compile, precision=args.precision or plan.precision)
-    images = data.load(table["data"], split="train", data_dir=args.data_dir)
-    held = data.load(table["data"], split="test", data_dir=args.data_dir)
-    model = build(table, images, plan.seed)
-    folder = Path(args.out) / path.stem
-    train(model, objective, images, plan, device=args.device, out=folder, facts={"arch": table["arch"]})
-    told = records.summary(folder)
-    found: dict[str, object] = {"last": tested(model, held, args.device)}
-    best = models.load(str(folder / "best.safetensors")).to(args.device)
-    found["best"] = tested(best, held, args.device)
-    eps = getattr(objective, "eps", None)
-    if hasattr(objective, "norm"):
-        threat = Threat(objective.norm, eps)  # type: ignore[arg-type]
-        first = held.slice(0, min(2000, len(held)))
-        for name, module in (("last", model), ("best", best)):
-            found[f"pgd20_first_2000_{name}"] = attacked(module, first, args.device, threat)
-    facts = models.facts(folder / "last.safetensors")
-    checkpoint.save(Path(args.out) / f"{path.stem}.safetensors", model, facts, half=True)
-    rows = records.read(folder)
-    tell(recipe=path.stem, epochs=plan.epochs, seconds=told["seconds"], compile_seconds=told["compile_seconds"],
-         epoch_seconds=round(sorted(row["seconds"] for row in rows)[len(rows) // 2], 3), loss=rows[-1]["loss"], **found)
+def run_recipe(path: Path, args: argparse.Namespace) -> None:
+    """Train by a recipe, test on the whole test set, and keep the checkpoint in half precision."""
+    recipe = Recipe.read(path, epochs=args.epochs, compile=args.compile, precision=args.precision)
+    folder, test = Path(args.out) / recipe.name, recipe.load_images(args, "test")
+    last = recipe.train(recipe.load_images(args), args.device, folder).model
+    best = models.load(f"file:{folder}/best.safetensors").to(args.device).eval()
+    results: dict[str, object] = {}
+    for name, model in (("last", last), ("best", best)):
+        results[name] = accuracy(model, test, args.device)
+        if hasattr(recipe.objective, "norm"):  # trained against attacks
+            threat = Threat(recipe.objective.norm, recipe.objective.eps)  # type: ignore[attr-defined]
+            first = test.slice(0, min(2000, len(test)))
+            results[f"pgd20_first_2000_{name}"] = accuracy(model, first, args.device, Pgd(), threat)
+    metadata = models.read_metadata(folder / "last.safetensors")
+    checkpoint.save(Path(args.out) / f"{recipe.name}.safetensors", last, metadata, half=True)
+    rows, summary = epoch_rows(folder), read_summary(folder)
+    print_json(recipe=recipe.name, epochs=recipe.plan.epochs, seconds=summary.seconds,
+               compile_seconds=summary.compile_seconds, loss=rows[-1].loss,
+               epoch_seconds=sorted(row.seconds for row in rows)[len(rows) // 2], **results)
     if not args.keep:
         shutil.rmtree(folder)
 
 
-def mnist(args: argparse.Namespace) -> None:
-    """All MNIST recipes, several processes at a time on one device (with MPS where it can be started)."""
-    served = shutil.which("nvidia-cuda-mps-control") is not None and args.device == "cuda" and subprocess.run(
+def run_mnist(args: argparse.Namespace) -> None:
+    """All MNIST recipes, several processes at a time on one device (with CUDA MPS where available)."""
+    mps = shutil.which("nvidia-cuda-mps-control") is not None and args.device == "cuda" and subprocess.run(
         ["nvidia-cuda-mps-control", "-d"], capture_output=True).returncode == 0
-    tell(mps=served, parallel=args.parallel)
-    wanted = args.paths or [ROOT / "configs" / f"mnist_lenet_{name}.toml" for name in reversed(MNIST)]
-    started, waiting = time.monotonic(), list(wanted)
-    running: list[subprocess.Popen[bytes]] = []
+    print_json(mps=mps, parallel=args.parallel)
+    waiting = args.paths or [ROOT / "configs" / f"mnist_lenet_{name}.toml" for name in reversed(MNIST)]
+    options = ["--device", args.device, "--data-dir", str(args.data_dir), "--out", str(args.out),
+               "--compile", args.compile]
+    options += ["--epochs", str(args.epochs)] if args.epochs else []
+    options += ["--precision", args.precision] if args.precision else []
+    start, running = time.monotonic(), []
     while waiting or running:
         while waiting and len(running) < args.parallel:
-            path = waiting.pop(0)
-            command = [sys.executable, __file__, "recipe", "--device", args.device, "--data-dir", str(args.data_dir),
-                       "--out", str(args.out), "--compile", args.compile, str(path)]
-            command += ["--epochs", str(args.epochs)] if args.epochs else []
-            command += ["--precision", args.precision] if args.precision else []
-            running.append(subprocess.Popen(command))
+            running.append(subprocess.Popen([sys.executable, __file__, "recipe", *options, str(waiting.pop(0))]))
         running = [process for process in running if process.poll() is None]
         time.sleep(0.2)
-    tell(mnist_seconds=round(time.monotonic() - started, 1))
-    if served:
+    print_json(mnist_seconds=round(time.monotonic() - start, 1))
+    if mps:
         subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", capture_output=True)
 
 
-def modes(args: argparse.Namespace) -> None:
-    """The last of three epochs of a recipe, by several ways of making a step."""
+def time_epoch(recipe: Recipe, data: Dataset, args: argparse.Namespace,
+               compile_mode: str) -> tuple[EpochRow, float | None]:
+    """The last of three epochs, and the seconds of compilation."""
+    plan = dataclasses.replace(recipe.plan, epochs=3, compile=compile_mode, held_out=0, validate_every=3)
+    with tempfile.TemporaryDirectory() as folder:
+        dataclasses.replace(recipe, plan=plan).train(data, args.device, Path(folder),
+                                                     recipe.objective.at_epoch(EPOCH, EPOCHS))
+        return epoch_rows(Path(folder))[-1], read_summary(folder).compile_seconds
+
+
+def run_modes(args: argparse.Namespace) -> None:
+    """Images per second of a recipe by the way its steps are compiled or captured."""
     for path in args.paths:
-        objective, plan, table = read(path)
-        objective, name = objective.at(60, 90), path.stem
-        plan = dataclasses.replace(plan, precision=args.precision or plan.precision)
-        images = data.load(table["data"], split="train", data_dir=args.data_dir, count=args.count or 16384)
-        for how in ("off", "graph") if args.compile == "auto" else args.compile.split(","):
-            plan = dataclasses.replace(plan, epochs=3, compile=how, held_out=0, validate_every=3)
-            out = Path(args.out) / f"modes_{name}_{how}"
-            train(build(table, images, 0), objective, images, plan, device=args.device, out=out,
-                  facts={"arch": table["arch"]})
-            rows = records.read(out)
-            tell(recipe=name, step=how, precision=plan.precision, loss=rows[-1]["loss"],
-                 images_per_second=rows[-1]["images_per_second"],
-                 compile_seconds=records.summary(out)["compile_seconds"])
-            shutil.rmtree(out)
+        recipe = Recipe.read(path, precision=args.precision)
+        data = recipe.load_images(args, count=args.count or 16384)
+        for mode in ("off", "graph") if args.compile == "auto" else args.compile.split(","):
+            row, compile_seconds = time_epoch(recipe, data, args, mode)
+            print_json(recipe=recipe.name, compile=mode, precision=recipe.plan.precision, loss=row.loss,
+                       images_per_second=row.images_per_second, compile_seconds=compile_seconds)
 
 
-def official(args: argparse.Namespace) -> None:
-    """An epoch of the official SmoothMix and MACER code, its data already on the device, against ours."""
-    images = data.load("mnist", split="train", data_dir=args.data_dir, count=args.count)
+def run_objectives(args: argparse.Namespace) -> None:
+    """Images per second of every objective on a LeNet and random images."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (128, 1, 28, 28), generator=generator, dtype=torch.uint8)
+    data = Dataset("random", "train", images, torch.arange(128) % 10, torch.arange(128), tuple("0123456789"))
+    for name in OBJECTIVES.builtin:
+        with tempfile.TemporaryDirectory() as folder:
+            train(OBJECTIVES[name]().at_epoch(EPOCH, EPOCHS), arch="lenet", data=data, out=folder, device=args.device,
+                  epochs=2, batch_size=64, lr=0.001, held_out=0)
+            print_json(objective=name, images_per_second=epoch_rows(Path(folder))[-1].images_per_second)
+
+
+def run_official(args: argparse.Namespace) -> None:
+    """Seconds of an epoch of the official SmoothMix and MACER code, its data already on the device, and of ours."""
+    data = load_data("mnist", split="train", data_dir=args.data_dir, count=args.count)
     device = torch.device(args.device)
-    x, y = data.pixels(images.images).to(device), images.labels.to(device)
-    loader = list(zip(x.split(256), y.split(256), strict=True))
-    _import_official(args.code)
-    theirs = {"smoothmix": _official_smoothmix(loader, device), "macer": _official_macer(loader, device)}
-    for name, seconds in theirs.items():
-        objective, plan, table = read(ROOT / "configs" / f"mnist_lenet_{name}_sigma050.toml")
-        plan = dataclasses.replace(plan, epochs=3, held_out=0, validate_every=3, compile=args.compile)
-        out = Path(args.out) / f"official_{name}"
-        train(build(table, images, 0), objective.at(60, 90), images, plan, device=device, out=out,
-              facts={"arch": "lenet"})
-        ours = records.read(out)[-1]["seconds"]
-        tell(objective=name, official_epoch_seconds=round(seconds, 3), our_epoch_seconds=ours,
-             ratio=round(seconds / ours, 2))
-        shutil.rmtree(out)
+    loader = list(zip(pixels(data.images).to(device).split(256), data.labels.to(device).split(256), strict=True))
+    import_official(args.code)
+    official = {"smoothmix": official_smoothmix(loader, device), "macer": official_macer(loader, device)}
+    for name, seconds in official.items():
+        recipe = Recipe.read(ROOT / "configs" / f"mnist_lenet_{name}_sigma050.toml")
+        ours = time_epoch(recipe, data, args, args.compile)[0].seconds
+        print_json(objective=name, official_epoch_seconds=seconds, our_epoch_seconds=ours, ratio=seconds / ours)
 
 
-class Quiet:
-    """Stands in for modules and writers the official code wants and the figure does not."""
+class Stub:
+    """Replaces modules and writers that the official code imports and this benchmark does not need."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
     def __getattr__(self, name: str) -> Any:
-        return Quiet
+        return Stub
 
     def __call__(self, *_: Any, **__: Any) -> None:
         return None
 
 
-def _import_official(code: str) -> None:
-    """Make the official code importable; what it imports and does not need here may be missing."""
+def import_official(code: str) -> None:
+    """Make the official code importable; missing modules that it does not need here are replaced by stubs."""
     sys.path.insert(0, code)
-    wanted: dict[str, dict[str, Any]] = {
-        "tensorboardX": {"SummaryWriter": Quiet},
-        "torchvision": {"transforms": Quiet(), "datasets": types.SimpleNamespace(MNIST=object)},
+    contents: dict[str, dict[str, Any]] = {
+        "tensorboardX": {"SummaryWriter": Stub},
+        "torchvision": {"transforms": Stub(), "datasets": types.SimpleNamespace(MNIST=object)},
         "torchvision.models": {}, "torchvision.models.resnet": {"resnet50": None}}
-    for name, held in wanted.items():
+    for name, attributes in contents.items():
         try:
             importlib.import_module(name)
         except ImportError:
-            stand_in = types.ModuleType(name)
-            stand_in.__dict__.update(held)
-            sys.modules[name] = stand_in
+            module = types.ModuleType(name)
+            module.__dict__.update(attributes)
+            sys.modules[name] = module
 
 
-def _lenet(device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+def official_lenet(device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
     model: nn.Module = importlib.import_module("archs.lenet").LeNet().to(device)
     return model, torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, weight_decay=1e-4)
 
 
-def _second(run: Any, device: torch.device) -> float:
-    for _ in range(2):
-        started = time.monotonic()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds = time.monotonic() - started
-    return seconds
+def second_epoch(run: Any, device: torch.device) -> float:
+    """Seconds of the second of two epochs; the first warms up."""
+    timed(run, device.type)
+    return timed(run, device.type)[0]
 
 
-def _official_smoothmix(loader: Any, device: torch.device) -> float:
+def official_smoothmix(loader: Any, device: torch.device) -> float:
     sys.argv = ["train.py", "mnist", "lenet", "--num-noise-vec", "4", "--num-steps", "4", "--eta", "5",
                 "--noise_sd", "0.5", "--print-freq", "100000"]
     code = importlib.import_module("train")
     code.args.n_classes, code.args.warmup_v = 10, 1.0
-    model, optimizer = _lenet(device)
+    model, optimizer = official_lenet(device)
     attacker = code.SmoothMix_PGD(steps=4, mix_step=0, alpha=1.0, maxnorm_s=0.0)
-    return _second(lambda: code.train(loader, model, optimizer, 60, 0.5, attacker, device, Quiet()), device)
+    return second_epoch(lambda: code.train(loader, model, optimizer, 60, 0.5, attacker, device, Stub()), device)
 
 
-def _official_macer(loader: Any, device: torch.device) -> float:
+def official_macer(loader: Any, device: torch.device) -> float:
     code = importlib.import_module("third_party.macer")
-    model, optimizer = _lenet(device)
-    return _second(lambda: code.macer_train(0.5, 16.0, 16, 16.0, 8.0, 10, model, loader, optimizer, device), device)
+    model, optimizer = official_lenet(device)
+    return second_epoch(
+        lambda: code.macer_train(0.5, 16.0, 16, 16.0, 8.0, 10, model, loader, optimizer, device), device)
 
 
-def quick(args: argparse.Namespace) -> None:
-    """Images a second of every objective on a LeNet and made-up images."""
-    chance = torch.Generator().manual_seed(0)
-    images = Dataset("made up", "train", torch.randint(0, 256, (128, 1, 28, 28), generator=chance, dtype=torch.uint8),
-                     torch.arange(128) % 10, torch.arange(128), tuple("0123456789"))
-    for name, kind in OBJECTIVES.items():
-        model = models.build("lenet", num_classes=10, image_shape=(1, 28, 28))
-        out = Path(args.out) / f"quick_{name}"
-        train(model, kind().at(60, 90), images, TrainingPlan(epochs=2, batch_size=64, lr=0.001, held_out=0), device=args.device,
-              out=out, facts={"arch": "lenet"})
-        tell(objective=name, images_per_second=records.read(out)[-1]["images_per_second"])
-        shutil.rmtree(out)
+COMMANDS = {"objectives": run_objectives, "modes": run_modes, "mnist": run_mnist, "official": run_official,
+            "recipe": lambda args: [run_recipe(path, args) for path in args.paths]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="quick", choices=("quick", "modes", "recipe", "mnist", "official"))
-    parser.add_argument("paths", nargs="*", type=Path)
-    parser.add_argument("--device", default="cpu")
+    parser = new_parser(__doc__)
+    parser.add_argument("what", nargs="?", default="objectives", choices=COMMANDS)
+    parser.add_argument("paths", nargs="*", type=Path, help="recipes")
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--out", default="runs/training")
+    parser.add_argument("--out", type=Path, default=Path("runs/training"))
     parser.add_argument("--epochs", type=int, help="instead of the recipe's")
     parser.add_argument("--count", type=int, help="training images of `modes` and `official`")
-    parser.add_argument("--compile", default="auto")
+    parser.add_argument("--compile", default="auto", help="off, graph, model, both or auto; several for `modes`")
     parser.add_argument("--precision", help="instead of the recipe's")
-    parser.add_argument("--parallel", type=int, default=4)
+    parser.add_argument("--parallel", type=int, default=4, help="processes of `mnist`")
     parser.add_argument("--keep", action="store_true", help="keep the run folders")
     parser.add_argument("--code", help="the folder `code` of a clone of jh-jeong/smoothmix")
     args = parser.parse_intermixed_args()
-    Path(args.out).mkdir(parents=True, exist_ok=True)
-    if args.what == "recipe":
-        for path in args.paths:
-            recipe(path, args)
-    else:
-        {"quick": quick, "modes": modes, "mnist": mnist, "official": official}[args.what](args)
+    torch.set_num_threads(args.threads)
+    COMMANDS[args.what](args)
 
 
 if __name__ == "__main__":

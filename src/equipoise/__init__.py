@@ -1,46 +1,49 @@
 """Equipoise: one classifier that is both accurate and robust, out of two.
 
-Letters used in every docstring: `B` batch, `C, H, W` image, `K` classes, `S` noise samples, `R` radii,
-`T` steps. Images are in [0, 1]; models answer with logits `(B, K)`.
+    import equipoise as eq
 
-The names below are the public door, opened when they are first used, so that `import equipoise` is quick.
-Functions named like their room are taken from it: `from equipoise.evaluation import evaluate`.
+    threat = eq.Threat("linf", "8/255")
+    fit = eq.fit(accurate, robust, images, threat=threat)
+    print(eq.evaluate(fit.mixture, other_images, threat=threat, attack="fast"))
+
+Letters used in docstrings: `B` batch, `C, H, W` image, `K` classes, `S` noise samples, `R` radii, `T` steps. Images are
+in [0, 1]; models map them to logits `(B, K)`. The names below are loaded when they are first used, so that `import
+equipoise` is quick.
 """
 
-from importlib import import_module as _import
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from equipoise.attacks import auto_attack as auto_attack
-    from equipoise.attacks.minimum_margin import minimum_margin as minimum_margin
-    from equipoise.attacks.pgd import pgd as pgd
-    from equipoise.certification import predict as predict
-    from equipoise.core.rng import stream as stream
+    from equipoise.core.checks import InputError as InputError
     from equipoise.core.threat import Threat as Threat
     from equipoise.data import Dataset as Dataset
+    from equipoise.data import load_data as load_data
+    from equipoise.evaluation import attack as attack
+    from equipoise.evaluation import certify as certify
+    from equipoise.evaluation import evaluate as evaluate
+    from equipoise.fitting import fit as fit
     from equipoise.mixing import MixedClassifier as MixedClassifier
-    from equipoise.mixing import load as load
-    from equipoise.mixing import mix as mix
+    from equipoise.mixing import load_model as load_model
     from equipoise.mixing import save as save
+    from equipoise.reporting import report as report
+    from equipoise.training import train as train
 
-_PACKAGES = ("attacks", "certification", "core", "data", "evaluation", "fitting", "local_smoothing", "mixing", "models",
-             "reporting", "studies", "training")
-_PUBLIC = {
-    "attacks": ("auto_attack", "minimum_margin", "pgd"), "certification": ("predict",), "data": ("Dataset",),
-    "mixing": ("MixedClassifier", "load", "mix", "save"), "core.rng": ("stream",), "core.threat": ("Threat",),
-}
-_HOME = {name: package for package, names in _PUBLIC.items() for name in names}
+_HOME = {"InputError": "core.checks", "Threat": "core.threat", "Dataset": "data", "load_data": "data",
+         "attack": "evaluation", "certify": "evaluation", "evaluate": "evaluation", "fit": "fitting",
+         "MixedClassifier": "mixing", "load_model": "mixing", "save": "mixing", "report": "reporting",
+         "train": "training"}
+__all__ = ["Dataset", "InputError", "MixedClassifier", "Threat", "attack", "certify", "evaluate", "fit", "load_data",
+           "load_model", "report", "save", "train"]
 
 
 def __getattr__(name: str) -> object:
     if name in _HOME:
-        return getattr(_import(f"equipoise.{_HOME[name]}"), name)
-    if name in _PACKAGES:
-        return _import(f"equipoise.{name}")
+        return getattr(_import_module(f"equipoise.{_HOME[name]}"), name)
     raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME, *_PACKAGES])
+    return sorted([*globals(), *_HOME])

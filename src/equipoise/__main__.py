@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Entry point; loading takes seconds, in which Ctrl-C is no less an answer than later."""
+    """Entry point; imports take seconds, so Ctrl-C is handled during them, too."""
     try:
         from equipoise.cli.main import run
 

@@ -1,4 +1,4 @@
-"""Every symptom is seen where it is, and not where it is not."""
+"""Every check raises its alarm where it should, and only there."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import math
 
 import pytest
 import torch
+from attack_models import HardDecision
 from torch import Tensor, nn
 
-from conftest import Linear
-from equipoise import attacks
-from equipoise.attacks import SanityCheck, black_box, run_sanity_checks, straight_through
+from conftest import Linear, generator
+from equipoise.attacks import black_box_check, run_sanity_checks
+from equipoise.core.results import SanityCheck
 from equipoise.core.rng import stream
 from equipoise.core.threat import Threat
 
 
-class Wrapped(nn.Module):
-    def __init__(self, base: nn.Module, kind: str) -> None:
+class Faulty(nn.Module):
+    """A model with the fault of that name."""
+
+    def __init__(self, base: nn.Module, fault: str) -> None:
         super().__init__()
-        self.base, self.kind, self.calls = base, kind, 0
+        self.base, self.fault, self.calls = base, fault, 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         z: Tensor = self.base(x)
-        match self.kind:
+        match self.fault:
             case "randomness":
                 return z + torch.sin(torch.tensor(float(self.calls)))
             case "batch-size dependence":
@@ -35,44 +38,44 @@ class Wrapped(nn.Module):
         return z
 
 
-def _seen(model: nn.Module, linear: Linear) -> dict[str, SanityCheck]:
+def _run(model: nn.Module, linear: Linear) -> dict[str, SanityCheck]:
     x = stream(3, "x", torch.arange(12)).uniform(3, 5, 7).double()
     with torch.no_grad():
         y = linear(x).argmax(dim=1)
-    found = run_sanity_checks(model, x, y, threat=Threat("linf", 0.02), stream=stream(0, "s", torch.arange(12)))
-    return {symptom.name: symptom for symptom in found}
+    results = run_sanity_checks(model, x, y, threat=Threat("linf", 0.02), stream=stream(0, "s", torch.arange(12)))
+    return {check.name: check for check in results}
 
 
-def test_a_healthy_model_has_none(linear: Linear) -> None:
-    found = _seen(linear.eval(), linear)
-    assert len(found) == 7 and not any(symptom.alarm for symptom in found.values())
-    assert set(found["randomness"].facts()) == {"name", "value", "alarm", "says"}
+def test_a_good_model_raises_no_alarm(linear: Linear) -> None:
+    results = _run(linear.eval(), linear)
+    assert len(results) == 7 and not any(check.alarm for check in results.values())
+    assert all(check.explanation for check in results.values())
 
 
-@pytest.mark.parametrize("kind", ["randomness", "batch-size dependence", "probabilities for logits",
-                                  "vanishing gradients"])
-def test_each_is_seen(kind: str, linear: Linear) -> None:
-    found = _seen(Wrapped(linear, kind).eval(), linear)
-    assert found[kind].alarm and found[kind].value > 0
+@pytest.mark.parametrize("fault", ["randomness", "batch-size dependence", "probabilities for logits",
+                                   "vanishing gradients"])
+def test_a_fault_raises_its_alarm(fault: str, linear: Linear) -> None:
+    results = _run(Faulty(linear, fault).eval(), linear)
+    assert results[fault].alarm and results[fault].value > 0
 
 
-def test_train_mode_is_seen_and_left(linear: Linear) -> None:
+def test_train_mode_is_reported_and_restored(linear: Linear) -> None:
     model = linear.train()
-    assert _seen(model, linear)["train mode"].alarm and model.training
+    assert _run(model, linear)["train mode"].alarm and model.training
 
 
-class Forbidding(nn.Module):
+class InfiniteLogits(nn.Module):
     """One class is impossible for every image, and a second one sometimes."""
 
-    def __init__(self, base: nn.Module, kind: str) -> None:
+    def __init__(self, base: nn.Module, fault: str) -> None:
         super().__init__()
-        self.base, self.kind, self.calls = base, kind, 0
+        self.base, self.fault, self.calls = base, fault, 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         z: Tensor = self.base(x).clone()
         z[:, 5] = -torch.inf
-        match self.kind:
+        match self.fault:
             case "randomness":
                 z = z + 0.1 * self.calls
             case "random infinities" if self.calls % 2:
@@ -82,94 +85,55 @@ class Forbidding(nn.Module):
         return z
 
 
-def test_infinite_logits_hide_nothing(linear: Linear) -> None:
-    calm = _seen(Forbidding(linear, "calm").eval(), linear)
-    assert calm["infinite logits"].value == 1 and calm["infinite logits"].alarm
-    assert not calm["randomness"].alarm and not calm["batch-size dependence"].alarm
-    assert _seen(Forbidding(linear, "randomness").eval(), linear)["randomness"].alarm
-    assert _seen(Forbidding(linear, "random infinities").eval(), linear)["randomness"].value == 1
-    assert _seen(Forbidding(linear, "batch-size dependence").eval(), linear)["batch-size dependence"].alarm
+def test_infinite_logits_raise_an_alarm_of_their_own_only(linear: Linear) -> None:
+    results = _run(InfiniteLogits(linear, "none").eval(), linear)
+    assert results["infinite logits"].value == 1 and results["infinite logits"].alarm
+    assert not results["randomness"].alarm and not results["batch-size dependence"].alarm
+    assert all(math.isfinite(check.value) for check in results.values())
+
+
+@pytest.mark.parametrize(("fault", "name"), [("randomness", "randomness"), ("random infinities", "randomness"),
+                                             ("batch-size dependence", "batch-size dependence")])
+def test_infinite_logits_hide_no_other_fault(fault: str, name: str, linear: Linear) -> None:
+    assert _run(InfiniteLogits(linear, fault).eval(), linear)[name].alarm
+
+
+def test_infinite_logits_with_a_surrogate_raise_no_alarm(linear: Linear) -> None:
     x = stream(3, "x", torch.arange(4)).uniform(3, 5, 7).double()
-    helped = run_sanity_checks(Hard(linear), x, linear(x).argmax(1), threat=Threat("linf", 0.02), surrogate=linear,
-                      stream=stream(0, "s", torch.arange(4)))
-    told = next(symptom for symptom in helped if symptom.name == "infinite logits")
-    assert told.value == 1 and not told.alarm and "surrogate" in told.says
-    assert all(math.isfinite(symptom.value) for symptom in [*helped, *calm.values()])
+    results = run_sanity_checks(HardDecision(linear), x, linear(x).argmax(1), threat=Threat("linf", 0.02),
+                                surrogate=linear, stream=stream(0, "s", torch.arange(4)))
+    infinite = next(check for check in results if check.name == "infinite logits")
+    assert infinite.value == 1 and not infinite.alarm and "surrogate" in infinite.explanation
+    assert all(math.isfinite(check.value) for check in results)
 
 
-class Folded(nn.Module):
-    """Far from the image the answer is right again, so that a larger budget is a worse attack."""
+class RobustFarAway(nn.Module):
+    """Far from the image the prediction is correct again, so that a larger budget is a worse attack."""
 
     def forward(self, x: Tensor) -> Tensor:
-        away = (x - 0.5).flatten(1).abs().mean(dim=1)
-        wrong = ((away > 0.01) & (away < 0.03)).to(x.dtype) * 2 - 1 + away * 0.01
+        distance = (x - 0.5).flatten(1).abs().mean(dim=1)
+        wrong = ((distance > 0.01) & (distance < 0.03)).to(x.dtype) * 2 - 1 + distance * 0.01
         return torch.stack([-wrong, wrong], dim=1)
 
 
 def test_accuracy_that_rises_with_the_budget() -> None:
     x, y = torch.full((8, 3, 5, 7), 0.5), torch.zeros(8, dtype=torch.int64)
-    found = run_sanity_checks(Folded(), x, y, threat=Threat("linf", 0.025), stream=stream(0, "s", torch.arange(8)))
-    rise = next(symptom for symptom in found if symptom.name == "accuracy rises with budget")
+    results = run_sanity_checks(RobustFarAway(), x, y, threat=Threat("linf", 0.025),
+                                stream=stream(0, "s", torch.arange(8)))
+    rise = next(check for check in results if check.name == "accuracy rises with budget")
     assert rise.alarm and rise.value > 0.5
 
 
-def test_black_box() -> None:
-    assert not black_box({"apgd-ce": 5, "targeted-2": 1}, standing=4).alarm
-    found = black_box({"apgd-ce": 5, "square": 1}, standing=3)
-    assert found.alarm and found.value == 0.25
+def test_larger_budgets_stay_inside_the_box(linear: Linear) -> None:
+    """Four times 0.3 would be no valid radius."""
+    x = torch.rand(8, 3, 5, 7, generator=generator(2), dtype=torch.float64)
+    results = run_sanity_checks(linear, x, linear(x).argmax(1), threat=Threat("linf", 0.3),
+                                stream=stream(0, "s", torch.arange(8)))
+    assert len(results) == 7
 
 
-def test_straight_through_is_exact_and_has_the_other_gradient(linear: Linear) -> None:
-    hard = Hard(linear)
-    model = straight_through(hard, linear)
-    x = stream(3, "x", torch.arange(4)).uniform(3, 5, 7).double().requires_grad_()
-    assert torch.equal(model(x), hard(x))
-    weights = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    one = torch.autograd.grad((model(x) * 0 + 0).nan_to_num().sum() + (model(x).exp() * weights).sum(), x,
-                              allow_unused=True)[0]
-    two = torch.autograd.grad((linear(x) * weights * hard(x).exp()).sum(), x)[0]
-    torch.testing.assert_close(one, two)
-
-
-class Hard(nn.Module):
-    def __init__(self, base: nn.Module) -> None:
-        super().__init__()
-        self.base = base
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = self.base(x).detach()
-        return torch.zeros_like(z).scatter(1, z.argmax(dim=1, keepdim=True), 1).log()
-
-
-def test_foreign_attack_through_the_wrapper(linear: Linear) -> None:
-    """Plain signed gradient steps, as any foreign library makes them, break a model without gradients."""
-    hard = Hard(linear)
-    model = straight_through(hard, linear)
-    x = stream(3, "x", torch.arange(4)).uniform(3, 5, 7, low=0.4, high=0.6).double()
-    with torch.no_grad():
-        y = linear(x).argmax(dim=1)
-    point = x.clone()
-    for _ in range(20):
-        point.requires_grad_()
-        soft = model(point).nan_to_num(neginf=-10.0)
-        step = torch.autograd.grad(nn.functional.cross_entropy(soft, y), point)[0]
-        point = (point.detach() + 0.01 * step.sign()).clamp(0, 1)
-    with torch.no_grad():
-        assert bool((hard(point).argmax(dim=1) != y).all())
-
-
-def test_names() -> None:
-    from equipoise.core.checks import InputError
-
-    assert isinstance(attacks.named("fast"), attacks.Suite)
-    fold = attacks.named("apgd", steps=7, restarts=2)
-    assert isinstance(fold, attacks.Suite) and [stage.name for stage in fold.stages] == ["apgd-ce@7", "apgd-ce-2@7"]
-    with pytest.raises(InputError, match="no such setting"):
-        attacks.named("standard", steps=7)
-    with pytest.raises(InputError, match="did you mean"):
-        attacks.named("standart")
-    for name in attacks.ATTACKS:
-        made = attacks.named(name)
-        if isinstance(made, attacks.Suite):
-            names = [stage.name for stage in made.stages]
-            assert len(set(names)) == len(names)
+def test_black_box_check() -> None:
+    assert not black_box_check({"apgd-ce": 5, "targeted-2": 1}, survived=4).alarm
+    for name in ("square", "square@100", "inner/square@100"):
+        check = black_box_check({"apgd-ce": 5, name: 1}, survived=3)
+        assert check.alarm and check.value == 0.25

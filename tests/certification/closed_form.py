@@ -52,14 +52,20 @@ class Probit(nn.Module):
 
 
 def images(count: int, seed: int = 0) -> Tensor:
-    """(count, 1, 1, 1) even chance over [0, 1]."""
-    return chance(count, seed).at("image").uniform(1, 1, 1)
+    """(count, 1, 1, 1) uniform over [0, 1]."""
+    return random_stream(count, seed).at("image").uniform(1, 1, 1)
 
 
-def chance(count: int, seed: int = 0) -> Stream:
+def random_stream(count: int, seed: int = 0) -> Stream:
+    """The random stream of images 0 … count − 1."""
     return rng.stream(seed, "certify", torch.arange(count))
 
 
-def of(p: Floats, chosen: Tensor) -> Floats:
-    """The true probability of each image's class."""
-    return np.asarray(p[np.arange(len(p)), chosen.numpy()])
+def key_of(stream: Stream) -> Tensor:
+    """(2,) the words of its key."""
+    return rng.key_words(stream.key, stream.index.device)
+
+
+def probability_of(p: Floats, top: Tensor) -> Floats:
+    """(B,) the true probability of each image's top class."""
+    return np.asarray(p[np.arange(len(p)), top.numpy()])

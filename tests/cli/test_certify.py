@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
+from small_files import write_files
 
-from equipoise import models
 from equipoise.cli.main import run
-from equipoise.core import records
-from equipoise.models import checkpoint
+from equipoise.core.records import read_rows
+from equipoise.core.results import read_summary
+from equipoise.core.rows import SELECT_ALPHA, CertificateRow
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with six images and two checkpoints."""
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    chance = np.random.default_rng(0)
-    np.savez("images.npz", images=chance.integers(0, 256, (6, 3, 8, 8), dtype=np.uint8), labels=np.arange(6) % 4)
-    for seed, name in enumerate(("accurate", "robust")):
-        base = models.build("cnn_small", num_classes=4, image_shape=(3, 8, 8), seed=seed)
-        checkpoint.save(f"{name}.safetensors", base, {})
+    write_files(tmp_path)
     return tmp_path
 
 
@@ -31,47 +26,51 @@ def certify(*arguments: str) -> int:
 
 
 def metrics() -> set[str]:
-    return {row["metric"] for row in records.summary("run")["results"]}
+    return {result.metric for result in read_summary("run").results}
 
 
-def test_certify_a_checkpoint(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert certify("--sigma", "0.1") == 0
+def test_results_of_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert certify("--sigma", "0.1", "--count", "6") == 0
     assert {"acr", "certified@0.00", "certified@0.25", "abstained", "clean", "samples"} <= metrics()
     assert "run/summary.json" in capsys.readouterr().out
-    told = records.summary("run")
-    assert certify("--sigma", "0.1") == 0 and records.summary("run") == told
-    assert certify("--sigma", "0.1", "--attack", "--attack-name", "pgd") == 0, "a cross-check may come later"
-    assert "broken-pgd" in metrics() or not any(row["radius"] for row in records.read("run"))
+    summary = read_summary("run")
+    assert certify("--sigma", "0.1", "--count", "6") == 0 and read_summary("run") == summary
 
 
-@pytest.mark.parametrize("plan", [["--tolerance", "0.02"], ["--decide-radius", "0.1"], ["--soft"], ["--sound"],
-                                  ["--two-sided"], ["--accurate", "accurate.safetensors", "--alpha", "0.8"]])
-def test_plans(place: Path, plan: list[str]) -> None:
-    assert certify("--sigma", "0.1", *plan) == 0
-    assert len(records.read("run")) == 6
+def test_an_attack_may_be_added_later() -> None:
+    assert certify("--sigma", "0.1", "--count", "6") == 0
+    assert certify("--sigma", "0.1", "--count", "6", "--attack", "pgd") == 0
+    certified = [row for row in read_rows("run") if isinstance(row, CertificateRow) and row.radius > 0]
+    assert ("broken-pgd" in metrics()) == bool(certified)
 
 
-def test_alpha_for_a_clean_accuracy(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two sigmas of one model; alpha comes from the three images that are not certified."""
-    wish = ["--sigma", "0.05,0.2", "--accurate", "accurate.safetensors", "--clean", "0", "--count", "3"]
-    assert certify(*wish) == 0
-    said = capsys.readouterr().out
-    assert "Frontier" in said and "3 other images" in said
-    told = records.summary("run")
-    assert [row["sigma"] for row in told["chosen"]] == [0.05, 0.2]
-    assert {row["index"] for row in records.read("run") if row["attack"] == "choose"} == {3, 4, 5}
+@pytest.mark.parametrize("options", [
+    ["--tolerance", "0.02"], ["--decide-radius", "0.1"], ["--soft"], ["--certificate", "soft"], ["--sound"],
+    ["--two-sided"], ["--accurate", "accurate.safetensors", "--alpha", "0.8"]])
+def test_options(options: list[str]) -> None:
+    assert certify("--sigma", "0.1", "--count", "6", *options) == 0
+    assert len(read_rows("run")) == 6
+
+
+def test_alpha_for_a_clean_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two sigmas of one model; alpha is selected on the nine images that are not certified."""
+    assert certify("--sigma", "0.05,0.2", "--accurate", "accurate.safetensors", "--clean", "0", "--count", "3") == 0
+    printed = capsys.readouterr().out
+    assert "Frontier" in printed and "9 other images" in printed
+    assert [selected.sigma for selected in read_summary("run").selected_alphas] == [0.05, 0.2]
+    assert {row.index for row in read_rows("run") if row.attack == SELECT_ALPHA} == set(range(3, 12))
     assert run(["report", "run"]) == 0 and Path("run/figures/frontier.svg").exists()
 
 
-def test_several_models_in_one_page(place: Path) -> None:
+def test_several_models_in_one_report() -> None:
     assert run(["certify", "robust.safetensors", "accurate.safetensors", "--data", "npz:images.npz", "--out", "run",
-                "--samples", "150", "--n0", "20", "--sigma", "0.05,0.1", "--diagnose"]) == 0
-    assert {row["sigma"] for row in records.read("run") if row["attack"] == "certify"} == {0.05, 0.1}
+                "--samples", "150", "--n0", "20", "--sigma", "0.05,0.1", "--diagnose", "--count", "6"]) == 0
+    assert {row.sigma for row in read_rows("run") if isinstance(row, CertificateRow)} == {0.05, 0.1}
     assert run(["report", "run"]) == 0
     assert Path("run/figures/certified.svg").exists()
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [
+@pytest.mark.parametrize(("arguments", "message"), [
     (["--sigma", "0.1,0"], "`sigma` must be positive"),
     (["--sigma", "much"], "`sigma` must be a number"),
     (["--sigma", "0.1", "--clean", "0.5"], "`alpha` must be given together with `accurate`"),
@@ -86,12 +85,13 @@ def test_several_models_in_one_page(place: Path) -> None:
     (["--sigma", "0.1", "--alpha", "0.4", "--accurate", "accurate.safetensors"], "`alpha` must lie in [0.5, 1]"),
     (["--sigma", "0.1", "--norm", "linf"], "`norm` must be l2"),
     (["--sigma", "0.1", "--tolerance", "0.1", "--decide-radius", "0.1"], "`decide_radius` must be left out"),
+    (["--sigma", "0.1", "--soft", "--two-sided"], "`two_sided` must be left out"),
 ])
-def test_mistakes_are_one_sentence(place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str],
-                                   sentence: str) -> None:
+def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert certify(*arguments) == 2
-    said = capsys.readouterr().err.strip().splitlines()
-    assert len(said) == 1 and sentence in said[0]
+    printed = capsys.readouterr().err.strip().splitlines()
+    assert len(printed) == 1 and message in printed[0]
+    assert not Path("run").exists()
 
 
 def test_help_names_the_units(capsys: pytest.CaptureFixture[str]) -> None:

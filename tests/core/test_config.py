@@ -22,11 +22,6 @@ def test_what_is_written_is_read_back(table: dict[str, object]) -> None:
     assert tomllib.loads(config.dumps(table)) == table
 
 
-def test_unknown_key_names_the_near_miss() -> None:
-    with pytest.raises(InputError, match="did you mean 'steps'"):
-        config.known({"stepz": 3}, ["steps", "eps"], "run.toml")
-
-
 def test_malformed_and_missing(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("a = = 3")
     with pytest.raises(InputError, match=r"bad\.toml must be TOML"):

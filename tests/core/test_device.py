@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.attacks.gradients import GradientSource
+from equipoise.attacks.gradients import GradientSettings, GradientSource
 from equipoise.core import device
 from equipoise.core.checks import InputError
 from equipoise.core.threat import Threat
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 def trap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A CPU that claims bfloat16 and is stopped by the first such instruction."""
     device.has_bf16.cache_clear()
-    monkeypatch.setattr(device, "_TRY", f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})")
+    monkeypatch.setattr(device, "BF16_TRIAL", f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})")
     yield
     device.has_bf16.cache_clear()
 
@@ -38,21 +38,21 @@ def test_a_cpu_that_traps_is_one_sentence(trap: None, monkeypatch: pytest.Monkey
     monkeypatch.setattr(subprocess, "run", counted)
     sentence = "`precision` must be auto or fp32 on this cpu, which cannot compute in bfloat16, got 'bf16'"
     with pytest.raises(InputError, match=sentence):
-        device.precision("bf16", CPU)
+        device.autocast("bf16", CPU)
     with pytest.raises(InputError, match="bfloat16"):
         Conditions(Threat("linf", 0.1), CPU, precision="bf16")
     with pytest.raises(InputError, match="bfloat16"):
-        GradientSource(torch.nn.Flatten(), None, None, "model", "bf16", torch.rand(2, 3, 5, 7))
+        GradientSource(torch.nn.Flatten(), GradientSettings(), "bf16", torch.rand(2, 3, 5, 7))
     assert len(calls) == 1, "tried once"
     for name in ("auto", "fp32"):
-        assert isinstance(device.precision(name, CPU), nullcontext)
+        assert isinstance(device.autocast(name, CPU), nullcontext)
     assert device.has_bf16("cuda"), "only CPUs lie about it"
 
 
 def test_a_cpu_that_has_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     device.has_bf16.cache_clear()
-    monkeypatch.setattr(device, "_TRY", "pass")
-    with device.precision("bf16", CPU):
+    monkeypatch.setattr(device, "BF16_TRIAL", "pass")
+    with device.autocast("bf16", CPU):
         assert torch.is_autocast_enabled("cpu")
     device.has_bf16.cache_clear()
 

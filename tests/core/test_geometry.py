@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.core import geometry
+from equipoise.core.checks import InputError
 from equipoise.core.rng import stream
 from equipoise.core.threat import NORMS, Threat
 
@@ -80,3 +83,59 @@ def test_draw_fills_the_ball(norm: str) -> None:
     for radius in (0.3, 0.6, 0.9):
         share = float((sizes <= radius).float().mean())
         assert abs(share - radius**2) < 5 * (radius**2 * (1 - radius**2) / 2000) ** 0.5
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(NORMS), st.integers(0, 99), st.floats(0.01, 30))
+def test_move_to_a_hyperplane(norm: str, seed: int, scale: float) -> None:
+    def normal(number: int) -> Tensor:
+        return torch.randn(4, 3, 5, 7, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+
+    def value_after(move: Tensor) -> Tensor:
+        return value + (w * move).sum(dim=(1, 2, 3))
+
+    x, w, value = _images(seed, torch.float64), normal(seed), scale * normal(seed + 1)[:, 0, 0, 0]
+    w[:, 0, 0] = 0
+    move = geometry.move_to_hyperplane(x, w, value, norm)
+    reached = value_after(move)
+    assert float((x + move).min()) >= -1e-12 and float((x + move).max()) <= 1 + 1e-12
+    reach = torch.where((w * value.view(-1, 1, 1, 1)) > 0, w.abs() * x, w.abs() * (1 - x)).sum(dim=(1, 2, 3))
+    reachable = reach > value.abs() * (1 + 1e-6)
+    assert not bool((reached[reachable].abs() >= 1e-6 * max(scale, 1)).any())
+    torch.testing.assert_close(reached.abs()[~reachable], (value.abs() - reach)[~reachable], rtol=1e-6, atol=1e-6)
+    # Every other feasible move onto the plane is at least as large; by convexity, nearby ones are enough.
+    for number in range(5):
+        other = (x + move + 0.01 * normal(seed + number)).clamp(0, 1) - x
+        other = other + geometry.move_to_hyperplane(x + other, w, value_after(other), "l2")
+        on_plane = value_after(other).abs() < 1e-7
+        smaller = geometry.size(other, norm) < geometry.size(move, norm) * (1 - 1e-6) - 1e-9
+        assert not bool((smaller & on_plane & reachable).any())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_dual_norm_is_the_gain_of_the_steepest_step(norm: str) -> None:
+    gradient = stream(1, "gradient", torch.arange(4)).normal(3, 5, 7).double()
+    gain = (geometry.steepest(gradient, norm) * gradient).flatten(1).sum(1)
+    torch.testing.assert_close(geometry.dual_norm(gradient, norm), gain)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_projection_with_known_bounds_is_the_same(norm: str) -> None:
+    x, threat = _images(1), Threat(norm, 0.05)
+    far = x + stream(1, "step", torch.arange(4)).normal(3, 5, 7)
+    assert torch.equal(geometry.project(far, x, threat, *geometry.reusable_bounds(x, threat)),
+                       geometry.project(far, x, threat))
+
+
+@pytest.mark.parametrize(("norm", "order"), [("linf", 1.0), ("l2", 2.0), (1, math.inf), (math.inf, 1.0), (1.5, 3.0)])
+def test_dual_norm(norm: str | float, order: float) -> None:
+    gradient = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert geometry.dual_order(norm) == order
+    expected = torch.linalg.vector_norm(gradient.flatten(1), ord=order, dim=1)
+    torch.testing.assert_close(geometry.dual_norm(gradient, norm), expected)
+
+
+@pytest.mark.parametrize("norm", [0.5, "l1", None, True])
+def test_an_unknown_norm_has_no_dual(norm: str | float) -> None:
+    with pytest.raises(InputError, match="`norm` must be linf, l2 or a number of at least 1"):
+        geometry.dual_order(norm)

@@ -19,7 +19,7 @@ def test_every_row_goes_to_one_process(size: int, count: int) -> None:
 
 
 def test_alone() -> None:
-    with parallel.started(torch.device("cpu")) as world:
-        assert world == World(0, 1) and world.leads
+    with parallel.process_group(torch.device("cpu")) as world:
+        assert world == World(0, 1) and world.is_leader
         assert parallel.gather("x") == ["x"]
         parallel.barrier()

@@ -16,18 +16,18 @@ def test_silent_by_default(capsys: pytest.CaptureFixture[str]) -> None:
 def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 3.0, 10.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    with progress.shown(), progress.task("work", total=3) as task:
+    with progress.display(), progress.task("work", total=3) as task:
         task.advance(1)
-        task.advance(2, standing="2/3")
+        task.advance(2, robust="2/3")
     out, err = capsys.readouterr()
-    assert out == "" and err == "work: 3/3, standing 2/3, 0 s left\n"
+    assert out == "" and err == "work: 3/3, robust 2/3, 0 s left\n"
 
 
 def test_what_was_done_before_does_not_shorten_the_time_left(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 10.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    with progress.shown(), progress.task("work", total=100, done=80) as task:
+    with progress.display(), progress.task("work", total=100, done=80) as task:
         task.advance(10)
     assert capsys.readouterr().err == "work: 90/100, 10 s left\n"
 
@@ -37,7 +37,7 @@ def test_only_the_first_of_several_processes_shows(
     monkeypatch.setenv("RANK", "1")
     clock = iter([0.0, 10.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    with progress.shown(), progress.task("work", total=1) as task:
+    with progress.display(), progress.task("work", total=1) as task:
         task.advance(1)
     assert capsys.readouterr().err == ""
 
@@ -50,6 +50,23 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    with progress.shown(), progress.task("work", total=3) as task:
-        task.advance(3, standing="2/3")
+    with progress.display(), progress.task("work", total=3) as task:
+        task.advance(3, robust="2/3")
     assert "work" in screen.getvalue() and "2/3" in screen.getvalue()
+
+
+def test_without_a_command_progress_is_shown_only_in_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    with progress.task("work", total=1) as task:
+        task.advance(1)
+    assert capsys.readouterr().err == ""
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress.task("work", total=1) as task:
+        task.advance(1)
+    assert "work" in screen.getvalue()

@@ -58,9 +58,6 @@ def test_distributions() -> None:
     assert abs(float((normal > 1.6449).double().mean()) - 0.05) < 5 * (0.05 * 0.95) ** 0.5 / 1000
     counts = torch.bincount(chance.integers(7, 5000).flatten(), minlength=7)
     assert len(counts) == 7 and float((counts / 1e6 - 1 / 7).abs().max()) < 5 * (6 / 49) ** 0.5 / 1000
-    order = chance.permutation(6)
-    assert torch.equal(order.sort(dim=1).values, torch.arange(6).expand(200, 6))
-    assert len(torch.unique(order, dim=0)) > 100
 
 
 def test_shapes() -> None:

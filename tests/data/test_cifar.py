@@ -16,58 +16,58 @@ SETS = [CIFAR10, CIFAR100]
 Content = dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]]
 
 
-def made(which: Cifar, split: str, each: int = 4) -> Content:
+def make_content(source: Cifar, split: str, count: int = 4) -> Content:
     generator = np.random.default_rng(5)
     return {
-        file: (generator.integers(0, 256, (each, 3072), np.uint8),
-               generator.integers(0, len(which.classes), each, np.uint8))
-        for file in which.files[split]
+        file: (generator.integers(0, 256, (count, 3072), np.uint8),
+               generator.integers(0, len(source.classes), count, np.uint8))
+        for file in source.files[split]
     }
 
 
-def write_pickles(which: Cifar, folder: Path, content: Content) -> None:
+def write_pickles(source: Cifar, folder: Path, content: Content) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file, (pixels, labels) in content.items():
-        entry = {b"data": pixels, which.label_key: labels.tolist(), b"coarse_labels": [0] * len(labels)}
+        entry = {b"data": pixels, source.label_key: labels.tolist(), b"coarse_labels": [0] * len(labels)}
         (folder / file).write_bytes(pickle.dumps(entry, 2))
 
 
-def write_binaries(which: Cifar, folder: Path, content: Content) -> None:
+def write_binaries(source: Cifar, folder: Path, content: Content) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file, (pixels, labels) in content.items():
-        coarse = [np.full((len(labels), 1), 19, np.uint8)] * (which.label_bytes - 1)
+        coarse = [np.full((len(labels), 1), 19, np.uint8)] * (source.label_bytes - 1)
         np.concatenate([*coarse, labels[:, None], pixels], axis=1).tofile(folder / f"{file}.bin")
 
 
-def check(which: Cifar, split: str, root: Path, content: Content) -> None:
-    data = cifar.read(which, split, root)
+def check(source: Cifar, split: str, root: Path, content: Content) -> None:
+    data = cifar.read(source, split, root)
     images = np.concatenate([pixels for pixels, _ in content.values()]).reshape(-1, 3, 32, 32)
     labels = np.concatenate([labels for _, labels in content.values()])
     assert torch.equal(data.images, torch.from_numpy(images))
     assert data.labels.tolist() == labels.tolist()
-    assert (data.name, data.split, data.classes) == (which.name, split, which.classes)
+    assert (data.name, data.split, data.classes) == (source.name, split, source.classes)
 
 
-@pytest.mark.parametrize("which", SETS, ids=lambda which: which.name)
+@pytest.mark.parametrize("source", SETS, ids=lambda source: source.name)
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_both_layouts(tmp_path: Path, which: Cifar, split: str) -> None:
-    content = made(which, split)
-    write_pickles(which, tmp_path / "a" / which.pickled_in, content)
-    write_binaries(which, tmp_path / "b" / which.binary_in, content)
-    write_pickles(which, tmp_path / "c", content)
-    write_binaries(which, tmp_path / "d", content)
+def test_both_layouts(tmp_path: Path, source: Cifar, split: str) -> None:
+    content = make_content(source, split)
+    write_pickles(source, tmp_path / "a" / source.python_folder, content)
+    write_binaries(source, tmp_path / "b" / source.binary_folder, content)
+    write_pickles(source, tmp_path / "c", content)
+    write_binaries(source, tmp_path / "d", content)
     for folder in "abcd":
-        check(which, split, tmp_path / folder, content)
+        check(source, split, tmp_path / folder, content)
 
 
-def test_an_incomplete_layout_gives_way_to_a_complete_one(tmp_path: Path) -> None:
-    content = made(CIFAR10, "train")
-    write_pickles(CIFAR10, tmp_path / CIFAR10.pickled_in, dict(list(content.items())[:4]))
-    write_binaries(CIFAR10, tmp_path / CIFAR10.binary_in, content)
+def test_a_complete_layout_is_preferred_to_an_incomplete_one(tmp_path: Path) -> None:
+    content = make_content(CIFAR10, "train")
+    write_pickles(CIFAR10, tmp_path / CIFAR10.python_folder, dict(list(content.items())[:4]))
+    write_binaries(CIFAR10, tmp_path / CIFAR10.binary_folder, content)
     check(CIFAR10, "train", tmp_path, content)
 
 
-def test_a_cut_binary_file_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_truncated_binary_file(tmp_path: Path) -> None:
     path = tmp_path / "test_batch.bin"
     for size in (0, 3072, 2 * 3073 - 1):
         path.write_bytes(bytes(size))
@@ -75,7 +75,7 @@ def test_a_cut_binary_file_is_named(tmp_path: Path) -> None:
             cifar.read(CIFAR10, "test", tmp_path)
 
 
-def test_a_label_outside_is_named(tmp_path: Path) -> None:
+def test_the_error_names_the_file_of_an_invalid_label(tmp_path: Path) -> None:
     path = tmp_path / "test_batch.bin"
     path.write_bytes(bytes((10,)) + bytes(3072))
     with pytest.raises(InputError, match=rf"^`labels in {path}` must lie in 0..9, got 'values from 10 to 10'$"):
@@ -87,13 +87,13 @@ def test_a_label_outside_is_named(tmp_path: Path) -> None:
     [
         ({b"labels": [0]}, r"must hold `data` of shape \(N, 3072\), got NoneType"),
         ({b"data": np.zeros((1, 3071), np.uint8), b"labels": [0]}, r"must hold `data` of shape \(N, 3072\)"),
-        ({b"data": np.zeros((1, 3072), np.uint8)}, "must hold `labels`, a list of whole numbers"),
-        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [-1]}, "must hold `labels`, a list of whole numbers"),
-        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [1.5]}, "must hold `labels`, a list of whole numbers"),
+        ({b"data": np.zeros((1, 3072), np.uint8)}, "must hold `labels`, a list of integers"),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [-1]}, "must hold `labels`, a list of integers"),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [1.5]}, "must hold `labels`, a list of integers"),
         ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}, "must be as many as the images, 2, got 1"),
     ],
 )
-def test_a_pickle_of_something_else_is_named(tmp_path: Path, entry: dict[bytes, object], message: str) -> None:
+def test_the_error_names_a_pickle_of_something_else(tmp_path: Path, entry: dict[bytes, object], message: str) -> None:
     path = tmp_path / "test_batch"
     path.write_bytes(pickle.dumps(entry, 2))
     with pytest.raises(InputError, match=message) as caught:

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from equipoise.core.checks import InputError
 from equipoise.core.rng import stream
-from equipoise.data import shapes
-from equipoise.data.batches import pixels
+from equipoise.data import pixels, shapes
 
 
 @pytest.fixture(scope="module")
@@ -27,51 +26,51 @@ def test_a_split_is_complete_balanced_and_always_the_same() -> None:
 def test_an_image_depends_on_its_number_alone() -> None:
     whole = shapes.draw("test")
     rows = torch.tensor([1999, 3, 700])
-    alone = shapes._render(whole.labels[rows], stream(0, "shapes", rows).at("test"))
+    alone = shapes.render(whole.labels[rows], stream(0, "shapes", rows).at("test"))
     assert torch.equal(alone, whole.images[rows])
 
 
 def test_no_image_is_in_both_splits() -> None:
-    seen = {image.numpy().tobytes() for split in shapes.SIZES for image in shapes.draw(split).images}
-    assert len(seen) == sum(shapes.SIZES.values())
+    distinct = {image.numpy().tobytes() for split in shapes.SIZES for image in shapes.draw(split).images}
+    assert len(distinct) == sum(shapes.SIZES.values())
 
 
-def test_an_unknown_split_is_named() -> None:
+def test_an_unknown_split_is_an_error() -> None:
     with pytest.raises(InputError, match="`split` must be one of test, train, got 'tests'"):
         shapes.draw("tests")
 
 
-def test_pixels_keep_clear_of_black_so_that_the_texture_is_whole(images: Tensor) -> None:
+def test_few_pixels_are_clipped(images: Tensor) -> None:
     assert (images == 0).float().mean() < 1e-3
     assert (images == 1).float().mean() < 1e-3
 
 
-def test_the_texture_alone_tells_the_class(images: Tensor) -> None:
+def test_the_texture_alone_determines_the_class(images: Tensor) -> None:
     """The grating with the most energy, in any phase, is that of the class."""
     labels = torch.arange(8)
     waves = torch.stack([_wave(labels, phase) for phase in (0.0, torch.pi / 2)])  # (2, 8, pixels)
     ripple = images.mean(1) - torch.nn.functional.avg_pool2d(images.mean(1), 3, 1, 1, count_include_pad=False)
     faint = images.mean(1).flatten(1).std(1) < 0.04
     energy = (ripple.flatten(1) @ waves.transpose(1, 2)).square().sum(0)  # (N, 8)
-    right = energy.argmax(1) == torch.arange(len(images)) % 8
-    assert right[faint].float().mean() > 0.97
+    correct = energy.argmax(1) == torch.arange(len(images)) % 8
+    assert correct[faint].float().mean() > 0.97
     assert shapes.TEXTURE < shapes.EPS
 
 
-def test_a_wiped_texture_stays_within_eps_and_tells_nothing() -> None:
+def test_the_texture_of_another_class_fits_within_eps() -> None:
     labels = torch.arange(64) % 8
-    chance = stream(0, "shapes", torch.arange(64))
-    own, other = (shapes._grating(k, chance.at("texture")) for k in (labels, (labels + 3) % 8))
-    room = shapes.EPS - shapes.TEXTURE
-    change = room * other - shapes.TEXTURE * own
+    random_stream = stream(0, "shapes", torch.arange(64))
+    own, other = (shapes.grating(k, random_stream.at("texture")) for k in (labels, (labels + 3) % 8))
+    rest = shapes.EPS - shapes.TEXTURE
+    change = rest * other - shapes.TEXTURE * own
     assert change.abs().max() <= shapes.EPS
-    assert room > 0.5 * shapes.TEXTURE  # what can be written in its place is clearly visible
+    assert rest > 0.5 * shapes.TEXTURE  # the replacement is clearly visible
 
 
-def test_most_shapes_outshine_eps_and_the_faint_ones_do_not(images: Tensor) -> None:
+def test_the_contrast_of_most_shapes_is_a_multiple_of_eps(images: Tensor) -> None:
     labels = torch.arange(len(images)) % 8
-    chance = stream(0, "shapes", torch.arange(len(images))).at("test")
-    cover = shapes._cover(labels, chance.at("shape"))
+    random_stream = stream(0, "shapes", torch.arange(len(images))).at("test")
+    cover = shapes.coverage(labels, random_stream.at("shape"))
     inside, outside = (cover == 1).float(), (cover == 0).float()
     bright, dark = ((images * part).sum((2, 3)) / part.sum((2, 3)) for part in (inside, outside))
     step = bright - dark
@@ -81,9 +80,9 @@ def test_most_shapes_outshine_eps_and_the_faint_ones_do_not(images: Tensor) -> N
 
 
 def test_every_shape_is_far_from_every_other() -> None:
-    """In one place and size, two shapes differ in at least a sixth of the picture that either covers."""
+    """At one position and size, two shapes differ in at least a sixth of the area that either covers."""
     still = stream(0, "shapes", torch.zeros(8, dtype=torch.int64))
-    cover = shapes._cover(torch.arange(8), still).flatten(1)
+    cover = shapes.coverage(torch.arange(8), still).flatten(1)
     apart = (cover[:, None] - cover[None]).abs().sum(2) / torch.maximum(cover[:, None], cover[None]).sum(2)
     assert float(apart[~torch.eye(8, dtype=torch.bool)].min()) > 1 / 6
 
@@ -91,5 +90,5 @@ def test_every_shape_is_far_from_every_other() -> None:
 def _wave(labels: Tensor, phase: float) -> Tensor:
     angle = (labels * (torch.pi / 8)).view(-1, 1, 1)
     line = torch.arange(shapes.SIDE) - (shapes.SIDE - 1) / 2
-    way = angle.cos() * line + angle.sin() * line.unsqueeze(1)
-    return torch.cos(2 * torch.pi * shapes._FREQUENCY * way + phase).flatten(1)
+    position = angle.cos() * line + angle.sin() * line.unsqueeze(1)
+    return torch.cos(2 * torch.pi * shapes.FREQUENCY * position + phase).flatten(1)

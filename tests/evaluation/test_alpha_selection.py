@@ -1,4 +1,4 @@
-"""Alpha for a wanted clean accuracy, and the frontier over alpha and sigma."""
+"""Alpha for a clean accuracy, and the frontier over alpha and sigma."""
 
 from __future__ import annotations
 
@@ -6,115 +6,106 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor, nn
+from brightness_models import CONDITIONS, Threshold, threshold_images
 
-from equipoise.certification import SmoothingPlan, mixture
-from equipoise.core import records, summary
+from equipoise.certification import SmoothingPlan
+from equipoise.certification.mixture import SmoothedBase
 from equipoise.core.checks import InputError
-from equipoise.data import Dataset
-from equipoise.evaluation import alpha_selection
-from equipoise.evaluation import certified as room
-from equipoise.evaluation.alpha_selection import CHOOSE, CleanTarget, others
-from equipoise.evaluation.certified import CertificationConditions, CertificationJob, certified
+from equipoise.core.results import Summary, find
+from equipoise.core.rows import CERTIFY, SELECT_ALPHA, Row
+from equipoise.evaluation.certificates import CertificationJob, CleanTarget, certificates, other_images
+from equipoise.evaluation.certifier import certify, run_certification
 
 PLAN = SmoothingPlan(0.15, samples=200, n0=20, failure=0.01)
-TERMS = CertificationConditions(PLAN, torch.device("cpu"), batch_size=200)
+IMAGES = threshold_images().take(threshold_images().index % 2 == 0)
+OTHERS = other_images(threshold_images(), IMAGES)
+TARGET = CleanTarget(0.95, OTHERS)
 
 
-class Brightness(nn.Module):
-    """Two classes by the mean of the image; `shift` moves the border, so that some images are answered wrongly."""
-
-    def __init__(self, shift: float = 0.0) -> None:
-        super().__init__()
-        self.border = nn.Parameter(torch.tensor(0.5 + shift))
-
-    def forward(self, x: Tensor) -> Tensor:
-        above = 100 * (x.flatten(1).mean(dim=1) - self.border)
-        return torch.stack((-above, above), dim=1)
+def jobs() -> list[CertificationJob]:
+    """The smoothed models are wrong near the boundary, the accurate one is correct everywhere."""
+    return [CertificationJob(f"s{sigma}", Threshold(0.08), replace(PLAN, sigma=sigma), Threshold())
+            for sigma in (0.1, 0.3)]
 
 
-def data(count: int = 40) -> Dataset:
-    level = torch.arange(count) * 190 // count + 30
-    images = level.view(-1, 1, 1, 1).expand(count, 1, 2, 3).to(torch.uint8)
-    return Dataset("made", "test", images, (level > 127.5).long(), torch.arange(count), tuple("ab"))
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, list[Row]]:
+    return run_certification(jobs(), IMAGES, CONDITIONS, tmp_path_factory.mktemp("alpha") / "run", target=TARGET)
 
 
-def halves() -> tuple[Dataset, Dataset]:
-    whole = data()
-    images = whole.take(torch.arange(0, 40, 2))
-    return images, others(whole, images)
+def test_other_images_are_evenly_spread_over_the_rest() -> None:
+    assert OTHERS.index.tolist() == list(range(1, 40, 2))
+    few = other_images(threshold_images(), IMAGES.slice(0, 5), at_least=5)
+    assert few.index.tolist() == [1, 12, 19, 26, 33]
 
 
-def subjects() -> list[CertificationJob]:
-    """The smoothed sides are wrong near the border, the accurate one is right everywhere."""
-    return [CertificationJob(f"s{sigma}", Brightness(0.08), Brightness(), replace(PLAN, sigma=sigma)) for sigma in (0.1, 0.3)]
-
-
-def test_others_are_other_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    images, rest = halves()
-    monkeypatch.setattr(alpha_selection, "FEWEST", 5)
-    assert rest.index.tolist() == list(range(1, 40, 2))
-    assert others(data(), images.slice(0, 5)).index.tolist() == [1, 12, 19, 26, 33], "as many, evenly spread"
+def test_some_images_must_be_left() -> None:
     with pytest.raises(InputError, match="`count` must leave images"):
-        others(images, images)
+        other_images(IMAGES, IMAGES)
 
 
-def test_alpha_is_chosen_on_the_other_images(tmp_path: Path) -> None:
-    images, rest = halves()
-    results = certified(subjects(), images, TERMS, tmp_path / "run", choice=CleanTarget(0.95, rest))
-    told = records.summary(tmp_path / "run")
-    rows = records.read(tmp_path / "run")
-    assert {row["index"] for row in rows if row["attack"] == CHOOSE} == set(rest.index.tolist())
-    for row in told["chosen"]:
-        own = [each for each in rows if each["model"] == row["model"]]
-        base = mixture.Base.of_rows([each for each in own if each["attack"] == CHOOSE], row["sigma"])
-        assert row["alpha"] == mixture.alpha_for(base, 0.95) and row["clean-estimate"] >= 0.95
-        assert {each["alpha"] for each in own if each["attack"] == "certify"} == {row["alpha"]}
-        assert {each["sigma"] for each in own} == {row["sigma"]}
-        assert summary.value(results, row["model"], "clean-estimate") >= 0.9
-    assert [row["sigma"] for row in told["chosen"]] == [0.1, 0.3] and told["chosen"][0]["alpha"] < 1
-    best = told["frontier"]
-    assert [row["radius"] for row in best] == [0.25 * i for i in range(len(best))]
-    for row in best:
-        metric = f"certified@{row['radius']:.2f}"
-        found = [each["value"] for each in results if each["metric"] == metric]
-        assert row["value"] == max(found)
+def test_alpha_is_selected_on_the_other_images(run: tuple[Summary, list[Row]]) -> None:
+    summary, rows = run
+    assert {row.index for row in certificates(rows, measurement=SELECT_ALPHA)} == set(OTHERS.index.tolist())
+    for selected in summary.selected_alphas:
+        base = SmoothedBase.of_rows(certificates(rows, selected.model, SELECT_ALPHA))
+        assert selected.alpha == base.largest_alpha(0.95) and selected.clean_estimate >= 0.95
+    assert [selected.sigma for selected in summary.selected_alphas] == [0.1, 0.3]
+    assert summary.selected_alphas[0].alpha < 1
 
 
-def test_resumed_without_new_votes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images, rest = halves()
-    results = certified(subjects(), images, TERMS, tmp_path / "run", choice=CleanTarget(0.95, rest))
-    monkeypatch.setattr(room, "rows_for", None)
-    assert certified(subjects(), images, TERMS, tmp_path / "run", choice=CleanTarget(0.95, rest)) == results
-    with pytest.raises(InputError, match=r"choice\.clean"):
-        certified(subjects(), images, TERMS, tmp_path / "run", choice=CleanTarget(0.9, rest))
+def test_the_selected_alpha_is_certified(run: tuple[Summary, list[Row]]) -> None:
+    summary, rows = run
+    for selected in summary.selected_alphas:
+        own = certificates(rows, selected.model, CERTIFY)
+        assert {(row.alpha, row.sigma) for row in own} == {(selected.alpha, selected.sigma)}
+        assert find(summary.results, selected.model, "clean-estimate").value >= 0.9
 
 
-def test_out_of_reach(tmp_path: Path) -> None:
-    """A base that cannot reach the accuracy is left out; if none can, that is one sentence."""
-    images, rest = halves()
-    lost = CertificationJob("lost", Brightness(0.3), Brightness(0.3))
-    certified([*subjects(), lost], images, TERMS, tmp_path / "run", choice=CleanTarget(0.95, rest))
-    told = records.summary(tmp_path / "run")
-    assert [row["model"] for row in told["chosen"]] == ["s0.1", "s0.3"]
-    assert not any(row["model"] == "lost" for row in told["results"])
-    assert [(row["model"], row["n"]) for row in told["left-out"]] == [("lost", len(rest))]
-    assert told["left-out"][0]["most"] < 0.95
+def test_the_frontier_is_the_best_mixture_at_every_radius(run: tuple[Summary, list[Row]]) -> None:
+    summary, _ = run
+    assert [point.radius for point in summary.frontier] == [0.25 * i for i in range(len(summary.frontier))]
+    for point in summary.frontier:
+        values = [result.value for result in summary.results if result.metric == f"certified@{point.radius:.2f}"]
+        assert point.value == max(values)
+
+
+def test_a_finished_run_draws_no_new_samples(tmp_path: Path) -> None:
+    first, _ = run_certification(jobs(), IMAGES, CONDITIONS, tmp_path / "run", target=TARGET)
+    resumed = jobs()
+    second, _ = run_certification(resumed, IMAGES, CONDITIONS, tmp_path / "run", target=TARGET)
+    assert first.results == second.results and first.frontier == second.frontier
+    assert [job.model.calls for job in resumed] == [1, 1], "only the check of the model"
+
+
+def test_another_target_is_another_run(tmp_path: Path) -> None:
+    run_certification(jobs()[:1], IMAGES, CONDITIONS, tmp_path / "run", target=TARGET)
+    with pytest.raises(InputError, match=r"clean_target\.clean"):
+        run_certification(jobs()[:1], IMAGES, CONDITIONS, tmp_path / "run", target=replace(TARGET, clean=0.9))
+
+
+def test_a_model_that_cannot_reach_the_target_is_excluded(tmp_path: Path) -> None:
+    bad = CertificationJob("bad", Threshold(0.3), PLAN, Threshold(0.3))
+    summary, _ = run_certification([*jobs(), bad], IMAGES, CONDITIONS, tmp_path / "run", target=TARGET)
+    assert [selected.model for selected in summary.selected_alphas] == ["s0.1", "s0.3"]
+    assert not any(result.model == "bad" for result in summary.results)
+    assert [(excluded.model, excluded.n) for excluded in summary.excluded] == [("bad", len(OTHERS))]
+    assert summary.excluded[0].most < 0.95
+
+
+def test_a_target_out_of_reach_for_all_is_one_sentence(tmp_path: Path) -> None:
+    bad = CertificationJob("bad", Threshold(0.3), PLAN, Threshold(0.3))
     with pytest.raises(InputError, match="`clean` must be reachable"):
-        certified([lost], images, TERMS, tmp_path / "none", choice=CleanTarget(0.95, rest))
+        run_certification([bad], IMAGES, CONDITIONS, tmp_path / "run", target=TARGET)
 
 
-def test_a_wish_is_judged_before_a_folder_is_made(tmp_path: Path) -> None:
+def test_a_target_is_a_share() -> None:
     with pytest.raises(InputError, match=r"`clean` must lie in \[0, 1\]"):
-        CleanTarget(2.0, data(4))
+        CleanTarget(2.0, OTHERS)
 
 
-def test_names_must_differ(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="`models` must be different"):
-        certified([subjects()[0], subjects()[0]], data(4), TERMS, tmp_path / "run")
-
-
-def test_a_model_of_another_kind_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="`odd` must"):
-        certified([CertificationJob("odd", nn.Conv2d(3, 4, 1))], data(4), TERMS, tmp_path / "run")
+def test_certify_selects_alpha_and_prints_the_frontier() -> None:
+    certification = certify(Threshold(0.08), IMAGES, sigma="0.1,0.3", accurate=Threshold(), clean=0.95, samples=200,
+                            n0=20, selection_images=threshold_images(), device="cpu")
+    assert len(certification.summary.selected_alphas) == 2
+    assert "Frontier" in str(certification) and "20 other images" in str(certification)

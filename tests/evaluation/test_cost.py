@@ -15,7 +15,7 @@ def _base(width: int) -> nn.Module:
 
 def _data() -> Dataset:
     images = torch.randint(0, 256, (20, 3, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    return Dataset("made", "test", images, torch.zeros(20, dtype=torch.int64), torch.arange(20), tuple("abcdef"))
+    return Dataset("random", "test", images, torch.zeros(20, dtype=torch.int64), torch.arange(20), tuple("abcdef"))
 
 
 def test_operations_in_closed_form() -> None:
@@ -36,21 +36,21 @@ def test_costs_of_a_mixture() -> None:
     assert g.flops and h.flops and g.parameters and h.parameters
     assert found["mixed"].flops == g.flops + h.flops and found["mixed"].parameters == g.parameters + h.parameters
     gated = found["mixed, gated"]
-    assert gated.asked is not None and gated.flops == pytest.approx(h.flops + gated.asked * g.flops)
+    assert gated.accurate_share is not None and gated.flops == pytest.approx(h.flops + gated.accurate_share * g.flops)
     x = _data().images.float() / 255
     with torch.no_grad():
-        share = float(mixture.undecided(mixture.mapped(mixture.robust(x))).float().mean())
-    assert gated.asked == pytest.approx(share) and "asked" not in g.facts()
+        share = float(mixture.needs_accurate(mixture.map_robust(mixture.robust(x))).float().mean())
+    assert gated.accurate_share == pytest.approx(share) and g.accurate_share is None
 
 
-def test_what_computes_elsewhere_is_not_said_to_be_free() -> None:
+def test_the_cost_of_what_runs_outside_of_torch_is_unknown() -> None:
     service = HardLabels(lambda x: [0] * len(x))
     found = cost.costs(MixedClassifier(service, _base(2), 0.9, hard=True).eval(), _data())
-    assert [entry.model for entry in found if "flops" in entry.facts()] == ["robust"]
-    assert [entry.model for entry in found if "parameters" in entry.facts()] == ["robust"]
-    assert found[-1].asked is not None
+    assert [entry.model for entry in found if entry.flops is not None] == ["robust"]
+    assert [entry.model for entry in found if entry.parameters is not None] == ["robust"]
+    assert found[-1].accurate_share is not None
 
 
 @pytest.mark.parametrize(("alpha", "share"), [(0.0, 1.0), (1.0, 0.0)])
-def test_nothing_and_everything_is_asked(alpha: float, share: float) -> None:
-    assert cost.asked(MixedClassifier(_base(4), _base(2), alpha), _data(), batch_size=7) == share
+def test_the_accurate_model_runs_never_or_always_at_the_ends(alpha: float, share: float) -> None:
+    assert cost.accurate_share(MixedClassifier(_base(4), _base(2), alpha), _data(), batch_size=7) == share

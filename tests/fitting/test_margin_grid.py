@@ -1,65 +1,58 @@
+"""Margins of many maps at once equal those of each map."""
+
 from __future__ import annotations
 
 import dataclasses
 
 import pytest
-import synthetic_logits
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synthetic_logits import make_logits
 
-from equipoise.fitting.cache import ANY, Cache
-from equipoise.fitting.margin_grid import Family, MarginGrid
+from equipoise.fitting.cached_logits import CachedLogits
+from equipoise.fitting.margin_grid import MapFamily, MarginGrid
 from equipoise.mixing import MixedClassifier
 
 RIVALS_AND_UNITS = [(1.0, 0.0), (0.0, 0.0), (0.5, 0.0), (0.0, 1.3), (1.0, 0.7)]
-
-
+ONE = (MapFamily(), torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([-0.4]))
 
 
 @pytest.mark.parametrize(("rivals", "unit"), RIVALS_AND_UNITS)
 @pytest.mark.parametrize("clamp", ["gelu", "gelu-monotone", "relu"])
-def test_margins_and_gaps_of_the_map_itself(rivals: float, unit: float, clamp: str) -> None:
-    family = Family(clamp, rivals, unit)
-    cache = synthetic_logits.make(60)
-    assert cache.accurate is not None
-    table = MarginGrid(cache).grid(family, torch.tensor([0.5, 3.0]), torch.tensor([1.0, 2.5]), torch.tensor([-0.6, 0.2]))
-    assert len(table) == 8 and table.candidates.shape == (8, 3)
-    kept = cache.standing
-    for row, candidate in enumerate(table.candidates):
-        chosen = family.map(candidate)
-        clean = chosen(cache.clean).softmax(1)
-        own = cache.clean.argmax(1, keepdim=True)
-        if int(table.reordered[row]):
-            continue
-        gap = (clean.gather(1, own) - clean.gather(1, cache.accurate.unsqueeze(1))).squeeze(1)
-        differ = cache.accurate != own.squeeze(1)
+def test_margins_and_gaps_equal_those_of_the_map(rivals: float, unit: float, clamp: str) -> None:
+    family, logits = MapFamily(clamp, rivals, unit), make_logits(60)
+    table = MarginGrid(logits).grid(family, torch.tensor([0.5, 3.0]), torch.tensor([1.0, 2.5]),
+                                    torch.tensor([-0.6, 0.2]))
+    assert table.candidates.shape == (8, 3)
+    top, survived = logits.clean.argmax(1, keepdim=True), logits.survived
+    differ = logits.accurate != top.squeeze(1)
+    for row in (table.reordered == 0).nonzero().flatten().tolist():
+        logit_map = family.map(table.candidates[row])
+        clean = logit_map(logits.clean).softmax(1)
+        gap = (clean.gather(1, top) - clean.gather(1, logits.accurate.unsqueeze(1))).squeeze(1)
         torch.testing.assert_close(table.gaps[row][differ], gap[differ], rtol=1e-4, atol=1e-6)
-        attacked = chosen(cache.attacked.reshape(-1, 6)).softmax(1).view(*cache.attacked.shape)[:, kept]
-        y = cache.labels[kept].expand(len(attacked), -1).unsqueeze(2)
-        worst = attacked.scatter(2, y, -1).amax(2)
-        margin = (attacked.gather(2, y).squeeze(2) - worst).amin(0)
+        attacked = logit_map(logits.attacked.reshape(-1, 6)).softmax(1).view(*logits.attacked.shape)[:, survived]
+        y = logits.labels[survived].expand(len(attacked), -1).unsqueeze(2)
+        margin = (attacked.gather(2, y).squeeze(2) - attacked.scatter(2, y, -1).amax(2)).amin(0)
         torch.testing.assert_close(table.margins[row], margin, rtol=1e-4, atol=1e-6)
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 10**6), st.floats(0.01, 0.99), st.sampled_from(RIVALS_AND_UNITS))
-def test_gaps_decide_as_the_mixture_does(seed: int, q: float, numbers: tuple[float, float]) -> None:
-    family = Family("gelu-monotone", *numbers)
-    cache = synthetic_logits.make(40, seed=seed)
-    assert cache.accurate is not None and cache.soft is not None
+def test_gaps_decide_as_the_mixture_does(seed: int, q: float, rivals_and_unit: tuple[float, float]) -> None:
+    family, logits = MapFamily("gelu-monotone", *rivals_and_unit), make_logits(40, seed=seed)
     candidate = torch.tensor([2.0, 2.0, -0.4])
-    table = MarginGrid(cache).one(family, candidate)
-    mixture = MixedClassifier(torch.nn.Identity(), torch.nn.Identity(), 1 / (1 + q), hard=True,
+    gaps = MarginGrid(logits).one(family, candidate).gaps[0]
+    assert logits.accurate_logits is not None
+    mixture = MixedClassifier(_Constant(logits.accurate_logits), torch.nn.Identity(), 1 / (1 + q), hard=True,
                               logit_map=family.map(candidate))
-    mixture.accurate = _Given(cache.soft)
-    told = mixture(cache.clean).argmax(1)
-    near = (table.gaps[0] - q).abs() < 1e-5
-    expected = torch.where(table.gaps[0] <= q, cache.accurate, cache.clean.argmax(1))
-    assert torch.equal(told[~near], expected[~near])
+    expected = torch.where(gaps <= q, logits.accurate, logits.clean.argmax(1))
+    clear = (gaps - q).abs() >= 1e-5
+    assert torch.equal(mixture(logits.clean).argmax(1)[clear], expected[clear])
 
 
-class _Given(torch.nn.Module):
+class _Constant(torch.nn.Module):
     def __init__(self, logits: torch.Tensor) -> None:
         super().__init__()
         self.logits = logits
@@ -68,23 +61,28 @@ class _Given(torch.nn.Module):
         return self.logits
 
 
-def test_what_the_accurate_model_says_at_attacked_points() -> None:
-    cache = synthetic_logits.make(60)
-    look = MarginGrid(cache)
-    whatever = dataclasses.replace(cache, said=torch.full(cache.attacked.shape[:2], ANY))
-    right = dataclasses.replace(cache, said=cache.labels.expand(len(cache.attacked), -1))
-    other = dataclasses.replace(cache, said=(cache.labels.expand(len(cache.attacked), -1) + 1) % 6)
-    grid = (Family(), torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([-0.4]))
-    worst = look.grid(*grid).margins
-    assert torch.equal(MarginGrid(whatever).grid(*grid).margins, worst)
-    assert bool(MarginGrid(right).grid(*grid).margins.isinf().all())
-    named = MarginGrid(other).grid(*grid).margins
-    assert bool((named >= worst).all()) and bool((named > worst).any())
+def _margins(logits: CachedLogits, shift: int | None = None) -> torch.Tensor:
+    """Margins where g predicts the label plus `shift` at every attacked point, or any class."""
+    if shift is not None:
+        classes = (logits.labels.expand(len(logits.attacked), -1) + shift) % 6
+        logits = dataclasses.replace(logits, accurate_attacked=classes)
+    return MarginGrid(logits).grid(*ONE).margins
 
 
-def test_gelu_that_reorders_is_counted() -> None:
+def test_correct_accurate_model_cannot_be_overruled() -> None:
+    assert bool(_margins(make_logits(60), 0).isinf().all())
+
+
+def test_any_class_is_the_worst_case() -> None:
+    logits = make_logits(60)
+    other, worst = _margins(logits, 1), _margins(logits)
+    assert bool((other >= worst).all()) and bool((other > worst).any())
+
+
+def test_reordering_by_gelu_is_counted() -> None:
     clean = torch.tensor([[1.0, 0.8, 0.8, 0.8, 0.8, -4.0]])
-    cache = Cache(clean, clean.unsqueeze(0), torch.tensor([0]), torch.tensor([0]), torch.tensor([1]))
+    logits = CachedLogits(clean, clean.unsqueeze(0), torch.tensor([0]), torch.tensor([0]), torch.tensor([1]),
+                          torch.tensor([[-1]]))
     candidate = torch.tensor([1.0, 1.0, -1.4])
-    assert int(MarginGrid(cache).one(Family("gelu"), candidate).reordered[0]) == 2
-    assert int(MarginGrid(cache).one(Family("gelu-monotone"), candidate).reordered[0]) == 0
+    assert int(MarginGrid(logits).one(MapFamily("gelu"), candidate).reordered[0]) == 2
+    assert int(MarginGrid(logits).one(MapFamily("gelu-monotone"), candidate).reordered[0]) == 0

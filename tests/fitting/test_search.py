@@ -1,138 +1,153 @@
+"""The search of a map on cached logits."""
+
 from __future__ import annotations
 
 import dataclasses
 
 import pytest
-import synthetic_logits
 import torch
+from synthetic_logits import make_logits
 
-from equipoise.core.checks import InputError
-from equipoise.fitting import lose_at_most
-from equipoise.fitting.cache import checked
-from equipoise.fitting.margin_grid import Family, MarginGrid
-from equipoise.fitting.search import MapSearch, families
-from equipoise.fitting.search_space import LIMITS, SearchSpace
+from equipoise.fitting.conformal import lose_at_most, threshold
+from equipoise.fitting.margin_grid import MapFamily, MarginGrid
+from equipoise.fitting.search import LIMITS, MapSearch, SearchSpace, families
 
 TARGET = lose_at_most(5.0)
+FAMILY = MapFamily()
+EDGES = [f"{name} {end}" for name in "spc" for end in ("low", "high")]
 
 
-def test_the_grid_is_all_combinations() -> None:
-    search = MapSearch(synthetic_logits.make())
-    assert len(search.landscape) == 512 and len({tuple(row) for row in search.landscape.candidates.tolist()}) == 512
-    assert search.landscape.candidates[:8, 1:].unique(dim=0).shape[0] == 1, "s runs fastest"
+def test_grid_holds_all_combinations() -> None:
+    candidates = MapSearch(make_logits()).tables[FAMILY].candidates
+    assert len({tuple(row) for row in candidates.tolist()}) == len(candidates) == 512
+    assert candidates[:8, 1:].unique(dim=0).shape[0] == 1, "s varies fastest"
 
 
-def test_the_choice_keeps_its_promise_on_the_images_that_made_it() -> None:
-    cache = synthetic_logits.make()
-    search = MapSearch(cache, families("auto", cache, "gelu-monotone"))
+def test_selection_equals_brute_force() -> None:
+    """Every candidate of the grid as a map of its own, with its threshold and accuracy computed one by one."""
+    logits = make_logits(120)
+    search = MapSearch(logits, space=SearchSpace(steps=4))
+    selected = search.select(TARGET)
+    assert selected is not None
+    scores = []
+    for candidate in search.tables[FAMILY].candidates:
+        logit_map = FAMILY.map(candidate)
+        p = torch.stack([logit_map(points[logits.survived]).softmax(1) for points in logits.attacked])
+        y = logits.labels[logits.survived].expand(len(p), -1).unsqueeze(2)
+        margins = (p.gather(2, y).squeeze(2) - p.scatter(2, y, -1).amax(2)).amin(0)
+        q = threshold(margins, TARGET.allowed(len(logits), len(margins)))
+        clean = logit_map(logits.clean).softmax(1)
+        gap = clean.amax(1) - clean.gather(1, logits.accurate.unsqueeze(1)).squeeze(1)
+        predicted = torch.where(gap <= q, logits.accurate, clean.argmax(1))
+        usable = 1e-3 <= float(q) <= 1 - 1e-3
+        scores.append(float((predicted == logits.labels).float().mean()) if usable else -1.0)
+    assert selected.score == pytest.approx(max(scores))
+
+
+def test_selected_map_keeps_the_target_on_its_images() -> None:
+    logits = make_logits()
+    search = MapSearch(logits, families("auto", logits, "gelu-monotone"))
     search.refine(TARGET)
-    choice = search.choose(TARGET)
-    assert choice is not None
-    scored = search.scored(TARGET, search.tables[choice.family])
-    best = scored.best
-    assert torch.equal(scored.table.candidates[best], choice.candidate)
-    lost = int((scored.table.margins[best] <= scored.q[best]).sum())
-    assert 0 < lost <= TARGET.allowed(len(cache), int(cache.standing.sum()))
-    own = float((cache.clean.argmax(1) == cache.labels).float().mean())
-    assert choice.worth > own and choice.map()(cache.clean).shape == cache.clean.shape
+    selected = search.select(TARGET)
+    assert selected is not None
+    scored = search.score(TARGET, search.tables[selected.family])
+    assert torch.equal(scored.table.candidates[scored.best], selected.candidate)
+    lost = int((scored.table.margins[scored.best] <= scored.q[scored.best]).sum())
+    assert 0 < lost <= TARGET.allowed(len(logits), int(logits.survived.sum()))
+    assert selected.score > float(logits.correct.float().mean())
 
 
-def test_refinement_never_does_worse_and_follows_the_seed() -> None:
-    cache = synthetic_logits.make()
-    found = []
-    for _ in range(2):
-        search = MapSearch(cache, families("switch", cache, "gelu-monotone"))
-        before = {family: search.scored(TARGET, table).worth.amax() for family, table in search.tables.items()}
-        search.widen(TARGET)
-        search.refine(TARGET)
-        after = {family: search.scored(TARGET, table).worth.amax() for family, table in search.tables.items()}
-        assert all(after[family] >= before[family] for family in before)
-        found.append(after)
-    assert found[0] == found[1]
+def test_refinement_never_lowers_the_score() -> None:
+    logits = make_logits()
+    search = MapSearch(logits, families("switch", logits, "gelu-monotone"))
+    before = {family: search.score(TARGET, table).score.amax() for family, table in search.tables.items()}
+    search.run(TARGET)
+    assert all(search.score(TARGET, table).score.amax() >= before[family] for family, table in search.tables.items())
+
+
+def test_search_is_reproducible() -> None:
+    logits = make_logits()
+    first, second = (MapSearch(logits, families("auto", logits, "gelu-monotone")).run(TARGET) for _ in range(2))
+    assert first is not None and second is not None
+    assert first.family == second.family and torch.equal(first.candidate, second.candidate)
 
 
 def test_families_by_rule() -> None:
-    cache = synthetic_logits.make()
-    nuts, switch, auto = (families(rule, cache, "relu") for rule in ("nuts", "switch", "auto"))
-    assert nuts == [Family("relu")] and auto == nuts + switch
-    assert all(family.rivals == 0 and family.unit > 0 for family in switch) and not switch[-1].free
-    single = MapSearch(cache, switch[-1:])
-    assert bool((single.landscape.candidates[:, 1:] == torch.tensor([1.0, 0.0])).all())
-    with pytest.raises(InputError, match="did you mean 'nuts'"):
-        families("nutz", cache, "relu")
+    logits = make_logits()
+    nuts, switch, auto = (families(rule, logits, "relu") for rule in ("nuts", "switch", "auto"))
+    assert nuts == [MapFamily("relu")] and auto == nuts + switch
+    assert all(family.rivals == 0 and family.unit > 0 for family in switch) and switch[-1].scale_only
 
 
-def test_edges_are_said_and_widened() -> None:
+def test_scale_only_family_varies_s_alone() -> None:
+    logits = make_logits()
+    family = families("switch", logits, "relu")[-1]
+    candidates = MapSearch(logits, [family]).tables[family].candidates
+    assert bool((candidates[:, 1:] == torch.tensor([1.0, 0.0])).all()) and len(candidates) == 32
+
+
+def test_space_is_widened_at_its_edges() -> None:
     narrow = SearchSpace(s=(0.05, 0.06), p=(1.0, 1.1), c=(-0.1, 0.0), steps=3)
-    search = MapSearch(synthetic_logits.make(), start=narrow)
+    search = MapSearch(make_logits(), space=narrow)
     search.widen(TARGET)
-    assert search.notes and all("edge of the box" in note for note in search.notes)
-    box = search.boxes[Family()]
-    assert box != narrow and len(search.landscape) == 27 < len(search.tables[Family()])
-    for ends, (least, most) in zip((box.s, box.p, box.c), LIMITS, strict=True):
-        assert least <= ends[0] < ends[1] <= most
+    assert search.notes and all("edge of the search space" in note for note in search.notes)
+    assert search.spaces[FAMILY] != narrow and len(search.tables[FAMILY].candidates) > 27
 
 
 def test_reordering_candidates_are_rejected() -> None:
-    cache = synthetic_logits.make()
+    logits, family = make_logits(), MapFamily("gelu")
     low = SearchSpace(s=(0.5, 2.0), p=(1.0, 2.0), c=(-2.5, -1.5), steps=4)
-    search = MapSearch(cache, [Family("gelu")], start=low)
-    scored = search.scored(TARGET, search.landscape)
+    search = MapSearch(logits, [family], space=low)
+    scored = search.score(TARGET, search.tables[family])
     reason = "reorders the robust model's classes"
-    assert scored.rejected[reason] == search.rejected(TARGET)[reason] > 0
-    assert bool((scored.table.reordered[scored.worth.isfinite()] == 0).all())
-    assert MapSearch(cache).rejected(TARGET)[reason] == 0
+    assert search.rejected(TARGET)[reason] > 0
+    assert bool((scored.table.reordered[scored.score.isfinite()] == 0).all())
+    assert MapSearch(logits).rejected(TARGET)[reason] == 0
 
 
-def test_fragile_thresholds_are_rejected() -> None:
-    tiny = SearchSpace(s=(0.01, 0.011), p=(1.0, 1.1), c=(0.0, 0.1), steps=2)
-    cache = synthetic_logits.make()
-    cache = dataclasses.replace(cache, attacked=torch.cat([cache.clean.unsqueeze(0), cache.attacked]))
-    cache.attacked[0] = cache.clean.mean(1, keepdim=True) + 1e-3 * torch.nn.functional.one_hot(cache.labels, 6)
-    search = MapSearch(cache, [Family(unit=1.0)], start=tiny)
-    assert search.rejected(lose_at_most(1.0))["threshold too near to 0 or 1"] == len(search.landscape)
-    assert search.choose(lose_at_most(1.0)) is None
+def test_thresholds_near_zero_are_rejected() -> None:
+    logits, family = make_logits(), MapFamily(unit=1.0)
+    tie = logits.clean.mean(1, keepdim=True) + 1e-3 * torch.nn.functional.one_hot(logits.labels, 6)
+    search = MapSearch(logits.with_points(tie.unsqueeze(0)), [family],
+                       space=SearchSpace(s=(0.01, 0.011), p=(1.0, 1.1), c=(0.0, 0.1), steps=2))
+    target = lose_at_most(1.0)
+    assert search.rejected(target)["threshold too near to 0 or 1"] == 8
+    assert search.select(target) is None
 
 
-def test_the_papers_objective_needs_no_accurate_model() -> None:
-    cache = synthetic_logits.make()
-    search = MapSearch(cache, objective="surrogate")
-    scored = search.scored(TARGET, search.landscape)
-    wrong = cache.clean.argmax(1) != cache.labels
-    blind = MarginGrid(dataclasses.replace(cache, accurate=None)).one(Family(), scored.table.candidates[3])
-    expected = float((blind.gaps[0][wrong] <= scored.q[3]).float().mean())
-    assert float(scored.plain[3]) == pytest.approx(expected)
-    with pytest.raises(InputError, match="`objective` must be surrogate without an accurate model"):
-        MapSearch(dataclasses.replace(cache, accurate=None))
+def test_surrogate_objective_ignores_the_accurate_model() -> None:
+    logits = make_logits()
+    search = MapSearch(logits, objective="surrogate")
+    scored = search.score(TARGET, search.tables[FAMILY])
+    gaps = MarginGrid(logits, use_accurate=False).one(FAMILY, scored.table.candidates[3]).gaps[0]
+    expected = float((gaps[~logits.correct] <= scored.q[3]).float().mean())
+    assert float(scored.unfiltered_score[3]) == pytest.approx(expected)
+    other = dataclasses.replace(logits, accurate=(logits.accurate + 1) % 6)
+    again = MapSearch(other, objective="surrogate").score(TARGET, search.tables[FAMILY])
+    assert torch.equal(again.score, scored.score)
 
 
-def test_halves_part_the_images() -> None:
-    cache = synthetic_logits.make(101)
-    first, second = cache.halves(3)
-    assert (len(first), len(second)) == (50, 51)
-    assert sorted([*first.index.tolist(), *second.index.tolist()]) == list(range(101))
-    shuffled = cache.take(torch.randperm(101, generator=torch.Generator().manual_seed(0)))
-    assert set(shuffled.halves(3)[0].index.tolist()) == set(first.index.tolist()), "follows the image"
-    assert set(cache.halves(4)[0].index.tolist()) != set(first.index.tolist())
+def test_axes_span_the_box() -> None:
+    s, p, c = SearchSpace(steps=3).axes()
+    torch.testing.assert_close(s, torch.tensor([0.05, 0.5, 5.0], dtype=torch.float64))
+    assert p.tolist() == [1.0, 2.5, 4.0] and c.tolist() == [-1.1, -0.55, 0.0]
 
 
-def test_what_cannot_be_fitted() -> None:
-    cache = synthetic_logits.make()
-    with pytest.raises(InputError, match="at least 50 images to fit on, got 49"):
-        checked(cache.take(torch.arange(49)))
-    spoiled = cache.clean.clone()
-    spoiled[3, 2] = torch.inf
-    with pytest.raises(InputError, match="finite logits, got NaN or inf on clean images"):
-        checked(dataclasses.replace(cache, clean=spoiled))
-    hopeless = -10 * torch.nn.functional.one_hot(cache.labels, 6).float().unsqueeze(0)
-    with pytest.raises(InputError, match="right on at least one attacked image"):
-        checked(dataclasses.replace(cache, attacked=hopeless))
-    with pytest.raises(InputError, match="must differ, got the same answer on all 300 images"):
-        checked(dataclasses.replace(cache, accurate=cache.clean.argmax(1)))
+def test_widening_adds_half_of_the_width() -> None:
+    wider = SearchSpace(p=(1.0, 3.0), c=(-1.0, 0.0)).widened(["p high", "c low"])
+    assert wider.p == (1.0, 4.0) and wider.c == (-1.5, 0.0)
+    assert wider.s == pytest.approx((0.05, 5.0))
 
 
-def test_joining_points_with_and_without_answers() -> None:
-    cache = synthetic_logits.make(60)
-    more = cache.join(cache.attacked[:1], torch.zeros(1, 60, dtype=torch.int64))
-    assert more.said is not None and more.said.tolist() == [[-1] * 60, [-1] * 60, [0] * 60]
-    assert more.join(cache.attacked[:1]).said is not None and cache.join(cache.attacked[:1]).said is None
+def test_widening_stops_at_the_limits() -> None:
+    space = SearchSpace()
+    for _ in range(20):
+        space = space.widened(EDGES)
+    for ends, limits in zip((space.s, space.p, space.c), LIMITS, strict=True):
+        assert ends == pytest.approx(limits)
+    assert space.edges(torch.tensor([limits[0] for limits in LIMITS])) == []
+
+
+def test_edges_of_a_candidate() -> None:
+    assert SearchSpace().edges(torch.tensor([0.05, 2.0, 0.0], dtype=torch.float64)) == ["s low", "c high"]
+    assert SearchSpace().edges(torch.tensor([1.0, 2.0, -0.5], dtype=torch.float64)) == []

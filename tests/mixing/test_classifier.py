@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lookup_models import LookupModel, lookup_pair, numbered_images
 from torch import nn
 
+from equipoise import data, models
 from equipoise.core.checks import InputError
-from equipoise.mixing import MixedClassifier
+from equipoise.core.rng import stream
+from equipoise.mixing import FrontierMixture, HardLabels, LogitMap, MixedClassifier
 
 
 def _base(classes: int) -> nn.Module:
@@ -42,11 +49,110 @@ def test_saved_and_moved_like_any_module() -> None:
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan")])
-def test_alpha_outside(alpha: float) -> None:
+def test_an_invalid_alpha_is_an_error(alpha: float) -> None:
     with pytest.raises(InputError, match=r"`alpha` must lie in \[0, 1\]"):
         MixedClassifier(_base(6), _base(6), alpha)
 
 
-def test_class_counts_that_differ() -> None:
+def test_different_numbers_of_classes_are_an_error() -> None:
     with pytest.raises(InputError, match="equal numbers of classes"):
         MixedClassifier(_base(6), _base(5), 0.5).eval()(_images(4))
+
+
+def test_the_formula_with_map_and_one_hot() -> None:
+    g, h = lookup_pair(0, 4.0)
+    logit_map = LogitMap(1.3, 2.0, -0.5)
+    mixture = MixedClassifier(g, h, 0.8, logit_map=logit_map, hard=True)
+    x = numbered_images(40)
+    expected = 0.2 * nn.functional.one_hot(g(x).argmax(1), 6) + 0.8 * logit_map(h(x)).softmax(1)
+    torch.testing.assert_close(mixture(x).exp(), expected)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 1.0, 3.0, 20.0]), st.floats(0, 1), st.booleans(),
+       st.sampled_from([None, (0.3, 1.0, 0.0), (2.0, 3.0, -1.0), (0.05, 1.4, -1.1)]),
+       st.sampled_from([0.0, 0.4, 1.0]), st.sampled_from([None, 1.5]), st.integers(2, 7))
+def test_predict_equals_forward(
+    seed: int, scale: float, alpha: float, hard: bool, numbers: tuple[float, float, float] | None, rivals: float,
+    unit: float | None, classes: int,
+) -> None:
+    g, h = lookup_pair(seed, scale, classes=classes)
+    logit_map = None if numbers is None else LogitMap(*numbers, rivals=rivals, unit=unit)
+    mixture = MixedClassifier(g, h, alpha, logit_map=logit_map, hard=hard)
+    x = numbered_images(40)
+    assert torch.equal(mixture.predict(x), mixture(x).argmax(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("hard", [True, False])
+def test_predict_equals_forward_for_half_precision_logits(dtype: torch.dtype, hard: bool) -> None:
+    """In half precision, sums of probabilities would tie where margins do not."""
+    random_stream = stream(0, "tables", torch.arange(4000))
+    g, h = (LookupModel((2 * random_stream.at(side).normal(3)).to(dtype)) for side in ("g", "h"))
+    x = numbered_images(4000)
+    for alpha in (0.55, 0.7, 0.9, 0.97):
+        mixture = MixedClassifier(g, h, alpha, hard=hard)
+        assert torch.equal(mixture.predict(x), mixture(x).argmax(1))
+
+
+def test_predict_equals_forward_at_the_threshold() -> None:
+    """q is fitted to a margin, so equality happens; then the accurate side decides."""
+    g, h = lookup_pair(3, 3.0)
+    plain = MixedClassifier(g, h, 0.5, logit_map=LogitMap(1.0, 1.5, -0.4), hard=True)
+    x = numbered_images(40)
+    top = plain.map_robust(h(x)).exp().double().topk(2, dim=1).values
+    for q in (top[:, 0] - top[:, 1]).tolist():
+        mixture = MixedClassifier(g, h, 1 / (1 + q), logit_map=plain.logit_map, hard=True)
+        assert torch.equal(mixture.predict(x), mixture(x).argmax(1))
+
+
+def test_the_accurate_side_runs_only_where_it_can_change_the_class() -> None:
+    rows = torch.tensor([[9.0, 0, 0], [0.1, 0, 0], [0, 8.0, 0], [0, 0, 0.2]])
+    g, h = LookupModel(rows.roll(1, dims=1)), LookupModel(rows)
+    mixture = MixedClassifier(g, h, 0.8, hard=True)
+    assert mixture.predict(numbered_images(4)).tolist() == [0, 1, 1, 0]
+    assert g.images_run == 2
+
+
+@pytest.mark.reference
+def test_predict_equals_forward_on_cifar10(real_data: Path, real_weights: Path) -> None:
+    bases = [models.load(f"{real_weights}/cifar10_resnet8_{kind}.safetensors") for kind in ("standard", "pgd_at_linf8")]
+    mixture = MixedClassifier(bases[0], bases[1], 0.9, logit_map=LogitMap(1.0, 2.0, -0.5), hard=True).eval()
+    images = data.load_data("cifar10", count=3000, data_dir=real_data)
+    count = 0
+    with torch.no_grad():
+        for batch in data.batches(images, 250, device="cpu"):
+            assert torch.equal(mixture.predict(batch.images), mixture(batch.images).argmax(1))
+            count += int(mixture.needs_accurate(mixture.map_robust(mixture.robust(batch.images))).sum())
+    assert 0 < count < 3000
+
+
+def test_an_accurate_side_that_returns_classes() -> None:
+    g, h = lookup_pair(2, 3.0)
+    x = numbered_images(40)
+    classes = g(x).argmax(1)
+    logit_map = LogitMap(1.0, 2.0, -0.5)
+    full = MixedClassifier(g, h, 0.8, logit_map=logit_map, hard=True)
+    for function in (lambda x: classes[x[:, 0, 0, 0].long()], lambda x: classes[x[:, 0, 0, 0].long()].tolist()):
+        mixture = MixedClassifier(HardLabels(function), h, 0.8, logit_map=logit_map, hard=True)
+        assert torch.equal(mixture(x), full(x)) and torch.equal(mixture.predict(x), full.predict(x))
+        assert mixture.surrogate()(x).shape == mixture.hinges()(x).shape == (40, 6)
+    with pytest.raises(InputError, match="`accurate` must return 40 classes"):
+        MixedClassifier(HardLabels(lambda x: torch.rand(len(x))), h, 0.8, hard=True)(x)
+
+
+FRONTIER = (FrontierMixture(0.01, 0.85, 0.9, "relu", 1.0, 2.0, -0.5),
+            FrontierMixture(0.03, 0.9, 0.8, "gelu", 2.0, 3.0, -1.0, 0.25, 1.5))
+
+
+def test_with_target_selects_from_the_frontier() -> None:
+    g, h = lookup_pair(0, 3.0)
+    mixture = MixedClassifier(g, h, 0.9, hard=True, frontier=FRONTIER).eval()
+    assert mixture.with_target(1.5).alpha == pytest.approx(0.9)
+    selected = mixture.with_target(3.0)
+    assert selected.alpha == pytest.approx(0.8) and selected.frontier == FRONTIER and selected.accurate is g
+    assert selected.logit_map is not None and selected.logit_map.settings.clamp == "gelu" and not selected.training
+    with pytest.raises(InputError, match=r"must be at least 1, the least that was fitted, got 0\.5"):
+        mixture.with_target(0.5)
+    with pytest.raises(InputError, match="must have a fitted frontier"):
+        MixedClassifier(g, h, 0.9).with_target(1.0)

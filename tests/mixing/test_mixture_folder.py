@@ -1,71 +1,252 @@
+"""Mixtures and gates on disk."""
+
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from gate_pairs import gated, images
+from torch import nn
 
 from equipoise import mixing, models
 from equipoise.core.checks import InputError
-from equipoise.mixing import MixedClassifier
+from equipoise.mixing import FrontierMixture, GatedClassifier, LogitMap, MixedClassifier, Provenance
+from equipoise.mixing.folder import load_gate, save_gate
 from equipoise.models import checkpoint
 
+FRONTIER = (FrontierMixture(0.01, 0.85, 0.9, "relu", 1.0, 2.0, -0.5),
+            FrontierMixture(0.03, 0.9, 0.8, "gelu", 2.0, 3.0, -1.0, 0.25, 1.5))
+FITTED: dict[str, Any] = {
+    "hard": True, "logit_map": LogitMap(0.1, 2.5, -1.1, "gelu", rivals=0.5, unit=1.25), "surrogate_alpha": 0.7,
+    "frontier": FRONTIER, "provenance": Provenance("cifar10", "test", ("3-5", "9"), "promised")}
+X = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
-def _saved(folder: Path, alpha: float = 0.3) -> MixedClassifier:
-    folder.mkdir()
+
+def save_bases(folder: Path, *bases: nn.Module) -> dict[str, str]:
+    """Checkpoints of both bases in the folder, and their paths."""
+    folder.mkdir(exist_ok=True)
+    paths = {side: str(folder / f"{side}.safetensors") for side in ("accurate", "robust")}
+    for path, base in zip(paths.values(), bases, strict=True):
+        checkpoint.save(path, base)
+    return paths
+
+
+def save_mixture(folder: Path, alpha: float = 0.3, **settings: Any) -> MixedClassifier:
     bases = [models.build("cnn", num_classes=6, image_shape=(3, 8, 8), seed=seed) for seed in (1, 2)]
-    for name, base in zip(("accurate", "robust"), bases, strict=True):
-        checkpoint.save(folder / f"{name}.safetensors", base, {})
-    mixture = MixedClassifier(bases[0], bases[1], alpha).eval()
-    mixing.save(folder, mixture, accurate=f"file:{folder}/accurate.safetensors",
-                robust=str(folder / "robust.safetensors"))
+    mixture = MixedClassifier(bases[0], bases[1], alpha, **settings).eval()
+    mixing.save_mixture(folder, mixture, **save_bases(folder, *bases))
     return mixture
 
 
+def replace_in_file(folder: Path, old: str, new: str) -> None:
+    path = folder / "mixture.toml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
 def test_round_trip_also_after_a_move(tmp_path: Path) -> None:
-    mixture = _saved(tmp_path / "m")
+    mixture = save_mixture(tmp_path / "m")
     (tmp_path / "m").rename(tmp_path / "moved")
-    x = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     for reference in (f"mixture:{tmp_path}/moved", f"{tmp_path}/moved"):
-        loaded = mixing.load(reference)
+        loaded = mixing.load_model(reference)
         assert isinstance(loaded, MixedClassifier) and loaded.alpha == 0.3
-        assert torch.equal(loaded(x), mixture(x))
+        assert torch.equal(loaded(X), mixture(X))
+        assert models.reference_of(loaded) == reference
+
+
+def test_a_fitted_mixture_on_disk(tmp_path: Path) -> None:
+    mixture = save_mixture(tmp_path / "m", 0.875, **FITTED)
+    loaded = mixing.load_model(f"mixture:{tmp_path}/m")
+    assert isinstance(loaded, MixedClassifier) and not loaded.training
+    assert (loaded.frontier, loaded.provenance) == (FRONTIER, mixture.provenance)
+    assert models.identity(loaded) == models.identity(mixture)
+    assert torch.equal(loaded.predict(X), mixture.predict(X))
 
 
 def test_a_base_that_changed_is_refused(tmp_path: Path) -> None:
-    _saved(tmp_path / "m")
+    save_mixture(tmp_path / "m")
     other = models.build("cnn", num_classes=6, image_shape=(3, 8, 8), seed=9)
-    checkpoint.save(tmp_path / "m" / "robust.safetensors", other, {})
+    checkpoint.save(tmp_path / "m" / "robust.safetensors", other)
     with pytest.raises(InputError, match=r"the robust base .* weights have changed"):
-        mixing.load(f"mixture:{tmp_path}/m")
+        mixing.load_model(f"mixture:{tmp_path}/m")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [("alpha = ", "alfa = ", "did you mean 'alpha'"), ("alpha = 0.3", 'alpha = "x"', "`alpha` must be a number"),
-     ("alpha = 0.3", "alpha = 1.75", r"`alpha` must lie in \[0, 1\]"),
-     ("schema = 1", "schema = 9", "`schema` must be 1")],
-)
-def test_a_spoiled_folder(tmp_path: Path, old: str, new: str, message: str) -> None:
-    _saved(tmp_path / "m")
-    told = tmp_path / "m" / "mixture.toml"
-    assert old in told.read_text()
-    told.write_text(told.read_text().replace(old, new))
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("alpha = 0.875", "alfa = 0.875", "unknown key 'alfa'"),
+    ("alpha = 0.875", 'alpha = "x"', "alpha of .* must be float, got 'x'"),
+    ("alpha = 0.875", "alpha = 1.75", r"`alpha` must lie in \[0, 1\]"),
+    ("schema = 2", "schema = 9", "`schema` must be 1 or 2"),
+    ("power = 2.5", "powr = 2.5", "unknown key 'powr'"),
+    ('clamp = "gelu"\nscale', 'clamp = "gelo"\nscale', "did you mean 'gelu'"),
+    ("scale = 0.1", "scale = -0.1", "`scale` must be positive"),
+    ("shift = -1.1\n", "", "a table with shift"),
+    ('split = "test"\n', "", "a table with split"),
+])
+def test_an_invalid_file_is_one_sentence(tmp_path: Path, old: str, new: str, message: str) -> None:
+    save_mixture(tmp_path / "m", 0.875, **FITTED)
+    replace_in_file(tmp_path / "m", old, new)
     with pytest.raises(InputError, match=message):
-        mixing.load(f"mixture:{tmp_path}/m")
+        mixing.load_model(f"mixture:{tmp_path}/m")
 
 
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"`mixture` must be a folder that holds mixture\.toml"):
-        mixing.load(f"mixture:{tmp_path}/none")
+        mixing.load_model(f"mixture:{tmp_path}/none")
 
 
-def test_a_base_that_looks_twice_moves_with_its_folder(tmp_path: Path) -> None:
-    plain = _saved(tmp_path / "m")
+def test_an_unknown_scheme_is_an_error() -> None:
+    with pytest.raises(InputError, match=r"`scheme of a model` must be one of .*mixture.*, got 'mixtur'"):
+        mixing.load_model("mixtur:folder")
+
+
+@pytest.mark.parametrize("scheme", ["tta", "looks"])
+def test_a_base_with_test_time_augmentation_moves_with_its_folder(tmp_path: Path, scheme: str) -> None:
+    plain = save_mixture(tmp_path / "m")
     mixture = MixedClassifier(plain.accurate, models.TTAClassifier(plain.robust, 2), 0.3).eval()
-    mixing.save(tmp_path / "m", mixture, accurate=f"file:{tmp_path}/m/accurate.safetensors",
-                robust=f"looks:2:{tmp_path}/m/robust.safetensors")
+    mixing.save_mixture(tmp_path / "m", mixture, accurate=f"file:{tmp_path}/m/accurate.safetensors",
+                        robust=f"{scheme}:2:{tmp_path}/m/robust.safetensors")
     (tmp_path / "m").rename(tmp_path / "moved")
-    x = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    found = mixing.load(f"mixture:{tmp_path}/moved")(x)
-    assert torch.equal(found, mixture(x)) and not torch.allclose(found, plain(x))
+    logits = mixing.load_model(f"mixture:{tmp_path}/moved")(X)
+    assert torch.equal(logits, mixture(X)) and not torch.allclose(logits, plain(X))
+
+
+SCHEMA_1 = """schema = 1
+alpha = 0.875
+hard = true
+surrogate_alpha = 0.7
+
+[map]
+clamp = "gelu"
+scale = 0.1
+power = 2.5
+shift = -1.1
+rivals = 0.5
+unit = 1.25
+
+[fitted]
+data = "cifar10"
+split = "test"
+images = ["3-5", "9"]
+promise = "promised"
+
+[frontier]
+lose_at_most = [0.01, 0.03]
+clean = [0.85, 0.9]
+alpha = [0.9, 0.8]
+clamp = ["relu", "gelu"]
+scale = [1.0, 2.0]
+power = [2.0, 3.0]
+shift = [-0.5, -1.0]
+rivals = [1.0, 0.25]
+unit = [0.0, 1.5]
+
+[accurate]
+reference = "file:accurate.safetensors"
+digest = "{accurate}"
+
+[robust]
+reference = "looks:2:file:robust.safetensors"
+digest = "{robust}"
+"""
+
+
+def write_schema_1(folder: Path) -> MixedClassifier:
+    plain = save_mixture(folder, 0.875, **FITTED)
+    mixture = MixedClassifier(plain.accurate, models.TTAClassifier(plain.robust, 2), 0.875, **FITTED).eval()
+    digests = {side: models.weights_digest(getattr(mixture, side)) for side in ("accurate", "robust")}
+    (folder / "mixture.toml").write_text(SCHEMA_1.format(**digests))
+    return mixture
+
+
+def test_schema_1_is_read(tmp_path: Path) -> None:
+    mixture = write_schema_1(tmp_path / "m")
+    loaded = mixing.load_model(f"mixture:{tmp_path}/m")
+    assert isinstance(loaded, MixedClassifier) and models.identity(loaded) == models.identity(mixture)
+    assert (loaded.frontier, loaded.provenance) == (mixture.frontier, mixture.provenance)
+
+
+def test_columns_of_different_lengths_in_schema_1_are_an_error(tmp_path: Path) -> None:
+    write_schema_1(tmp_path / "m")
+    replace_in_file(tmp_path / "m", "clean = [0.85, 0.9]", "clean = [0.85]")
+    with pytest.raises(InputError, match="equally long columns"):
+        mixing.load_model(f"mixture:{tmp_path}/m")
+
+
+def test_loaded_bases_need_no_references(tmp_path: Path) -> None:
+    mixture = save_mixture(tmp_path / "m")
+    bases = [models.load(str(tmp_path / "m" / f"{side}.safetensors")) for side in ("accurate", "robust")]
+    mixing.save(tmp_path / "again", MixedClassifier(bases[0], bases[1], 0.3))
+    assert torch.equal(mixing.load_model(f"mixture:{tmp_path}/again")(X), mixture(X))
+    with pytest.raises(InputError, match="`accurate` must be a model reference, because this CNN was not loaded"):
+        mixing.save(tmp_path / "never", mixture)
+    assert not (tmp_path / "never").exists()
+
+
+def test_save_writes_a_checkpoint_of_a_zoo_model(tmp_path: Path) -> None:
+    model = models.build("cnn", num_classes=6, image_shape=(3, 8, 8), seed=1)
+    mixing.save(tmp_path / "model.safetensors", model)
+    assert models.weights_digest(mixing.load_model(str(tmp_path / "model.safetensors"))) == models.weights_digest(model)
+    with pytest.raises(InputError, match="`model` must be a mixture or a model of the zoo, got 'Linear'"):
+        mixing.save(tmp_path / "linear.safetensors", nn.Linear(2, 3))
+
+
+def test_a_gate_of_other_bases_is_refused(tmp_path: Path) -> None:
+    model = gated()
+    save_gate(tmp_path / "gate.safetensors", model.network, model.accurate, model.robust)
+    again = load_gate(tmp_path / "gate.safetensors", model.accurate, model.robust)
+    assert again.feature_layers == model.network.feature_layers and not again.training
+    assert torch.equal(GatedClassifier(model.accurate, model.robust, again)(images()), model(images()))
+    with pytest.raises(InputError, match=r"`accurate` must be the base that .* was trained for, with weights \w{12}"):
+        load_gate(tmp_path / "gate.safetensors", model.robust, model.accurate)
+
+
+def test_a_gate_with_other_tensors_is_refused(tmp_path: Path) -> None:
+    model = gated()
+    save_gate(tmp_path / "gate.safetensors", model.network, model.accurate, model.robust)
+    state, metadata = checkpoint.read_safetensors(tmp_path / "gate.safetensors")
+    checkpoint.write_safetensors(tmp_path / "other.safetensors", {**state, "fc.weight": torch.zeros(1, 3)}, metadata)
+    with pytest.raises(InputError, match=r"must hold the \d+ tensors of this gate"):
+        load_gate(tmp_path / "other.safetensors", model.accurate, model.robust)
+
+
+def save_gated(folder: Path) -> GatedClassifier:
+    model = gated(alpha_min=0.55, alpha_max=0.95, scale=1.5, shift=0.1, logit_scales=(2.0, 0.5))
+    mixing.save(folder, model, **save_bases(folder, model.accurate, model.robust))
+    return model
+
+
+def test_a_gated_mixture_on_disk(tmp_path: Path) -> None:
+    model = save_gated(tmp_path / "m")
+    loaded = mixing.load_model(f"mixture:{tmp_path}/m")
+    assert isinstance(loaded, GatedClassifier) and models.identity(loaded) == models.identity(model)
+    assert torch.equal(loaded(images()), model(images()))
+    replace_in_file(tmp_path / "m", "alpha_max = 0.95", "alpha_max = 0.5")
+    with pytest.raises(InputError, match="`alpha_min` must be below alpha_max"):
+        mixing.load_model(f"mixture:{tmp_path}/m")
+
+
+def test_a_gated_mixture_of_schema_1_is_read(tmp_path: Path) -> None:
+    """Its gate file calls the feature layers taps."""
+    model = save_gated(tmp_path / "m")
+    replace_in_file(tmp_path / "m", "schema = 2", "schema = 1")
+    replace_in_file(tmp_path / "m", "logit_scales = ", "sharpness = ")
+    state, metadata = checkpoint.read_safetensors(tmp_path / "m" / "gate.safetensors")
+    metadata["taps"] = metadata.pop("feature_layers")
+    checkpoint.write_safetensors(tmp_path / "m" / "gate.safetensors", state, metadata)
+    loaded = mixing.load_model(f"mixture:{tmp_path}/m")
+    assert models.identity(loaded) == models.identity(model)
+
+
+def test_the_surrogate_alpha_of_a_gated_mixture_is_stored(tmp_path: Path) -> None:
+    model = save_gated(tmp_path / "m")
+    over = model.with_settings_of(MixedClassifier(model.accurate, model.robust, 0.9, logit_map=LogitMap(2.0, 1.5, 0.3),
+                                                  surrogate_alpha=0.7))
+    shutil.copytree(tmp_path / "m", tmp_path / "over")
+    mixing.save(tmp_path / "over", over, accurate=f"{tmp_path}/over/accurate.safetensors",
+                robust=f"{tmp_path}/over/robust.safetensors")
+    again = mixing.load_model(f"mixture:{tmp_path}/over")
+    assert isinstance(again, GatedClassifier) and again.surrogate_alpha == 0.7
+    assert torch.equal(again.surrogate()(images()), over.surrogate()(images()))

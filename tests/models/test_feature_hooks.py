@@ -1,4 +1,4 @@
-"""Feature taps: found in any architecture, caught in one pass, gone afterwards."""
+"""Feature layers: found in any architecture, recorded in one forward pass, hooks removed afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from equipoise.core.checks import InputError
 from equipoise.models import Normalize, build
-from equipoise.models.feature_hooks import find_taps, matched, tapped
+from equipoise.models.feature_hooks import find_feature_layers, forward_with_features, match_sizes
 
 C, K = 3, 6
 
@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Patches of 4 × 4, some tokens without a place before them, blocks, the mean."""
+    """Patches of 4 × 4, some tokens without a position before them, blocks, the mean."""
 
     def __init__(self, blocks: int = 8, prefix: int = 1) -> None:
         super().__init__()
@@ -45,14 +45,14 @@ class Transformer(nn.Module):
 
 
 class Resizing(Transformer):
-    """A transformer that makes its images larger and normalises them first."""
+    """A transformer that first enlarges and normalises its images."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.larger, self.normalize = nn.Upsample(scale_factor=2), Normalize([0.5] * C, [0.5] * C)
+        self.enlarge, self.normalize = nn.Upsample(scale_factor=2), Normalize([0.5] * C, [0.5] * C)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.larger(self.normalize(x)))
+        return super().forward(self.enlarge(self.normalize(x)))
 
 
 def _convnext() -> nn.Module:
@@ -74,7 +74,7 @@ def _zoo(name: str) -> Callable[[], nn.Module]:
     return lambda: build(name, num_classes=K, image_shape=(C, 16, 24), seed=1).eval()
 
 
-@pytest.mark.parametrize(("make", "wanted"), [
+@pytest.mark.parametrize(("make", "expected"), [
     (_zoo("resnet8"), ("layer1", "layer2")),
     (_zoo("resnet18"), ("layer1", "layer2")),
     (_zoo("preact_resnet18"), ("layer1", "layer2")),
@@ -85,36 +85,36 @@ def _zoo(name: str) -> Callable[[], nn.Module]:
     (Resizing, ("blocks.1", "blocks.3")),
     (lambda: nn.Sequential(Normalize([0.5] * 3, [0.5] * 3), _zoo("resnet8")()), ("1.layer1", "1.layer2")),
 ], ids=["resnet8", "resnet18", "preact", "wide", "cnn", "convnext", "vit", "resizing", "wrapped"])
-def test_two_depths_are_found(make: Callable[[], nn.Module], wanted: tuple[str, str]) -> None:
-    assert find_taps(make(), torch.rand(1, C, 16, 24)) == wanted
+def test_two_depths_are_selected(make: Callable[[], nn.Module], expected: tuple[str, str]) -> None:
+    assert find_feature_layers(make(), torch.rand(1, C, 16, 24)) == expected
 
 
-def test_a_model_without_places_is_told() -> None:
+def test_a_model_without_feature_maps_is_an_error() -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(C * 8 * 8, 5), nn.Linear(5, K))
-    with pytest.raises(InputError, match=r"`taps` must be given for Sequential"):
-        find_taps(flat, torch.rand(2, C, 8, 8))
-    with pytest.raises(InputError, match=r"`tap 1` must give features with a place in the image"):
-        tapped(flat, ("1", "2"), torch.rand(2, C, 8, 8))
+    with pytest.raises(InputError, match=r"`feature_layers` must be given for Sequential"):
+        find_feature_layers(flat, torch.rand(2, C, 8, 8))
+    with pytest.raises(InputError, match=r"`feature layer 1` must output features with a position in the image"):
+        forward_with_features(flat, ("1", "2"), torch.rand(2, C, 8, 8))
 
 
 @pytest.mark.parametrize(("height", "width", "prefix"), [(16, 16, 0), (16, 16, 1), (16, 24, 5), (8, 24, 1)])
-def test_tokens_are_laid_back_into_their_places(height: int, width: int, prefix: int) -> None:
+def test_tokens_become_maps_at_their_positions(height: int, width: int, prefix: int) -> None:
     model = Transformer(blocks=2, prefix=prefix)
     x = torch.rand(2, C, height, width)
     for weight in model.blocks.parameters():
         nn.init.zeros_(weight)
-    maps = tapped(model, ("blocks.0", "blocks.1"), x)[1]
+    maps = forward_with_features(model, ("blocks.0", "blocks.1"), x)[1]
     torch.testing.assert_close(maps[0], model.patches(x))  # the blocks change nothing
     assert maps[1].shape == (2, 5, height // 4, width // 4)
 
 
-def test_one_pass_gives_all_and_leaves_no_trace() -> None:
+def test_one_pass_gives_logits_and_maps_and_changes_nothing() -> None:
     model = build("resnet8", num_classes=K, image_shape=(C, 8, 8), seed=1).eval()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     passes: list[int] = []
     counter = model.register_forward_hook(lambda module, inputs, output: passes.append(1))
     x = torch.rand(2, C, 8, 8)
-    logits, maps = tapped(model, ("layer1", "layer2"), x)
+    logits, maps = forward_with_features(model, ("layer1", "layer2"), x)
     assert len(passes) == 1 and torch.equal(logits, model(x)) and len(passes) == 2
     counter.remove()
     assert [tuple(m.shape) for m in maps] == [(2, 16, 8, 8), (2, 32, 4, 4)]
@@ -122,26 +122,26 @@ def test_one_pass_gives_all_and_leaves_no_trace() -> None:
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-def test_hooks_go_also_when_the_pass_fails() -> None:
+def test_hooks_are_removed_when_the_pass_fails() -> None:
     model = build("resnet8", num_classes=K, image_shape=(C, 8, 8), seed=1).eval()
     with pytest.raises(InputError, match="channels"):
-        tapped(model, ("layer1", "layer2"), torch.rand(2, 1, 8, 8))
+        forward_with_features(model, ("layer1", "layer2"), torch.rand(2, 1, 8, 8))
     assert all(not sub._forward_hooks for sub in model.modules())
 
 
-def test_an_unknown_layer_is_told_with_near_ones() -> None:
+def test_the_error_for_an_unknown_layer_names_the_nearest_ones() -> None:
     model = build("resnet8", num_classes=K, image_shape=(C, 8, 8), seed=1).eval()
     with pytest.raises(InputError, match=r"got 'layr2' \(near: layer2, .*\)"):
-        tapped(model, ("layer1", "layr2"), torch.rand(2, C, 8, 8))
+        forward_with_features(model, ("layer1", "layr2"), torch.rand(2, C, 8, 8))
     with pytest.raises(InputError, match=r"there are conv1, bn1, "):
-        tapped(model, ("zzz", "layer2"), torch.rand(2, C, 8, 8))
+        forward_with_features(model, ("zzz", "layer2"), torch.rand(2, C, 8, 8))
     with pytest.raises(InputError, match=r"got '' \(there are"):
-        tapped(model, ("layer1", ""), torch.rand(2, C, 8, 8))
+        forward_with_features(model, ("layer1", ""), torch.rand(2, C, 8, 8))
     assert all(not sub._forward_hooks for sub in model.modules())
 
 
-def test_maps_meet_at_the_smaller_size() -> None:
+def test_maps_are_pooled_to_the_smaller_size() -> None:
     small, large = torch.rand(2, 3, 4, 5), torch.rand(2, 1, 8, 10)
-    met = matched([small, large])
-    assert torch.equal(met[0], small) and met[1].shape == (2, 1, 4, 5)
-    torch.testing.assert_close(met[1][0, 0, 0, 0], large[0, 0, :2, :2].mean())
+    pooled = match_sizes([small, large])
+    assert torch.equal(pooled[0], small) and pooled[1].shape == (2, 1, 4, 5)
+    torch.testing.assert_close(pooled[1][0, 0, 0, 0], large[0, 0, :2, :2].mean())

@@ -29,7 +29,7 @@ def test_nothing_is_clamped() -> None:
     assert Normalize([0.0], [1.0])(torch.full((1, 1, 2, 2), 1.7)).max() == pytest.approx(1.7)
 
 
-def test_buffers_stand_at_the_root_and_do_not_learn() -> None:
+def test_mean_and_std_are_buffers_at_the_root() -> None:
     module = Normalize([0.1, 0.2], [1.0, 0.5])
     assert {key: tuple(value.shape) for key, value in module.state_dict().items()} == {
         "mean": (1, 2, 1, 1), "std": (1, 2, 1, 1)

@@ -5,10 +5,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from equipoise.core.checks import InputError
-from equipoise.models import SCHEMES, Reference, build, checkpoint, digest, load, parse, placed, weights_digest
+from equipoise.models import (
+    SCHEMES,
+    LoadOptions,
+    Reference,
+    TTAClassifier,
+    build,
+    checkpoint,
+    load,
+    parse,
+    reference_of,
+    relocate,
+    weights_digest,
+)
 
 SHAPE = (1, 8, 8)
 
@@ -41,8 +52,8 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module in the current directory and nowhere on the import path; its name is new each time."""
+def module_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module in the current directory and nowhere on the import path, with a new name for each test."""
     name = f"factories_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(FACTORIES.format(name=name))
     (tmp_path / f"{name}_part.py").write_text("")
@@ -51,7 +62,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-@pytest.mark.parametrize(("text", "scheme", "rest"), [
+@pytest.mark.parametrize(("text", "scheme", "body"), [
     ("zoo:resnet8", "zoo", "resnet8"),
     ("file:a/b.safetensors", "file", "a/b.safetensors"),
     ("file:C:/odd name.pt", "file", "C:/odd name.pt"),
@@ -59,9 +70,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ("b.pt", "file", "b.pt"),
     ("b.pth", "file", "b.pth"),
     ("python:pack.module:make", "python", "pack.module:make"),
+    ("tta:6:b.pt", "tta", "6:b.pt"),
+    ("looks:6:b.pt", "tta", "6:b.pt"),
 ])
-def test_parse(text: str, scheme: str, rest: str) -> None:
-    assert parse(text) == Reference(scheme, rest, text)
+def test_parse(text: str, scheme: str, body: str) -> None:
+    assert parse(text) == Reference(scheme, body, text)
 
 
 def test_a_path_that_exists_is_a_file(tmp_path: Path) -> None:
@@ -72,21 +85,28 @@ def test_a_path_that_exists_is_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["tims:resnet18", "nowhere", "", "zoo:", "resnet18"])
 def test_unknown_references_list_the_schemes(text: str) -> None:
-    with pytest.raises(InputError, match="file:, looks:, python:, zoo:") as caught:
+    with pytest.raises(InputError, match="file:, python:, tta:, zoo:") as caught:
         parse(text)
     assert ("did you mean 'zoo:resnet18'" in str(caught.value)) == (text == "resnet18")
 
 
-def test_a_new_scheme_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SCHEMES, "flat", lambda reference, wishes: nn.Flatten())
-    assert isinstance(load("flat:any"), nn.Flatten)
+def test_an_installed_package_adds_a_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "flat-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: flat\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[equipoise.model_schemes]\nflat = flat_scheme:load\n")
+    (tmp_path / "flat_scheme.py").write_text("from torch import nn\n\n\ndef load(reference, options):\n"
+                                             "    return nn.Linear(64, int(reference.body))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    schemes = type(SCHEMES)(SCHEMES.group, SCHEMES.noun, SCHEMES.builtin)  # entry points are read once
+    model = schemes["flat"](Reference("flat", "6", "flat:6"), LoadOptions())
+    assert "flat" in schemes and model(torch.zeros(4, 64)).shape == (4, 6)
 
 
 def test_file(file: Path) -> None:
     model = load(f"file:{file}")
     assert not model.training
     assert weights_digest(model) == weights_digest(load(str(file)))
-    assert digest(str(file), model) == checkpoint.digest(file) != weights_digest(model)
     with pytest.raises(InputError, match="`num_classes` must be 6"):
         load(str(file), num_classes=10)
 
@@ -103,7 +123,7 @@ def test_zoo() -> None:
     model = load("zoo:cnn_small", num_classes=6, image_shape=SHAPE, mean=[0.5], std=[0.5], seed=4)
     expected = build("cnn_small", num_classes=6, image_shape=SHAPE, mean=[0.5], std=[0.5], seed=4)
     assert not model.training
-    assert digest("zoo:cnn_small", model) == weights_digest(expected)
+    assert weights_digest(model) == weights_digest(expected)
 
 
 def test_zoo_needs_classes_and_shape() -> None:
@@ -117,13 +137,12 @@ def test_zoo_needs_classes_and_shape() -> None:
         load("zoo:cnn_small", arch="cnn", num_classes=6, image_shape=SHAPE)
 
 
-def test_python_finds_the_current_directory_and_leaves_the_path_alone(here: str) -> None:
+def test_python_finds_the_current_directory_and_leaves_the_path_alone(module_name: str) -> None:
     before = list(sys.path)
-    model = load(f"python:{here}:make")
+    model = load(f"python:{module_name}:make")
     assert sys.path == before
     assert not model.training
     assert model(torch.zeros(4, *SHAPE)).shape == (4, 6)
-    assert digest(f"python:{here}:make", model) == weights_digest(model)
 
 
 @pytest.mark.parametrize(("ending", "message"), [
@@ -136,32 +155,58 @@ def test_python_finds_the_current_directory_and_leaves_the_path_alone(here: str)
     ("_none:make", "ModuleNotFoundError"),
     ("_broken:make", "ZeroDivisionError"),
 ])
-def test_python_mistakes_are_one_sentence(here: str, ending: str, message: str) -> None:
+def test_python_mistakes_are_one_sentence(module_name: str, ending: str, message: str) -> None:
     before = list(sys.path)
     with pytest.raises(InputError, match=message):
-        load(f"python:{here}{ending}")
+        load(f"python:{module_name}{ending}")
     assert sys.path == before
 
 
-def test_python_refuses_what_it_cannot_honour(here: str) -> None:
+def test_python_refuses_options_that_it_cannot_use(module_name: str) -> None:
     with pytest.raises(InputError, match="`mean` must be left out"):
-        load(f"python:{here}:make", mean=[0.5])
+        load(f"python:{module_name}:make", mean=[0.5])
 
 
-def test_looks_of_a_file(file: Path) -> None:
+def test_test_time_augmentation_of_a_file(file: Path) -> None:
     x = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(1))
-    plain, twice = load(f"file:{file}"), load(f"looks:2:{file}")
+    plain, twice = load(f"file:{file}"), load(f"tta:2:{file}")
     with torch.no_grad():
         torch.testing.assert_close(twice(x), (plain(x) + plain(x.flip(3))) / 2)
 
 
-@pytest.mark.parametrize(("count", "message"), [("3", "N among 2, 6, 10"), ("2:looks:2", "looks: once")])
-def test_looks_that_are_none(file: Path, count: str, message: str) -> None:
+@pytest.mark.parametrize(("count", "message"), [
+    ("3", "N among 2, 6, 10"), ("2:tta:2", "tta: only once"), ("2:looks:2", "tta: only once")])
+def test_invalid_test_time_augmentation(file: Path, count: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        load(f"looks:{count}:{file}")
+        load(f"tta:{count}:{file}")
 
 
-def test_a_reference_can_be_moved(file: Path) -> None:
-    assert placed(f"looks:6:{file}", lambda path: Path(path).name) == f"looks:6:file:{file.name}"
-    assert placed(str(file), lambda path: Path(path).name) == f"file:{file.name}"
-    assert placed("zoo:resnet8", lambda path: "elsewhere") == "zoo:resnet8"
+def test_relocate_changes_the_path_of_a_file(file: Path) -> None:
+    assert relocate(f"looks:6:{file}", lambda path: Path(path).name) == f"tta:6:file:{file.name}"
+    assert relocate(str(file), lambda path: Path(path).name) == f"file:{file.name}"
+    assert relocate("zoo:resnet8", lambda path: "elsewhere") == "zoo:resnet8"
+
+
+def test_looks_is_an_alias_of_tta(file: Path) -> None:
+    old, new = load(f"looks:6:{file}"), load(f"tta:6:{file}")
+    assert isinstance(old, TTAClassifier) and isinstance(new, TTAClassifier) and old.count == new.count == 6
+
+
+def test_a_loaded_model_remembers_its_reference(file: Path) -> None:
+    assert reference_of(load(str(file))) == str(file)
+    assert reference_of(build("cnn_small", num_classes=6, image_shape=SHAPE)) is None
+
+
+def test_options_as_text_and_as_numbers() -> None:
+    options = LoadOptions(arch="cnn", mean="0.49,0.48,0.45", std=[0.2, 0.3, 0.25])
+    assert options.mean == (0.49, 0.48, 0.45) and options.std == [0.2, 0.3, 0.25]
+    with pytest.raises(InputError, match="`mean` must be a number"):
+        LoadOptions(mean="0.49,x")
+
+
+def test_options_and_settings_are_merged() -> None:
+    options = LoadOptions(num_classes=6, seed=4)
+    model = load("zoo:cnn_small", options, image_shape=SHAPE)
+    assert weights_digest(model) == weights_digest(build("cnn_small", num_classes=6, image_shape=SHAPE, seed=4))
+    with pytest.raises(InputError, match="did you mean 'num_classes'"):
+        load("zoo:cnn_small", num_class=6)

@@ -28,17 +28,17 @@ def images(*shape: int) -> Tensor:
     ("wide_resnet70_16", (3, 32, 32), 266_796_506),
 ])
 def test_parameter_counts(arch: str, image_shape: tuple[int, int, int], count: int) -> None:
-    model = zoo.blank(arch, num_classes=10, image_shape=image_shape)
+    model = zoo.build_empty(arch, num_classes=10, image_shape=image_shape)
     assert sum(value.numel() for value in model.parameters()) == count
 
 
 @pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
-def test_every_architecture_keeps_the_contract_of_checkpoints(arch: str) -> None:
-    model = zoo.blank(arch, num_classes=6, image_shape=(2, 17, 19))
+def test_every_architecture_fits_the_checkpoint_format(arch: str) -> None:
+    model = zoo.build_empty(arch, num_classes=6, image_shape=(2, 17, 19))
     keys = model.state_dict()
     assert keys["mean"].shape == keys["std"].shape == (1, 2, 1, 1)
     assert len(keys["fc.weight"]) == 6
-    assert model.identity == {"arch": arch, "num_classes": "6", "image_shape": "2,17,19"}
+    assert model.config == {"arch": arch, "num_classes": "6", "image_shape": "2,17,19"}
     # On the meta device a forward costs nothing, so the wide ones are checked too.
     assert model(torch.empty(4, 2, 17, 19, device="meta")).shape == (4, 6)
 
@@ -62,11 +62,12 @@ def test_forward_on_odd_shapes(arch: str, image_shape: tuple[int, int, int]) -> 
 def test_the_last_layer_of_the_cnn_is_linear() -> None:
     model = build("cnn_small", num_classes=6, image_shape=(3, 9, 13)).eval()
     assert isinstance(model, CNN)
-    x, seen = images(5, 3, 9, 13), []
-    hook = model.conv3.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    features: list[Tensor] = []
+    x = images(5, 3, 9, 13)
+    hook = model.conv3.register_forward_hook(lambda module, inputs, output: features.append(output))
     logits = model(x)
     hook.remove()
-    torch.testing.assert_close(logits, model.fc(seen[0].relu().flatten(1)))
+    torch.testing.assert_close(logits, model.fc(features[0].relu().flatten(1)))
 
 
 @pytest.mark.parametrize("arch", LIGHT)
@@ -81,13 +82,13 @@ def test_normalises_first(arch: str) -> None:
         assert not torch.allclose(normalising(x), plain(x), atol=1e-3)
 
 
-def test_a_seed_is_all_that_weights_depend_on() -> None:
-    def fresh(seed: int) -> str:
+def test_weights_depend_on_the_seed_only() -> None:
+    def digest(seed: int) -> str:
         return weights_digest(build("cnn_small", num_classes=6, image_shape=(1, 8, 8), seed=seed))
 
     torch.rand(3)  # the global state does not matter
-    assert fresh(3) == fresh(3)
-    assert fresh(3) != fresh(4)
+    assert digest(3) == digest(3)
+    assert digest(3) != digest(4)
 
 
 @pytest.mark.parametrize("arch", ["cnn_small", "resnet8"])
@@ -98,7 +99,7 @@ def test_building_leaves_the_global_random_state_alone(arch: str, monkeypatch: p
     monkeypatch.setattr(torch.cuda, "manual_seed_all", forbidden)
     before = torch.get_rng_state()
     build(arch, num_classes=6, image_shape=(3, 8, 8), seed=5)
-    zoo.blank(arch, num_classes=6, image_shape=(3, 8, 8))
+    zoo.build_empty(arch, num_classes=6, image_shape=(3, 8, 8))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -116,7 +117,7 @@ def test_lenet_is_the_classic_one() -> None:
 
 
 def test_resnet_keys_are_those_of_torchvision() -> None:
-    keys = zoo.blank("resnet18", num_classes=10, image_shape=(3, 32, 32)).state_dict()
+    keys = zoo.build_empty("resnet18", num_classes=10, image_shape=(3, 32, 32)).state_dict()
     for key in ("conv1.weight", "bn1.running_var", "layer1.0.conv1.weight", "layer4.1.bn2.bias",
                 "layer2.0.downsample.0.weight", "layer2.0.downsample.1.running_mean", "fc.bias"):
         assert key in keys
@@ -133,7 +134,7 @@ def test_resnet_keys_are_those_of_torchvision() -> None:
     ({"seed": -1}, "`seed` must be"),
     ({"arch": "lenet", "image_shape": (1, 15, 28)}, "at least 16 by 16"),
 ])
-def test_bad_wishes_are_one_sentence(wrong: dict[str, object], message: str) -> None:
-    wishes: dict[str, object] = {"arch": "resnet8", "num_classes": 10, "image_shape": (3, 32, 32), **wrong}
+def test_invalid_arguments_are_one_sentence(wrong: dict[str, object], message: str) -> None:
+    arguments: dict[str, object] = {"arch": "resnet8", "num_classes": 10, "image_shape": (3, 32, 32), **wrong}
     with pytest.raises(InputError, match=message):
-        build(**wishes)  # type: ignore[arg-type]
+        build(**arguments)  # type: ignore[arg-type]

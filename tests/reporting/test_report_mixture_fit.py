@@ -1,7 +1,8 @@
-"""The sections of a fitted mixture, from arrays and a summary made by hand."""
+"""Sections of a fitted mixture, from synthetic arrays and a summary."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,83 +10,113 @@ import numpy as np
 import pytest
 import synthetic_run
 
-from equipoise import reporting
-from equipoise.core import records
-from equipoise.reporting import mixture_fit, style
-from equipoise.reporting.view import RunView, view
+from equipoise.core import arrays
+from equipoise.core.arrays import FitArrays
+from equipoise.core.results import Cost, FitSummary
+from equipoise.reporting import mixture_fit
+from equipoise.reporting.charts import LIGHT, styled
+from equipoise.reporting.section import RunView, Section, read_run
+
+FIT = FitSummary(helped=True, promise="loses at most 2 points", clean=0.85, robust_clean=0.8, robust_attacked=0.5,
+                 q=0.3, alpha=0.77, rejected={"too near": 3}, notes=("round 1",))
+COSTS = (Cost(model="accurate", parameters=2_000_000, flops=1.5e9),
+         Cost(model="mixed, gated", parameters=4_000_000, flops=1.75e9, accurate_share=0.22))
+
+
+def fit_arrays() -> FitArrays:
+    rng = np.random.default_rng(3)
+    margins: dict[str, Any] = {f"{images}_{when}": rng.random(50) for images in ("clean", "attacked")
+                               for when in ("before", "after")}
+    margins["clean_after"][:] = 0.25
+    return FitArrays(
+        q=0.3, **margins, clean_correct=rng.random(50) < 0.7, attacked_correct=rng.random(50) < 0.7,
+        landscape=rng.random((6, 8, 7)), usable=rng.random((6, 8, 7)) < 0.9, axis_s=np.geomspace(0.05, 5, 7),
+        axis_p=np.linspace(1, 4, 8), axis_c=np.linspace(-1.1, 0, 6), families=("normed", "one number"),
+        family_scores=np.array([-np.inf, 0.875]), map_curve=np.array([[0.8, 0.5], [0.85, 0.48], [0.85, 0.47]]),
+        plain_curve=np.array([[0.8, 0.5], [0.82, 0.48]]))
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunView:
-    chance = np.random.default_rng(3)
-    folder = synthetic_run.make(tmp_path / "run", n=20, sweep=False, arrays=False)
-    held: dict[str, Any] = {
-        f"nuts_{kind}_{when}": chance.random(50) for kind in ("clean", "attacked") for when in ("before", "after")}
-    held |= {f"nuts_{kind}_right": chance.random(50) < 0.7 for kind in ("clean", "attacked")}
-    held["nuts_clean_after"][:] = 0.25
-    held |= {"nuts_q": np.array(0.3), "nuts_landscape": chance.random((8, 8, 8)),
-             "nuts_landscape_usable": chance.random((8, 8, 8)) < 0.9, "nuts_axis_s": np.geomspace(0.05, 5, 8),
-             "nuts_axis_p": np.linspace(1, 4, 8), "nuts_axis_c": np.linspace(-1.1, 0, 8),
-             "nuts_kinds": np.array(["normed", "one number"]), "nuts_kinds_worth": np.array([-np.inf, 0.875]),
-             "nuts_curve_nuts": np.array([[0.8, 0.5], [0.85, 0.48], [0.85, 0.47]]),
-             "nuts_curve_plain": np.array([[0.8, 0.5], [0.82, 0.48]])}
-    np.savez(folder / "arrays.npz", allow_pickle=False, **held)
-    told = records.summary(folder)
-    costs = [{"model": "accurate", "parameters": 2_000_000, "flops": 1.5e9},
-             {"model": "mixed, gated", "parameters": 4_000_000, "flops": 1.75e9, "asked": 0.22}]
-    records.Run(folder, view(folder).identity, {}).summarise(
-        "fit", 1.0, told["results"], promise="loses at most 2 points", helped=True, cost=costs,
-        fitted={"clean": 0.85, "robust_clean": 0.8}, rejected={"too <near>": 3}, notes=["round 1"])
-    return view(folder)
+    folder = synthetic_run.make(tmp_path / "run", n=20, with_sweep=False, with_examples=False, fit=FIT, costs=COSTS)
+    arrays.save(folder, fit_arrays())
+    return read_run(folder)
 
 
-def test_every_section_is_on_the_page(run: RunView) -> None:
-    page = reporting.write(run.folder).read_text()
-    for words in ("The mixture loses at most 2 points.", "Trade-off against plain mixing", "Landscape", "1.75 G",
-                  "87.5 %", "on 22.0 % of the clean images", "Margins before and after the map", "too &lt;near&gt;",
-                  "round 1"):
-        assert words.replace(" %", "\u00a0%") in page.replace(" %", "\u00a0%"), words
-    for name in ("nuts-margins", "nuts-landscape", "nuts-trade-off"):
-        assert (run.folder / "figures" / f"{name}.svg").exists()
-
-
-def test_the_landscape_of_the_papers_objective_is_no_accuracy(run: RunView) -> None:
-    plain = mixture_fit.landscape(run)
-    np.savez(run.folder / "arrays.npz", allow_pickle=False, **{**run.arrays, "nuts_objective": np.array("surrogate")})
-    paper = mixture_fit.landscape(view(run.folder))
-    assert plain is not None and paper is not None
-    assert plain.prose[0].startswith("Clean accuracy") and plain.tables[0].head[1] == "clean"
-    assert "clean errors on which the accurate model may speak" in paper.prose[0]
-    assert paper.tables[0].head[1] == "errors passed on"
-
-
-def test_medians_before_and_after(run: RunView) -> None:
-    section = mixture_fit.mapped_margins(run)
+def _shown(section: Section | None) -> Section:
     assert section is not None
-    cells = {row[0].text: [cell.text for cell in row[1:]] for row in section.tables[0].body}
-    right = run.arrays["nuts_clean_right"]
-    assert cells["clean, right"] == [f"{np.median(run.arrays['nuts_clean_before'][right]):.3f}", "0.250"]
+    return section
 
 
-def test_figures_draw_what_they_were_given(run: RunView) -> None:
-    curves = {"fitted map": run.arrays["nuts_curve_nuts"], "plain mixing": run.arrays["nuts_curve_plain"]}
-    with style.styled(style.LIGHT):
-        axes = mixture_fit.draw_trade_off(style.LIGHT, curves).axes[0]
-        panels = mixture_fit.draw_landscape(style.LIGHT, run.arrays["nuts_landscape"], run.arrays["nuts_landscape_usable"],
-                                     [run.arrays[f"nuts_axis_{name}"] for name in "spc"]).axes
-    np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata(), dtype=float), [50, 48], err_msg="47 gains nothing")
-    np.testing.assert_allclose(np.asarray(panels[2].images[0].get_array()), 100 * run.arrays["nuts_landscape"][2])
+def test_every_section_is_in_the_report(run: RunView) -> None:
+    assert synthetic_run.section_titles(run) == [
+        "Results", "Fitted mixture", "Trade-off compared with plain mixing", "Margins",
+        "Margins before and after the logit map", "Search landscape", "Cost of a prediction", "Provenance"]
 
 
-def test_a_fit_that_did_not_help(run: RunView) -> None:
-    told = records.summary(run.folder)
-    records.Run(run.folder, run.identity, {}).summarise("fit", 1.0, told["results"], helped=False,
-                                                       promise="no mixture helps: too few images")
-    section = mixture_fit.promise(view(run.folder))
-    assert section is not None and section.prose == ["No mixture helps: too few images."]
+def test_the_fit_states_its_guarantee_and_rejected_candidates(run: RunView) -> None:
+    section = _shown(mixture_fit.fitted(run))
+    assert section.prose[0] == "The mixture loses at most 2 points."
+    assert "85.0 % of the clean images" in section.prose[1]
+    assert [[cell.text for row in table.body for cell in row] for table in section.tables] == [
+        ["too near", "3"], ["round 1"]]
 
 
-def test_runs_without_a_fit_have_none_of_it(tmp_path: Path) -> None:
-    plain = view(synthetic_run.make(tmp_path / "run", n=20))
-    for make in (mixture_fit.promise, mixture_fit.mapped_margins, mixture_fit.landscape, mixture_fit.trade_off, mixture_fit.cost):
-        assert make(plain) is None
+def test_the_cost_of_a_gated_prediction(run: RunView) -> None:
+    section = _shown(mixture_fit.cost(run))
+    assert [cell.text for cell in section.tables[0].body[1]] == ["mixed, gated", "4.00 M", "1.75 G"]
+    assert "for 22.0 % of the clean images" in section.prose[1]
+
+
+@pytest.mark.parametrize(("objective", "score", "head"), [
+    ("mixture", "Clean accuracy of the mixture", "clean accuracy"),
+    ("surrogate", "Share of the robust model's clean errors on which the accurate model decides", "errors passed on")])
+def test_the_landscape_names_its_objective(run: RunView, objective: str, score: str, head: str) -> None:
+    arrays.save(run.folder, replace(fit_arrays(), objective=objective))
+    section = _shown(mixture_fit.landscape(run))
+    assert section.prose[0].startswith(score) and section.tables[0].head[1] == head
+
+
+def test_the_landscape_draws_every_shift(run: RunView) -> None:
+    with styled(LIGHT):
+        panels = mixture_fit.draw_landscape(LIGHT, fit_arrays(), "score").axes
+    for i, scores in enumerate(fit_arrays().landscape):
+        np.testing.assert_allclose(np.asarray(panels[i].images[0].get_array()), 100 * scores)
+    assert [panel.axison for panel in panels[:8]] == [True] * 6 + [False] * 2
+
+
+def test_a_family_without_a_usable_candidate_has_no_score(run: RunView) -> None:
+    table = _shown(mixture_fit.landscape(run)).tables[0]
+    assert [[cell.text for cell in row] for row in table.body] == [["normed", "–"], ["one number", "87.5 %"]]
+
+
+def test_medians_before_and_after_the_map(run: RunView) -> None:
+    table = _shown(mixture_fit.map_margins(run)).tables[0]
+    cells = {row[0].text: [cell.text for cell in row[1:]] for row in table.body}
+    values = fit_arrays()
+    assert cells["clean, correct"] == [f"{np.median(values.clean_before[values.clean_correct]):.3f}", "0.250"]
+
+
+def test_the_trade_off_leaves_out_points_that_gain_nothing(run: RunView) -> None:
+    with styled(LIGHT):
+        axes = _shown(mixture_fit.trade_off(run)).pictures[0].draw(LIGHT).axes[0]
+    np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata(), dtype=float), [50, 48])
+
+
+def test_a_fit_that_did_not_help_says_so(run: RunView) -> None:
+    failed = replace(FIT, helped=False, promise="no mixture helps: too few images")
+    section = _shown(mixture_fit.fitted(replace(run, summary=replace(run.summary, fit=failed))))
+    assert section.prose == ["No mixture helps: too few images."]
+
+
+def test_an_unknown_cost_is_a_dash(run: RunView) -> None:
+    section = _shown(mixture_fit.cost(replace(run, summary=replace(run.summary, costs=(Cost(model="m"),)))))
+    assert [cell.text for cell in section.tables[0].body[0]] == ["m", "–", "–"]
+    assert "unknown" in section.prose[1]
+
+
+def test_runs_without_a_fit_have_none_of_these_sections(tmp_path: Path) -> None:
+    plain = read_run(synthetic_run.make(tmp_path / "run", n=20))
+    for section in (mixture_fit.fitted, mixture_fit.map_margins, mixture_fit.landscape, mixture_fit.trade_off,
+                    mixture_fit.cost):
+        assert section(plain) is None

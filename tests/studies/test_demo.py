@@ -1,96 +1,95 @@
+"""The demo, with few images, hardly any training and short attacks."""
+
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
+from small_pair import without_report as without_report
 
-from equipoise import data, mixing
 from equipoise.attacks import Apgd, Square, Suite
-from equipoise.cli.main import run
-from equipoise.core import records, summary
+from equipoise.core.arrays import ExampleArrays, FitArrays
+from equipoise.core.records import read_rows
+from equipoise.core.results import FitSummary, Result, Summary
 from equipoise.core.threat import Threat
-from equipoise.fitting import AttackStrength
-from equipoise.mixing import MixedClassifier
-from equipoise.studies import demo as story
-from equipoise.studies.demo import DemoResult, demo
+from equipoise.data import load_data
+from equipoise.mixing import MixedClassifier, load_model
+from equipoise.studies.demo import DemoResult, DemoSize, run_demo
+
+SMALL = DemoSize(training_images=1024, fit_images=128, test_images=16, epochs=(2, 3), lose_at_most=20.0, fit_steps=2,
+                 fit_targets=1, fit_pool=1, attack=Suite(attacks=(Apgd(loss="margin", steps=4), Square(queries=4))),
+                 plain_alphas=(0.0, 0.5, 1.0), plain_images=24)
+REPRODUCED = ("rows.jsonl", "sweep/rows.jsonl", "mixture/rows.jsonl", "mixture/mixture.toml",
+              "robust/best.safetensors")
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same story with few images, hardly any training and short attacks."""
-    for name, value in {"TRAINED": 4992, "TESTED": 16, "EPOCHS": (1, 1), "LOSE": 20.0, "SWEPT": 24,
-                        "STRENGTH": AttackStrength(steps=2, targets=1, pool=1), "ALPHAS": (0.0, 0.5, 1.0)}.items():
-        monkeypatch.setattr(story, name, value)
-    monkeypatch.setattr("equipoise.attacks.registry", lambda name: Suite((Apgd("margin", 4), Square(4))))
+def run_small(out: Path) -> DemoResult:
+    return run_demo(out, "cpu", size=SMALL)
 
 
-def _told(out: Path) -> DemoResult:
-    return demo(out, torch.device("cpu"))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
 
 
-def test_the_story_leaves_everything_it_promises(tmp_path: Path, small: None) -> None:
-    told = _told(tmp_path / "demo")
-    there = {str(path.relative_to(tmp_path / "demo")) for path in (tmp_path / "demo").rglob("*") if path.is_file()}
+@pytest.fixture(scope="module")
+def result(folder: Path) -> DemoResult:
+    return run_small(folder / "demo")
+
+
+def test_files(folder: Path, result: DemoResult) -> None:
+    files = {str(path.relative_to(folder / "demo")) for path in (folder / "demo").rglob("*")}
     assert {"run.toml", "rows.jsonl", "summary.json", "report.html", "mixture/mixture.toml", "mixture/summary.json",
-            "accurate/last.safetensors", "robust/last.safetensors", "sweep/summary.json", "figures/alpha.svg",
-            "figures/nuts-margins.svg", "figures/nuts-landscape.svg", "figures/nuts-trade-off.svg"} <= there
-    kept = json.loads((tmp_path / "demo" / "summary.json").read_text())
-    assert {(row["model"], row["metric"]) for row in kept["results"]} >= {
-        (model, metric) for model in ("accurate", "robust", "mixed") for metric in ("clean", "worst")}
-    assert {row["attack"] for row in records.read(tmp_path / "demo") if row["model"] == "mixed"} == {
-        "clean", "fast", "adaptive"}
-    mixture = mixing.load(f"mixture:{tmp_path}/demo/mixture")
-    assert isinstance(mixture, MixedClassifier) and mixture.fitted is not None and mixture.logit_map is not None
-    assert told.promise == kept["promise"] == mixture.fitted.promise and kept["verb"] == "demo"
-    # What is judged was neither learnt from nor fitted on: that is another split.
-    assert not mixture.fitted.overlap(data.load("shapes", split="test", count=16))
-    assert mixture.fitted.overlap(data.load("shapes", split="train").slice(4992, 128)) == ("4992-5119",)
-    page = told.page.read_text()
-    for title in ("What was fitted", "Trade-off against plain mixing", "Margins before and after the map", "Landscape",
-                  "Cost of a prediction"):
-        assert f"<h2>{title}</h2>" in page
-    assert str(tmp_path) not in page, "the page says nothing of this machine's folders"
+            "accurate/best.safetensors", "robust/best.safetensors", "sweep/summary.json"} <= files
+    assert FitArrays.load(folder / "demo") is not None and ExampleArrays.load(folder / "demo") is not None
 
 
-def test_the_same_numbers_every_time_also_when_resumed(tmp_path: Path, small: None,
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.reporting.render", lambda out: out / "report.html")  # drawing is half of the time
-    _told(tmp_path / "one")
-    _told(tmp_path / "two")
-    names = ("rows.jsonl", "sweep/rows.jsonl", "mixture/rows.jsonl", "mixture/mixture.toml", "robust/last.safetensors")
-    first = {name: (tmp_path / "one" / name).read_bytes() for name in names}
-    assert first == {name: (tmp_path / "two" / name).read_bytes() for name in names}
-    (tmp_path / "one" / "summary.json").unlink()
-    (tmp_path / "one" / "mixture" / "summary.json").unlink()
-    (tmp_path / "one" / "robust" / "summary.json").unlink()
-    _told(tmp_path / "one")
-    assert first == {name: (tmp_path / "one" / name).read_bytes() for name in names}
-    with np.load(tmp_path / "one" / "arrays.npz") as arrays:
-        assert {"example_clean", "nuts_landscape"} <= set(arrays.files)
+def test_results_of_all_three_models(folder: Path, result: DemoResult) -> None:
+    assert result.summary.command == "demo"
+    for model in ("accurate", "robust", "mixed"):
+        assert result.summary.result(model, "clean").n == result.summary.result(model, "worst").n == 16
+    mixed = {row.attack for row in read_rows(folder / "demo") if row.model == "mixed"}
+    assert mixed == {"clean", "fast", "adaptive"}
 
 
-def test_the_verb_tells_the_promise_and_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                 capsys: pytest.CaptureFixture[str]) -> None:
-    threads: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    row = {"model": "mixed", "metric": "clean", "value": 0.5, "low": 0.4, "high": 0.6, "n": 9}
-    monkeypatch.setattr(story, "demo", lambda out, device, seed: DemoResult(
-        [row], seed > 0, f"keeps seed {seed}", Threat("linf", 0.1), out / "report.html"))
-    assert run(["demo", "--out", str(tmp_path / "D"), "--device", "cpu", "--seed", "3"]) == 0
-    out = capsys.readouterr().out
-    assert "50.0 %" in out and "the mixture keeps seed 3" in out and "report.html" in out
-    assert run(["demo", "--out", str(tmp_path / "D"), "--device", "cpu"]) == 0
-    assert "the mixture" not in capsys.readouterr().out, "what did not help is not called a mixture"
-    assert threads == [1, 1], "the numbers must not depend on the number of cores"
+def test_no_image_has_two_uses(folder: Path, result: DemoResult) -> None:
+    mixture = load_model(f"mixture:{folder}/demo/mixture")
+    assert isinstance(mixture, MixedClassifier) and mixture.provenance is not None
+    assert result.summary.fit is not None and mixture.provenance.promise == result.summary.fit.promise
+    assert not mixture.provenance.overlap(load_data("shapes", split="test", count=16))
+    assert list(mixture.provenance.overlap(load_data("shapes", split="train").slice(1024, 128))) == ["1024-1151"]
+
+
+def test_the_report_does_not_name_folders_of_this_machine(folder: Path, result: DemoResult) -> None:
+    assert result.report == folder / "demo" / "report.html"
+    assert str(folder) not in result.report.read_text()
+
+
+@pytest.mark.usefixtures("without_report")
+def test_the_same_numbers_every_time_also_when_resumed(folder: Path, result: DemoResult, tmp_path: Path) -> None:
+    expected = {name: (folder / "demo" / name).read_bytes() for name in REPRODUCED}
+    run_small(tmp_path / "demo")
+    assert {name: (tmp_path / "demo" / name).read_bytes() for name in REPRODUCED} == expected
+    for part in (".", "mixture", "robust"):
+        (tmp_path / "demo" / part / "summary.json").unlink()
+    run_small(tmp_path / "demo")
+    assert {name: (tmp_path / "demo" / name).read_bytes() for name in REPRODUCED} == expected
+
+
+@pytest.mark.parametrize(("helped", "ending"), [(True, ": the mixture loses nothing"), (False, ": loses nothing")])
+def test_printed_as_a_table_with_the_promise_and_the_report(helped: bool, ending: str) -> None:
+    fitted = FitSummary(helped=helped, promise="loses nothing", clean=0.9, robust_clean=0.8, robust_attacked=0.7, q=0.5,
+                        alpha=0.6)
+    results = (Result(model="mixed", metric="clean", value=0.5, low=0.4, high=0.6, n=9),)
+    printed = str(DemoResult(Summary(command="demo", seconds=1.0, results=results, fit=fitted), Threat("linf", 0.1),
+                             Path("runs/demo/report.html")))
+    assert "50.0 %" in printed and f"{ending}\n" in printed and printed.endswith("report: runs/demo/report.html")
 
 
 @pytest.mark.slow
-def test_the_trade_off_is_there_and_the_mixture_has_the_better_of_it(tmp_path: Path) -> None:
-    results = _told(tmp_path / "demo").results
-    clean, worst = ({model: summary.value(results, model, metric) for model in ("accurate", "robust", "mixed")}
+def test_the_mixture_is_nearly_as_accurate_as_one_base_and_as_robust_as_the_other(tmp_path: Path) -> None:
+    summary = run_demo(tmp_path / "demo", "cpu").summary
+    clean, worst = ({model: summary.result(model, metric).value for model in ("accurate", "robust", "mixed")}
                     for metric in ("clean", "worst"))
     gap = clean["accurate"] - clean["robust"]
     assert gap >= 0.05

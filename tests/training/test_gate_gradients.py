@@ -1,9 +1,10 @@
-"""The twin that training attacks follow: the same numbers, a gate that goes on learning, and nothing kept too long."""
+"""Fast gradients of a mixture: the same numbers while the gate is trained, and no memory leak."""
 
 from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,8 +14,7 @@ from equipoise.core import device as devices
 from equipoise.core import losses, rng
 from equipoise.mixing import GatedClassifier, mix, new_gate
 from equipoise.models import build
-from equipoise.training.gate_gradients import slope, twin
-from equipoise.training.objectives.gate import GateLoss
+from equipoise.training.objectives.gate import GateLoss, LossAndGradient, fused_mixture, loss_and_gradient
 
 B, C, H, W, K = 4, 3, 9, 11, 6
 DEVICES = ("cpu", *(["cuda"] if torch.cuda.is_available() else []))
@@ -25,7 +25,7 @@ def images(count: int = B, seed: int = 2) -> Tensor:
 
 
 def gated() -> GatedClassifier:
-    """In evaluation mode, its gate with the statistics of some images."""
+    """In evaluation mode; the gate has the batch statistics of some images."""
     g, h = (build("resnet8", num_classes=K, image_shape=(C, H, W), seed=seed).eval() for seed in (1, 2))
     model = GatedClassifier(g, h, new_gate(g, h, images(2), width=4, momentum=1.0)).train()
     with torch.no_grad():
@@ -33,82 +33,101 @@ def gated() -> GatedClassifier:
     return model.eval()
 
 
-def _loss(model: GatedClassifier, x: Tensor, y: Tensor) -> Tensor:
-    g, h, z = model.parts(x)
+def example_loss(model: GatedClassifier, x: Tensor, y: Tensor) -> Tensor:
+    g, h, z = model.log_probabilities_and_gate(x)
     return losses.cross_entropy(mix(g, h, z), y) + z
 
 
-def _expected(model: GatedClassifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    here = x.detach().requires_grad_()
-    value = _loss(model, here, y)
-    return value.detach(), torch.autograd.grad(value.sum(), here)[0]
+def expected(model: GatedClassifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    point = x.detach().requires_grad_()
+    value = example_loss(model, point, y)
+    return value.detach(), torch.autograd.grad(value.sum(), point)[0]
 
 
-def _placed(place: str) -> tuple[GatedClassifier, Tensor, Tensor]:
-    return gated().to(place), images().to(place), (torch.arange(B) % K).to(place)
+def example(device: str) -> tuple[GatedClassifier, Tensor, Tensor]:
+    return gated().to(device), images().to(device), (torch.arange(B) % K).to(device)
 
 
-@pytest.mark.parametrize("place", DEVICES)
-def test_it_gives_values_and_gradients_of_the_mixture_while_the_gate_learns(place: str) -> None:
-    with devices.exactly(torch.device(place)):  # TF32 would hide a small mistake, and look like one
-        _compared(*_placed(place))
+def is_close(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> bool:
+    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(first, second, strict=True))
 
 
-def _compared(model: GatedClassifier, x: Tensor, y: Tensor) -> None:
-    fast = twin(model, x)
-    norms = [sum(isinstance(sub, nn.BatchNorm2d) for sub in each.accurate.modules()) for each in (model, fast.model)]
-    assert fast.model.network is model.network and norms[0] > 0 == norms[1], norms
-    for way in (fast.slope(_loss, "a loss"), slope(model, x, _loss, "a loss")):
-        before = _expected(model, x, y)
-        for _ in range(4):  # on CUDA the second call records, the others replay
-            found = way(x, y)
-            assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(found, before, strict=True))
+def fused(model: GatedClassifier, x: Tensor) -> LossAndGradient:
+    return fused_mixture(model, x).loss_and_gradient(example_loss, "example")
+
+
+def automatic(model: GatedClassifier, x: Tensor) -> LossAndGradient:
+    return loss_and_gradient(model, x, example_loss, "example")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("make", [fused, automatic])
+def test_values_and_gradients_while_the_gate_is_trained(make: Callable[..., LossAndGradient], device: str) -> None:
+    model, x, y = example(device)
+    with devices.full_precision(torch.device(device)):  # TF32 errors would be as large as those looked for
+        evaluate, before = make(model, x), expected(model, x, y)
+        assert all(is_close(evaluate(x, y), before) for _ in range(4))  # CUDA: the second call captures, later replay
         with torch.no_grad():
             for weight in model.network.parameters():
                 weight.mul_(1.2)
-            assert model.network.output.running_mean is not None
-            model.network.output.running_mean.add_(0.5)
-        after = _expected(model, x, y)
+            model.network.output.get_buffer("running_mean").add_(0.5)
+        after = expected(model, x, y)
         assert not torch.allclose(after[0], before[0], rtol=1e-3, atol=1e-4)
-        assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(way(x, y), after, strict=True))
+        assert is_close(evaluate(x, y), after)
 
 
-def test_it_is_made_once_and_again_when_a_base_changes_or_the_mixture_moves() -> None:
-    model, x, _ = _placed("cpu")
-    first = twin(model, x)
-    assert twin(model, x) is first
+def test_batch_norms_of_the_base_classifiers_are_fused() -> None:
+    model, x, _ = example("cpu")
+    copy = fused_mixture(model, x).model
+    norms = [sum(isinstance(layer, nn.BatchNorm2d) for layer in m.accurate.modules()) for m in (model, copy)]
+    assert copy.network is model.network and norms[0] > 0 and norms[1] == 0
+
+
+def test_training_the_gate_keeps_the_copy() -> None:
+    model, x, _ = example("cpu")
+    first = fused_mixture(model, x)
     with torch.no_grad():
         next(model.network.parameters()).add_(1.0)
-    assert twin(model, x) is first, "the gate is shared, so that its lessons need no other twin"
+    assert fused_mixture(model, x) is first
+
+
+def test_a_changed_base_classifier_makes_a_new_copy() -> None:
+    model, x, _ = example("cpu")
+    first = fused_mixture(model, x)
     with torch.no_grad():
         next(model.accurate.parameters()).add_(0.1)
-    second = twin(model, x)
+    second = fused_mixture(model, x)
     assert second is not first
     torch.testing.assert_close(second.model(x), model(x), rtol=1e-3, atol=1e-3)
-    model.network.double().float()  # as a move to another device: the weights lie elsewhere
-    assert twin(model, x) is not second
 
 
-def test_it_is_forgotten_with_its_mixture() -> None:
-    model, x, _ = _placed("cpu")
-    kept = weakref.ref(twin(model, x))
-    assert kept() is not None
+def test_moved_weights_make_a_new_copy() -> None:
+    model, x, _ = example("cpu")
+    first = fused_mixture(model, x)
+    model.network.double().float()  # new memory, as after a move to another device
+    assert fused_mixture(model, x) is not first
+
+
+def test_the_copy_is_freed_with_its_mixture() -> None:
+    model, x, _ = example("cpu")
+    reference = weakref.ref(fused_mixture(model, x))
+    assert reference() is not None
     del model
     gc.collect()
-    assert kept() is None
+    assert reference() is None
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_training_attacks_on_cuda_are_as_strong_as_on_the_cpu() -> None:
     reached: dict[str, float] = {}
-    for place in ("cpu", "cuda"):
-        model = gated().to(place)
-        x, objective = images(64).to(place), GateLoss(eps=0.03, steps=8, term=0.0, untargeted=1.0)
-        y, chance = model(x).argmax(dim=1), rng.stream(0, "test", torch.arange(64, device=place))
+    for device in ("cpu", "cuda"):
+        model, x = gated().to(device), images(64).to(device)
+        objective = GateLoss(eps=0.03, steps=8, alpha_penalty=0.0, untargeted_share=1.0)
+        y, stream = model(x).argmax(dim=1), rng.stream(0, "test", torch.arange(64, device=device))
         for _ in range(3):
-            x_adv = objective.attack(model, x, y, chance)
+            x_adv = objective.attack(model, x, y, stream)
         with torch.no_grad():
-            before, reached[place] = (float(losses.cross_entropy(model(at), y).mean()) for at in (x, x_adv))
-        assert reached[place] > before + 0.005
+            before, reached[device] = (float(losses.cross_entropy(model(point), y).mean()) for point in (x, x_adv))
+        assert reached[device] > before + 0.005
     assert reached["cuda"] == pytest.approx(reached["cpu"], rel=0.05)

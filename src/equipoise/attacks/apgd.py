@@ -1,200 +1,224 @@
-"""Auto-PGD [Croce2020]: projected gradient ascent with momentum that halves its own steps."""
+r"""Auto-PGD [Croce2020]: projected gradient ascent with momentum that halves its own steps.
+
+Steps start at 2·eps and halve where progress stalls:
+
+.. math::
+    z &= \Pi\big(x_t + s \cdot \mathrm{steepest}(\nabla \ell(x_t))\big), \\
+    x_{t+1} &= \Pi\big(x_t + \tfrac34 (z - x_t) + \tfrac14 (x_t - x_{t-1})\big)
+
+At checkpoints (first after 22 % of the steps, then at intervals that shrink by 3 % to 6 %) an image halves its step and
+goes back to its best point if fewer than ¾ of the steps since the last checkpoint raised the loss, or if neither the
+step nor the best loss has changed since.
+
+:func:`observe` and :func:`take_step` are the algorithm; :class:`ApgdSearch` runs it in attacks, :func:`apgd_maximize`
+in training, where every image has a radius of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from equipoise.attacks.engine import Search, State, step_towards
-from equipoise.attacks.gradients import Extra, GradientSource, Objective
-from equipoise.attacks.worst_case import strike
+from equipoise.attacks.engine import Stage
+from equipoise.attacks.gradients import GradientSource, Objective
+from equipoise.attacks.search import Rows, SearchState
+from equipoise.attacks.suite import Attack
 from equipoise.core import checks, geometry, losses
+from equipoise.core.ascent import ValueAndGradient
+from equipoise.core.geometry import where_rows
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 
 MOMENTUM = 0.75  # share of the gradient step; the rest repeats the last move
-RHO = 0.75  # steps shrink unless so large a share of the last ones raised the loss
+RHO = 0.75  # steps halve unless more than this share of the last ones raised the loss
 
 
-def apgd(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    threat: Threat,
-    stream: Stream,
-    surrogate: nn.Module | None = None,
-    extra: Extra | None = None,
-    steps: int = 100,
-    restarts: int = 1,
-    loss: str = "ce",
-    follow: str = "model",
-    precision: str = "auto",
-) -> Tensor:
-    r"""Raise a loss by steps that start at 2·eps and halve where progress stalls.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AscentState(Rows):
+    """Where B ascents are; each has its own age and step size."""
 
-    .. math::
-        z &= \Pi\big(x_t + s \cdot \mathrm{steepest}(\nabla \ell(x_t))\big), \\
-        x_{t+1} &= \Pi\big(x_t + \tfrac34 (z - x_t) + \tfrac14 (x_t - x_{t-1})\big)
+    point: Tensor  # (B, …)
+    previous: Tensor  # (B, …) the point before
+    best: Tensor  # (B, …) the point with the highest value
+    best_gradient: Tensor  # (B, …)
+    best_value: Tensor  # (B,)
+    last_value: Tensor  # (B,)
+    checkpoint_value: Tensor  # (B,) best value at the last checkpoint
+    rises: Tensor  # (B,) steps that raised the value since the last checkpoint
+    halved: Tensor  # (B,) whether the step was halved at the last checkpoint
+    step: Tensor  # (B,) step size
+    age: Tensor  # (B,) passes made
 
-    At checkpoints (first after 22 % of the steps, then at intervals that shrink by 3 % to 6 %) a row halves
-    its step and goes back to its best point if fewer than ¾ of the steps since the last one raised the
-    loss, or if neither the step nor the best loss has changed since.
 
-    Args:
-        model: decides success: images (B, C, H, W) in [0, 1] → logits (B, K).
-        x: (B, C, H, W) images in [0, 1].
-        y: (B,) labels.
-        threat: the ball.
-        stream: the chance of these images.
-        surrogate: gives the gradients instead of `model`.
-        extra: images → (B,), added to the loss that is raised.
-        steps: gradient steps per start.
-        restarts: starts per image; images already broken are left out of later ones.
-        loss: ce, dlr or margin (of probabilities).
-        follow: whose loss tells which iterate is best: model or surrogate.
-        precision: of the gradients: auto, fp32 or bf16; success is always judged in full precision.
+def start_ascent(start: Tensor, eps: Tensor) -> AscentState:
+    """The state before the first pass, for start points (B, …) in balls of radii eps (B,)."""
+    lowest = eps.new_full(eps.shape, -torch.inf)
+    return AscentState(
+        point=start, previous=start, best=start, best_gradient=torch.zeros_like(start), best_value=lowest,
+        last_value=lowest, checkpoint_value=lowest, rises=torch.zeros_like(eps),
+        halved=torch.ones_like(eps, dtype=torch.bool), step=2 * eps, age=torch.zeros_like(eps, dtype=torch.int64))
 
-    Returns:
-        (B, C, H, W), detached, inside the ball and [0, 1]: what fools the model, or else comes nearest.
+
+def observe(state: AscentState, value: Tensor, gradient: Tensor) -> AscentState:
+    """Take note of the value (B,) and gradient (B, …) at the current points."""
+    first = state.age == 0
+    better = (value > state.best_value) | first
+    return replace(
+        state, rises=state.rises + ((value > state.last_value) & ~first), last_value=value,
+        best=where_rows(better, state.point, state.best),
+        best_gradient=where_rows(better, gradient, state.best_gradient),
+        best_value=torch.where(better, value, state.best_value),
+        checkpoint_value=torch.where(first, value, state.checkpoint_value))
+
+
+def take_step(state: AscentState, gradient: Tensor, *, norm: str, project: Callable[[Tensor], Tensor],
+              intervals: Tensor | None) -> AscentState:
+    """Move every point, after :func:`observe`; `project` brings points (B, …) back into the balls.
+
+    `intervals` are the :func:`checkpoint_intervals` by age, as a tensor; None if no row is at a checkpoint.
     """
-    return strike(apgd_stages(steps=steps, restarts=restarts, loss=loss), model, x, y, threat=threat, stream=stream,
-                  surrogate=surrogate, extra=extra, follow=follow, precision=precision)
+    first = state.age == 0
+    if intervals is not None:
+        state, gradient = _halve_stalled(state, gradient, intervals)
+    point = state.point
+    step = geometry.per_example(state.step, point) * geometry.steepest(gradient, norm)
+    share = geometry.per_example(torch.where(first, 1.0, MOMENTUM).to(point.dtype), point)
+    target = project(point + step)
+    mixed = point + share * (target - point) + (1 - share) * (point - state.previous)
+    return replace(state, previous=point, point=project(mixed), age=state.age + 1)
 
 
-def apgd_stages(*, steps: int = 100, restarts: int = 1, loss: str = "ce") -> list[Apgd]:
-    """One stage per start."""
-    return [Apgd(loss=loss, steps=steps, restart=restart)
-            for restart in range(checks.whole("restarts", restarts, least=1))]
+def _halve_stalled(state: AscentState, gradient: Tensor, intervals: Tensor) -> tuple[AscentState, Tensor]:
+    """Rows at a checkpoint without progress halve their step and go back to their best point."""
+    interval = intervals[state.age.clamp(max=len(intervals) - 1)]
+    due = interval > 0
+    halve = due & ((state.rises <= RHO * interval) | (~state.halved & (state.checkpoint_value >= state.best_value)))
+    state = replace(
+        state, step=torch.where(halve, state.step / 2, state.step), halved=torch.where(due, halve, state.halved),
+        checkpoint_value=torch.where(due, state.best_value, state.checkpoint_value),
+        rises=torch.where(due, torch.zeros_like(state.rises), state.rises),
+        point=where_rows(halve, state.best, state.point))
+    return state, where_rows(halve, state.best_gradient, gradient)
+
+
+def checkpoint_intervals(steps: int) -> list[int]:
+    """By age: the steps since the previous checkpoint if there is one at that age, else 0.
+
+    >>> [(age, interval) for age, interval in enumerate(checkpoint_intervals(100)) if interval][:4]
+    [(22, 22), (41, 19), (57, 16), (70, 13)]
+    """
+    interval, least, shrink = (max(int(share * steps), 1) for share in (0.22, 0.06, 0.03))
+    intervals, age = [0] * (steps + 2), interval
+    while age <= steps:
+        intervals[age] = interval
+        interval = max(interval - shrink, least)
+        age += interval
+    return intervals
+
+
+def apgd_maximize(value_and_gradient: ValueAndGradient, x: Tensor, start: Tensor, *, norm: str, eps: Tensor,
+                  steps: int) -> Tensor:
+    """Maximise a function over balls of radii eps (B,) around x (B, …); nothing in it makes a GPU wait.
+
+    The caller sets the mode of the model. Returns the iterates (B, …) with the highest values, detached.
+    """
+    state, intervals = start_ascent(start.detach(), eps), checkpoint_intervals(steps)
+    by_age = torch.tensor(intervals, device=eps.device)
+    for age in range(steps + 1):
+        value, gradient = value_and_gradient(state.point)
+        state = observe(state, value, gradient)
+        if age < steps:
+            state = take_step(state, gradient, norm=norm, intervals=by_age if intervals[age] else None,
+                              project=lambda point: geometry.project_to_ball(point, x, norm, eps))
+    return state.best
 
 
 @dataclass(frozen=True)
-class Apgd:
-    """A stage: APGD from one random start; only where the margin is below `within`."""
+class Apgd(Attack):
+    """APGD from random starts.
 
+    Args:
+        loss: ce, dlr or margin (of probabilities).
+        steps: gradient steps per start.
+        restarts: starts per image; images already broken are left out of later ones.
+    """
+
+    name: ClassVar[str] = "apgd"
     loss: str = "ce"
     steps: int = 100
-    restart: int = 0
-    within: float | None = None
+    restarts: int = 1
 
     def __post_init__(self) -> None:
         checks.one_of("loss", self.loss, losses.LOSSES)
         checks.whole("steps", self.steps, least=1)
+        checks.whole("restarts", self.restarts, least=1)
 
-    @property
-    def name(self) -> str:
-        """As it stands in rows and reports."""
-        return (f"apgd-{self.loss}" + (f"-{self.restart + 1}" if self.restart else "")
-                + ("" if self.steps == 100 else f"@{self.steps}"))
+    def stages(self) -> tuple[Stage, ...]:
+        """One per start, such as apgd-ce and apgd-ce-2@20."""
+        suffix = "" if self.steps == 100 else f"@{self.steps}"
+        names = [f"apgd-{self.loss}{f'-{restart + 1}' if restart else ''}{suffix}" for restart in range(self.restarts)]
+        return tuple(self.stage(name, partial(self._search, name), self.steps) for name in names)
 
-    @property
-    def cost(self) -> float:
-        """In passes with a gradient."""
-        return float(self.steps)
-
-    def search(self, adversary: GradientSource, threat: Threat) -> Search:
-        """The stage against this adversary's model."""
-        raised = losses.LOSSES[self.loss]
-        return Ascent(adversary, threat, self.steps, self.name, lambda z, y, aim: raised(z, y), (self.loss,))
+    def _search(self, purpose: str, source: GradientSource, threat: Threat, stop_at_success: bool) -> ApgdSearch:
+        loss = losses.LOSSES[self.loss]
+        return ApgdSearch(source, threat, self.steps, purpose, self.loss, lambda z, y, target: loss(z, y))
 
 
-def checkpoints(steps: int) -> dict[int, int]:
-    """Pass → steps since the checkpoint before it.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ApgdState(SearchState):
+    """Rows of :class:`ApgdSearch`."""
 
-    >>> list(checkpoints(100).items())[:4]
-    [(22, 22), (41, 19), (57, 16), (70, 13)]
+    ascent: AscentState
+    target: Tensor  # (B,) target classes; of an objective without targets the labels
+    low: Tensor | None  # (B, C, H, W) bounds of an ℓ∞ ball
+    high: Tensor | None
+
+
+class ApgdSearch:
+    """APGD on an objective; the first pass is at the start, pass t + 1 at the point after t steps.
+
+    `purpose` is that of the random start; `choose_targets` maps images, labels and random stream to classes (B,).
     """
-    width, least, shrink = (max(int(share * steps), 1) for share in (0.22, 0.06, 0.03))
-    found, at = {}, width
-    while at <= steps:
-        found[at] = width
-        width = max(width - shrink, least)
-        at += width
-    return found
 
-
-class Ascent:
-    """APGD on any objective; pass 0 looks at the start, pass t at the point after t steps."""
-
-    def __init__(self, adversary: GradientSource, threat: Threat, steps: int, purpose: str, objective: Objective,
-                 key: tuple[object, ...]) -> None:
-        self.adversary, self.threat, self.purpose = adversary, threat, purpose
+    def __init__(self, source: GradientSource, threat: Threat, steps: int, purpose: str, objective_name: str,
+                 objective: Objective,
+                 choose_targets: Callable[[Tensor, Tensor, Stream], Tensor] | None = None) -> None:
+        self.threat, self.purpose, self.choose_targets = threat, purpose, choose_targets
         self.passes = steps + 1
-        self.checks = checkpoints(steps)
-        self.look = adversary.ascend(key, objective)
+        self.intervals = checkpoint_intervals(steps)
+        self.intervals_by_age = torch.tensor(self.intervals, device=source.example.device)
+        self.value_and_gradient = source.value_and_gradient(objective_name, objective)
 
-    def aims(self, x: Tensor, y: Tensor, chance: Stream) -> Tensor | None:
-        """(B,) classes to aim at; an untargeted search has none."""
-        return None
-
-    def start(self, x: Tensor, y: Tensor, chance: Stream) -> State:
+    def start(self, x: Tensor, y: Tensor, stream: Stream) -> ApgdState:
         """Every row at a random point of the sphere."""
-        at = self.origin(x, y, chance)
-        never = x.new_full((len(x),), -torch.inf)
-        state = {"x": x, "y": y, "point": at, "previous": at, "nearest": x, "margin": -never,
-                 "best": at, "best_gradient": torch.zeros_like(x), "best_value": never, "last_value": never,
-                 "mark": never, "rises": torch.zeros_like(never), "step": torch.full_like(never, 2 * self.threat.eps),
-                 "halved": torch.ones_like(y, dtype=torch.bool), "age": torch.zeros_like(y)}
-        if self.threat.norm == "linf":
-            state["low"], state["high"] = geometry.bounds(x, self.threat)
-        aim = self.aims(x, y, chance)
-        return state if aim is None else {**state, "aim": aim}
+        eps = x.new_full((len(x),), self.threat.eps)
+        ascent = start_ascent(geometry.surface(x, self.threat, stream.at(self.purpose)), eps)
+        low, high = geometry.reusable_bounds(x, self.threat)
+        target = y if self.choose_targets is None else self.choose_targets(x, y, stream)
+        return ApgdState(x=x, y=y, index=stream.index, nearest=x, margin=torch.full_like(eps, torch.inf), ascent=ascent,
+                         target=target, low=low, high=high)
 
-    def origin(self, x: Tensor, y: Tensor, chance: Stream) -> Tensor:
-        """Where the ascent begins."""
-        return geometry.surface(x, self.threat, chance.at(self.purpose))
-
-    def leg(self, state: State, chance: Stream, ages: Sequence[int], passes: int) -> None:
-        """`passes` passes; chance plays no part after the start."""
+    def advance(self, state: ApgdState, stream: Stream, ages: Sequence[int], passes: int) -> ApgdState:
+        """`passes` steps; nothing is random after the start."""
         for done in range(passes):
-            checking = any(age + done in self.checks for age in ages)
-            self._pass(state, checking)
+            at_checkpoint = any(self.intervals[min(age + done, self.passes)] for age in ages)
+            state = self._step(state, at_checkpoint)
+        return state
 
-    def _pass(self, s: State, checking: bool) -> None:
-        value, gradient, margin = self.look(s["point"], s["y"], s.get("aim"))
-        alive = s["age"] < self.passes  # filling and rows past their end stay as they are
-        nearer = (margin < s["margin"]) & alive
-        s["nearest"] = step_towards(nearer, s["point"], s["nearest"])
-        s["margin"] = torch.where(nearer, margin, s["margin"])
-        first = s["age"] == 0
-        s["rises"] = s["rises"] + ((value > s["last_value"]) & ~first)
-        s["last_value"] = value
-        better = (value > s["best_value"]) | first
-        s["best"] = step_towards(better, s["point"], s["best"])
-        s["best_gradient"] = step_towards(better, gradient, s["best_gradient"])
-        s["best_value"] = torch.where(better, value, s["best_value"])
-        s["mark"] = torch.where(first, value, s["mark"])
-        point = s["point"]
-        if checking:
-            halve = self._check(s)
-            point = step_towards(halve, s["best"], point)
-            gradient = step_towards(halve, s["best_gradient"], gradient)
-        self._move(s, point, gradient, first)
-        s["age"] = s["age"] + 1
-
-    def _check(self, s: State) -> Tensor:
-        """At a checkpoint: which rows halve their step and go back to their best point."""
-        widths = torch.tensor([self.checks.get(at, 0) for at in range(self.passes + 1)], device=s["age"].device)
-        width = widths[s["age"].clamp(max=self.passes)]
-        due = width > 0
-        halve = due & ((s["rises"] <= RHO * width) | (~s["halved"] & (s["mark"] >= s["best_value"])))
-        s["step"] = torch.where(halve, s["step"] / 2, s["step"])
-        s["halved"] = torch.where(due, halve, s["halved"])
-        s["mark"] = torch.where(due, s["best_value"], s["mark"])
-        s["rises"] = torch.where(due, torch.zeros_like(s["rises"]), s["rises"])
-        return halve
-
-    def _move(self, s: State, point: Tensor, gradient: Tensor, first: Tensor) -> None:
-        stride = geometry.per_example(s["step"], point) * geometry.steepest(gradient, self.threat.norm)
-        share = geometry.per_example(torch.where(first, 1.0, MOMENTUM).to(point.dtype), point)
-        aimed = self._inside(s, point + stride)
-        mixed = point + share * (aimed - point) + (1 - share) * (point - s["previous"])
-        s["previous"], s["point"] = point, self._inside(s, mixed)
-
-    def _inside(self, s: State, point: Tensor) -> Tensor:
-        if self.threat.norm == "linf":
-            return torch.clamp(point, s["low"], s["high"])
-        return geometry.project(point, s["x"], self.threat)
+    def _step(self, state: ApgdState, at_checkpoint: bool) -> ApgdState:
+        ascent = state.ascent
+        value, gradient, margin = self.value_and_gradient(ascent.point, state.y, state.target)
+        unfinished = ascent.age < self.passes  # fillings and finished rows stay as they are
+        nearer = (margin < state.margin) & unfinished
+        intervals = self.intervals_by_age if at_checkpoint else None
+        return replace(
+            state, nearest=where_rows(nearer, ascent.point, state.nearest),
+            margin=torch.where(nearer, margin, state.margin),
+            ascent=take_step(observe(ascent, value, gradient), gradient, norm=self.threat.norm, intervals=intervals,
+                             project=partial(geometry.project, x=state.x, threat=self.threat, low=state.low,
+                                             high=state.high)))

@@ -8,70 +8,60 @@ from typing import Any
 import torch
 from torch import Tensor
 
-KEPT = 4  # shapes; a graph holds on to its memory
-Pass = Callable[..., tuple[Tensor, ...]]
+MAX_GRAPHS = 4  # per function; a graph holds on to its memory
+TensorFunction = Callable[..., tuple[Tensor, ...]]
+Recorded = tuple[torch.cuda.CUDAGraph, list[Tensor], tuple[Tensor, ...]]  # graph, its inputs, its outputs
 
 
 class CudaGraphFunction:
-    """Calls `function` on tensors; on CUDA the second call of the same shapes records, later ones replay.
+    """Calls `function` on tensors; on CUDA the second call with the same shapes records, later ones replay.
 
-    Anything that cannot be recorded (a model that copies to the host, or branches on values) is simply
-    called, as on the CPU.
+    Anything that cannot be recorded (a model that copies to the host, or branches on values) is simply called, as on
+    the CPU. Dropping the object frees its graphs. Functions that never run at the same time can share the memory of a
+    `pool`, which is a `torch.cuda.graph_pool_handle()`.
     """
 
-    def __init__(self, function: Pass, pool: list[Any]) -> None:
-        """`pool` holds the memory that all graphs of one attack share; they never run at the same time."""
+    def __init__(self, function: TensorFunction, pool: Any = None) -> None:
         self.function, self.pool = function, pool
-        self.recorded: dict[object, tuple[torch.cuda.CUDAGraph, list[Tensor], tuple[Tensor, ...]] | None] = {}
-        self.seen: set[object] = set()
+        self._graphs: dict[object, Recorded | None] = {}
+        self._seen_once: set[object] = set()
 
-    def __call__(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """What `function` returns."""
-        given = [value for value in inputs if value is not None]
-        if not given or given[0].device.type != "cuda":
+        if inputs[0].device.type != "cuda":
             return self.function(*inputs)
-        key = tuple((tuple(value.shape), value.dtype, value.stride()) if value is not None else None
-                    for value in inputs)
-        if key not in self.seen:  # a shape that comes only once is not worth a graph
-            self.seen.add(key)
+        key = tuple((value.shape, value.dtype, value.stride()) for value in inputs)
+        if key not in self._seen_once:  # recording does not pay for a shape that comes only once
+            self._seen_once.add(key)
             return self.function(*inputs)
-        if key not in self.recorded:
-            while len(self.recorded) >= KEPT:
-                del self.recorded[next(iter(self.recorded))]
-            self.recorded[key] = self._record(inputs)
-        kept = self.recorded[key]
-        if kept is None:
+        if key not in self._graphs:
+            while len(self._graphs) >= MAX_GRAPHS:
+                del self._graphs[next(iter(self._graphs))]
+            self._graphs[key] = self._record(inputs)
+        recorded = self._graphs[key]
+        if recorded is None:
             return self.function(*inputs)
-        graph, places, outputs = kept
-        for place, value in zip(places, given, strict=True):
-            place.copy_(value)
+        graph, buffers, outputs = recorded
+        for buffer, value in zip(buffers, inputs, strict=True):
+            buffer.copy_(value)
         graph.replay()
         return tuple(output.clone() for output in outputs)
 
-    def forget(self) -> None:
-        """Drop what was recorded, and the memory it holds."""
-        self.recorded.clear()
-        self.seen.clear()
-
-    def _record(
-        self, inputs: tuple[Tensor | None, ...]
-    ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], tuple[Tensor, ...]] | None:
-        places = [None if value is None else value.detach().clone() for value in inputs]
+    def _record(self, inputs: tuple[Tensor, ...]) -> Recorded | None:
+        buffers = [value.detach().clone() for value in inputs]
         try:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(3):
-                    self.function(*places)
+                    self.function(*buffers)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            if not self.pool:
-                self.pool.append(torch.cuda.graph_pool_handle())
-            with torch.cuda.graph(graph, pool=self.pool[0]):
-                outputs = self.function(*places)
+            with torch.cuda.graph(graph, pool=self.pool):
+                outputs = self.function(*buffers)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
             torch.cuda.synchronize()
             return None
-        return graph, [place for place in places if place is not None], outputs
+        return graph, buffers, outputs

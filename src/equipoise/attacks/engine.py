@@ -1,167 +1,249 @@
-"""Many searches side by side: one slot per image, refilled as images finish.
-
-A search is a state machine over rows. Every row is an image at its own age (passes made so far) and never
-looks at its neighbours, so rows can be dropped when their image is broken, and their slots given to images
-that wait: batches stay full across the whole data set.
-
-**The same rows, always.** What a row computes must not depend on its company, or a resumed or sharded run
-would answer differently. Chance follows the image (:mod:`equipoise.core.rng`). Rounding follows the shape of the
-batch: matrix products and convolutions of other shapes sum in another order, on the CPU (measured: from one
-image up, at sizes that depend on layer and threads) as on CUDA. So every pass of a network sees a fixed number
-of rows, the last ones filled up with copies: the whole batch on CUDA, and blocks of 8 on the CPU. Only a network
-that was measured to be indifferent to its company (:mod:`equipoise.attacks.batch_invariance`) sees batches of any size
-from 8 up. Rows enter and leave only at the end of a leg, a fixed number of passes, so that also the moments of
-verification depend on the age of a row alone.
-"""
+"""The driver of all attacks: runs stage after stage, each on the images that survived the previous ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+import dataclasses
+import gc
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial, reduce
+from typing import Any, Literal, Self, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from equipoise.attacks.gradients import GradientSource
+from equipoise.attacks.gradients import GradientSettings, GradientSource, is_batch_invariant
+from equipoise.attacks.search import AttackBatch, BatchShape, Search, SearchResult, run_search
+from equipoise.core import checks, memory, progress
+from equipoise.core.modes import inference
 from equipoise.core.rng import Stream
+from equipoise.core.threat import Threat
 
-State = dict[str, Tensor]  # every entry (B, …); `x`, `y`, `nearest`, `margin` are always there
-
-
-class Search(Protocol):
-    """What one algorithm does to a batch of rows."""
-
-    passes: int  # how long a row lives
-
-    def start(self, x: Tensor, y: Tensor, chance: Stream) -> State:
-        """The state at age 0; `margin` is that of `nearest`, or inf where it is not known."""
-
-    def leg(self, state: State, chance: Stream, ages: Sequence[int], passes: int) -> None:
-        """Make `passes` passes in place; `ages` are those of the rows before them."""
+SURVIVED, CLEAN = -1, 0  # numbers beside those of the stages, which begin at 1
+CPU_BLOCK = 8  # images per network pass on the CPU, where a network is not batch-size invariant
+T = TypeVar("T")
+# Gradient source, threat, stop_at_success → the search; None if the model has too few classes for it.
+MakeSearch = Callable[[GradientSource, Threat, bool], Search[Any] | None]
 
 
 @dataclass(frozen=True)
-class AttackBatch:
-    """Images to attack, with their chance."""
+class Stage:
+    """One run of one algorithm, as the driver schedules it and rows name it."""
 
-    x: Tensor
-    y: Tensor
-    chance: Stream
+    name: str  # in rows and reports; different for all stages of an attack
+    make_search: MakeSearch
+    cost: float  # in passes with a gradient, for the progress bar
+    margin_below: float | None  # only images whose smallest margin so far is below this are attacked
+    gradients: GradientSettings
+    stream_path: tuple[str, ...] = ()  # names of the suites around the stage; each has a random stream of its own
 
-
-@dataclass(frozen=True)
-class SearchResult:
-    """What a search found for some jobs, judged by the model itself."""
-
-    jobs: Tensor  # (B,) on the CPU
-    nearest: Tensor  # (B, C, H, W)
-    predicted: Tensor  # (B,)
-    margin: Tensor  # (B,)
-    fooled: Tensor  # (B,)
+    def inside(self, suite: str) -> Stage:
+        """The stage as a part of the suite of that name."""
+        return dataclasses.replace(self, name=f"{suite}/{self.name}", stream_path=(suite, *self.stream_path))
 
 
-@dataclass(frozen=True)
-class BatchShape:
-    """Batches have a multiple of `multiple` rows, and at least `least`."""
+@dataclass(eq=False)
+class AttackState:
+    """What is known about N attacked images, on the CPU; a few numbers per image."""
 
-    multiple: int = 1
-    least: int = 1
+    stages: tuple[str, ...]
+    predicted: Tensor  # (N,) class at the nearest point
+    margin: Tensor  # (N,) smallest signed probability margin so far
+    broken_stage: Tensor  # (N,) number of the stage that broke the image, 0 if it was misclassified clean, −1 if none
+    next_stage: Tensor  # (N,) number of the first stage the image has not met; the clean image is stage 0
+    images: Tensor | None = None  # (N, C, H, W) nearest points, if they are kept
 
-    def filled(self, rows: list[int]) -> list[int]:
-        """Rows, and copies of the first up to such a number."""
-        count = max(len(rows), self.least)
-        return rows + [rows[0]] * (count + -count % self.multiple - len(rows))
+    @classmethod
+    def new(cls, stages: Sequence[str], count: int, images: Tensor | None = None) -> Self:
+        """The state before anything is known; `images` are the clean images, if nearest points are kept."""
+        checks.require(len(set(stages)) == len(stages), "stages", "have different names", tuple(stages))
+        return cls(tuple(stages), torch.zeros(count, dtype=torch.int64), torch.full((count,), torch.inf),
+                   torch.full((count,), SURVIVED), torch.zeros(count, dtype=torch.int64), images)
+
+    @property
+    def survived(self) -> Tensor:
+        """(N,) images that no stage has broken."""
+        return self.broken_stage == SURVIVED
+
+    def broken_by(self, row: int) -> str | None:
+        """The name of the stage that broke the image, "clean" if it was misclassified clean, None if it survived."""
+        number = int(self.broken_stage[row])
+        return None if number == SURVIVED else ("clean", *self.stages)[number]
+
+    def skip(self, number: int, mask: Tensor) -> None:
+        """Stage `number` is not run on these of the images that it comes next for."""
+        self.next_stage[mask & (self.next_stage == number)] = number + 1
+
+    def update(self, number: int, result: SearchResult) -> None:
+        """Stage `number` has finished with the images of the result."""
+        rows, margin, broken = result.rows, result.margin.float().cpu(), result.broken.cpu()
+        nearer = (margin < self.margin[rows]) | broken
+        self.margin[rows[nearer]] = margin[nearer]
+        self.predicted[rows[nearer]] = result.predicted.cpu()[nearer]
+        self.broken_stage[rows[broken]] = number
+        self.next_stage[rows] = number + 1
+        if self.images is not None:
+            nearest = result.images[nearer.to(result.images.device)]
+            self.images[rows[nearer].to(self.images.device)] = nearest.to(self.images)
+
+    def resumed(self, known: AttackState) -> AttackState:
+        """A copy of a state from an earlier run, if it is one of these stages and as many images."""
+        checks.require(isinstance(known, AttackState), "state", "be an AttackState", type(known).__name__)
+        checks.require(known.stages == self.stages, "state", f"be of the stages {', '.join(self.stages)}", known.stages)
+        for name in ("predicted", "margin", "broken_stage", "next_stage", "images"):
+            given, wanted = _signature(getattr(known, name)), _signature(getattr(self, name))
+            checks.require(given == wanted, f"state.{name}", f"be {wanted}", given)
+        last = len(self.stages)
+        for name, low, high in (("broken_stage", SURVIVED, last), ("next_stage", CLEAN, last + 1)):
+            value = getattr(known, name)
+            checks.require(bool(((value >= low) & (value <= high)).all()), f"state.{name}", f"lie in {low}..{high}",
+                           value.tolist())
+        return copy.deepcopy(known)
 
 
-def leg_length(passes: int) -> int:
-    """Some 8 to 20 passes, or about a hundred of thousands, so that as few as possible go beyond the end."""
-    if passes <= 20:
-        return passes
-    legs = range(80, 121) if passes > 400 else range(8, 21)
-    return min(legs, key=lambda leg: (-passes % leg, -leg))
+def _signature(value: object) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
-def hunt(
-    search: Search,
-    adversary: GradientSource,
-    fetch: Callable[[Tensor], AttackBatch],
-    jobs: Tensor,
-    *,
-    slots: int,
-    grain: BatchShape = BatchShape(),  # noqa: B008
-) -> Iterator[SearchResult]:
-    """Search for every job, `slots` at a time; yields the jobs that finish, in no fixed order.
+class Driver:
+    """Runs stages on images: loads batches, builds gradient sources, and halves the batch when memory runs out.
 
     Args:
-        search: the algorithm.
-        adversary: judges.
-        fetch: job numbers → their images.
-        jobs: (N,) numbers, on the CPU.
-        slots: rows in work at a time.
-        grain: to which sizes batches are filled up.
+        model: it alone decides success.
+        load: numbers of images (B,) → their batch.
+        example: a few images, on which copies, precisions and batch-size invariance are tried.
+        threat: the ball.
+        precision: of gradients: auto, fp32 or bf16.
+        slots: images attacked at a time.
+        batching: "fixed": every network pass sees exactly as many images as there are slots, at most `block`;
+            "measured": blocks of :data:`CPU_BLOCK`, or any size where the network is measured to be batch-size
+            invariant; "unpadded": as many images as are attacked.
+        block: see `batching`.
+        stop_at_success: finish an image as soon as it is broken; otherwise go on for the smallest margin.
+        many_passes: so many passes follow that preparing the networks pays.
     """
-    leg = leg_length(search.passes)
-    state: State = {}
-    live: list[int] = []  # job of every row but the filling
-    ages: list[int] = []
-    waiting = jobs.tolist()
-    while live or waiting:
-        if waiting and len(live) < slots:
-            new, waiting = waiting[: slots - len(live)], waiting[slots - len(live) :]
-            batch = fetch(torch.tensor(grain.filled(new)))
-            fresh = {**search.start(batch.x, batch.y, batch.chance), "index": batch.chance.index}
-            key = batch.chance.key
-            state = fresh if not live else {name: torch.cat([state[name][: len(live)], value[: len(new)]])
-                                            for name, value in fresh.items()}
-            live, ages = live + new, ages + [0] * len(new)
-        rows = grain.filled(list(range(len(live))))
-        if rows != list(range(len(state["y"]))):
-            state = _take(state, rows)
-        search.leg(state, Stream(key, state["index"]), [ages[row] for row in rows], leg)
-        ages = [age + leg for age in ages]
-        found, keep = _verified(search, adversary, state, live, ages, grain)
-        if found is not None:
-            yield found
-        if len(keep) < len(live):
-            live, ages = [live[row] for row in keep], [ages[row] for row in keep]
-            if live:
-                state = _take(state, keep)
+
+    def __init__(self, model: nn.Module, load: Callable[[Tensor], AttackBatch], example: AttackBatch, *, threat: Threat,
+                 precision: str, slots: int, batching: Literal["fixed", "measured", "unpadded"],
+                 block: int | None = None, stop_at_success: bool = True, many_passes: bool = False) -> None:
+        self.model, self.load, self.example, self.threat = model, load, example, threat
+        self.precision, self.slots, self.batching = precision, slots, batching
+        self.max_block, self.stop_at_success, self.many_passes = block, stop_at_success, many_passes
+        self._pool = self._new_pool()
+        self._sources: dict[tuple[int, int, str], GradientSource] = {}
+
+    def run(self, stages: Sequence[Stage], state: AttackState,
+            on_result: Callable[[int, SearchResult], None] = lambda number, result: None,
+            candidates: Callable[[AttackState], Tensor] = lambda state: state.survived) -> None:
+        """Run the stages that the state says are still to do.
+
+        After each result the state is updated and `on_result` is called, with the number of the stage (0 for the clean
+        images). `candidates` are the images that a stage may attack (N,).
+        """
+        def finish(number: int, result: SearchResult) -> None:
+            state.update(number, result)
+            on_result(number, result)
+
+        with inference(self.model, *(stage.gradients.surrogate for stage in stages)):
+            settings = stages[0].gradients if stages else GradientSettings()
+            while len(rows := (state.next_stage == CLEAN).nonzero().squeeze(1)[: self.slots]):
+                result = self._attempt(partial(self._classify, rows, settings))
+                if result is not None:
+                    finish(CLEAN, result)
+            for number, stage in enumerate(stages, start=1):
+                if stage.margin_below is not None:
+                    state.skip(number, candidates(state) & (state.margin >= stage.margin_below))
+                while len(rows := (candidates(state) & (state.next_stage == number)).nonzero().squeeze(1)):
+                    if self._attempt(partial(self._search, stage, rows, partial(finish, number))) is False:
+                        state.skip(number, candidates(state))
+
+    def _classify(self, rows: Tensor, settings: GradientSettings) -> SearchResult:
+        """The verdicts on clean images."""
+        source = self._source(settings)
+        batch = self.load(torch.tensor(self._shape(source).fill(rows.tolist())))
+        checks.labels(batch.y, source.classes)
+        verdict, n = source.judge(batch.x, batch.y), len(rows)
+        predicted, broken = verdict.predicted[:n], (verdict.predicted != batch.y)[:n]
+        return SearchResult(rows, batch.x[:n], predicted, verdict.margin[:n], broken)
+
+    def _search(self, stage: Stage, rows: Tensor, finish: Callable[[SearchResult], None]) -> bool:
+        """Run the stage on these images; False if the model has too few classes for it."""
+        def load(numbers: Tensor) -> AttackBatch:
+            batch = self.load(numbers)
+            return dataclasses.replace(batch, stream=reduce(Stream.at, stage.stream_path, batch.stream))
+
+        source = self._source(stage.gradients)
+        search = stage.make_search(source, self.threat, self.stop_at_success)
+        if search is None:
+            return False
+        for result in run_search(search, source.judge, load, rows, slots=self.slots, shape=self._shape(source),
+                                 stop_at_success=self.stop_at_success):
+            finish(result)
+        return True
+
+    def _source(self, settings: GradientSettings) -> GradientSource:
+        """The gradient source with these settings, built once."""
+        key = (id(settings.surrogate), id(settings.extra), settings.follow)
+        if key not in self._sources:
+            x, y = self.example.x, self.example.y
+            source = GradientSource(self.model, settings, self.precision, x, many_passes=self.many_passes,
+                                    pool=self._pool)
+            if self.batching == "measured":
+                checks.labels(y, source.classes)
+                invariant: bool | None = None
+                while invariant is None:
+                    invariant = self._attempt(lambda: is_batch_invariant(source, x, y, self.slots))
+                source = source.in_blocks(None if invariant else CPU_BLOCK, self._pool)
+            elif self.batching == "fixed":
+                source = source.in_blocks(self._block, self._pool)
+            self._sources[key] = source
+        return self._sources[key]
+
+    def _new_pool(self) -> Any:
+        """Memory that all recorded passes share; they never run at the same time."""
+        return torch.cuda.graph_pool_handle() if self.example.x.is_cuda else None
+
+    @property
+    def _block(self) -> int:
+        return self.slots if self.max_block is None else min(self.slots, self.max_block)
+
+    def _shape(self, source: GradientSource) -> BatchShape:
+        if self.batching == "measured":
+            return BatchShape(1 if source.block is None else CPU_BLOCK, CPU_BLOCK)
+        return BatchShape(self._block, self._block) if self.batching == "fixed" else BatchShape()
+
+    def _attempt(self, work: Callable[[], T]) -> T | None:
+        """What `work` returns; None if memory ran out, and then batches are half as large from now on."""
+        try:
+            return work()
+        except RuntimeError as error:
+            if not memory.is_out_of_memory(error) or self.slots == 1:
+                raise
+        # Only here, after the error and the frames it holds are gone, can memory be freed.
+        self.slots, self._pool = (self.slots + 1) // 2, self._new_pool()
+        for key, source in self._sources.items():
+            block = self._block if self.batching == "fixed" else source.block
+            self._sources[key] = source.in_blocks(block, self._pool)
+        gc.collect()  # recorded passes and their source refer to each other
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return None
 
 
-def _verified(
-    search: Search, adversary: GradientSource, state: State, live: list[int], ages: list[int], grain: BatchShape
-) -> tuple[SearchResult | None, list[int]]:
-    """Judge every claim, and whatever is at its end; broken rows and old rows are done."""
-    claims = ((state["margin"][: len(live)] <= 0) & (not adversary.persist)).tolist()
-    asked = [row for row in range(len(live)) if claims[row] or ages[row] >= search.passes]
-    if not asked:
-        return None, list(range(len(live)))
-    filled = torch.tensor(grain.filled(asked), device=state["y"].device)
-    x, y = state["nearest"][filled], state["y"][filled]
-    verdict = adversary.judge(x, y)
-    count = len(asked)
-    truth, fooled = verdict.margin[:count], verdict.wrong(y)[:count]
-    # A claim that the model does not confirm is no claim: the next iterate below the truth takes its place. At a
-    # tie the model may still say y; a margin just above zero keeps such a row searching.
-    above = truth.clamp_min(torch.finfo(truth.dtype).tiny)
-    state["margin"][filled[:count]] = torch.where(fooled, truth, above).to(state["margin"].dtype)
-    done = [i for i, (row, broken) in enumerate(zip(asked, fooled.tolist(), strict=True))
-            if broken or ages[row] >= search.passes]
-    if not done:
-        return None, list(range(len(live)))
-    over = {asked[i] for i in done}
-    picked = torch.tensor(done, device=x.device)
-    found = SearchResult(torch.tensor([live[asked[i]] for i in done]), x[picked], verdict.predicted[picked],
-                  truth[picked], fooled[picked])
-    return found, [row for row in range(len(live)) if row not in over]
+class ProgressMeter:
+    """Progress in images; an image counts by the share of the cost of all stages that it has behind it."""
 
+    def __init__(self, task: progress.Task, stages: Sequence[Stage], state: AttackState) -> None:
+        self.task, self.state, self.shown = task, state, 0
+        costs = [stage.cost for stage in stages]
+        # Of an image by its next stage: nothing before the clean image is classified, everything after the last stage.
+        self.shares = torch.tensor([0.0, *[sum(costs[:n]) / sum(costs) for n in range(len(costs))], 1.0])
 
-def _take(state: State, rows: list[int]) -> State:
-    index = torch.tensor(rows, device=state["y"].device)
-    return {name: value[index] for name, value in state.items()}
-
-
-def step_towards(better: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """`new` in the rows where it is better."""
-    return torch.where(better.view(-1, *[1] * (new.dim() - 1)), new, old)
+    def show(self) -> None:
+        """Update the progress bar."""
+        survived = self.state.survived
+        share = torch.where(survived, self.shares[self.state.next_stage], 1.0)
+        done = int(share.double().sum() + 1e-3)
+        self.task.advance(done - self.shown, robust=f"{int(survived.sum())}/{len(survived)}")
+        self.shown = done

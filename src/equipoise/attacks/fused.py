@@ -1,8 +1,8 @@
-"""A copy of a network that computes the same function faster, for the thousands of passes of an attack.
+"""Faster copies of a network, for the thousands of passes of an attack.
 
-AttackBatch norms are folded into the convolutions before them, channels lie last in memory, and the last layer
-keeps full precision where the others are reduced. What the copy finds counts only after the network itself
-has confirmed it, so a copy may be slightly off; one that is clearly off is not used.
+Batch norms are folded into the convolutions before them, channels lie last in memory, and the last layer keeps full
+precision where the others are reduced. A success on a copy counts only after the network itself has confirmed it, so a
+copy may differ slightly; one that differs clearly is not used.
 """
 
 from __future__ import annotations
@@ -14,45 +14,43 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-# Their decisions in a forward pass are about shapes and settings.
+# Code in which a forward pass branches only on shapes and settings, never on values.
 _TRUSTED = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
-def swift(model: nn.Module, x: Tensor) -> nn.Module:
-    """A faster equal of a model in evaluation mode, or the model itself where there is nothing to gain.
-
-    Args:
-        model: images (B, C, H, W) → logits (B, K).
-        x: a few images, on which the copy must agree with the model.
-    """
+def fuse(model: nn.Module, x: Tensor) -> nn.Module:
+    """A faster copy of a model in evaluation mode, which must agree with it on the images x; or the model itself."""
     if not any(isinstance(sub, nn.Conv2d) for sub in model.modules()):
         return model
     try:
         with torch.no_grad():
-            truth = model(x)
-            for candidate in (_folded(model, x), _copied(model)):
+            logits = model(x)
+            for fold in (True, False):
+                candidate = copy.deepcopy(model).requires_grad_(False)
+                if fold:
+                    _fold_batch_norms(candidate, x)
                 for sub in list(candidate.modules()):
-                    _protect_heads(sub, truth.shape[1])
+                    _keep_head_precision(sub, logits.shape[1])
                 candidate.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-                if agree(candidate(x.contiguous(memory_format=torch.channels_last)), truth):
+                if agree(candidate(x.contiguous(memory_format=torch.channels_last)), logits):
                     return candidate
-    except Exception:  # whatever a foreign module objects to, the module itself still works
+    except Exception:  # whatever fails in a foreign module, the module itself still works
         pass
     return model
 
 
-def frozen(model: nn.Module, x: Tensor) -> nn.Module:
-    """A copy for forward passes on the CPU alone: traced, and its layers fused; or the model itself.
+def trace(model: nn.Module, x: Tensor) -> nn.Module:
+    """A copy for forward passes on the CPU alone, traced and with fused layers; or the model itself.
 
-    A trace follows one path: the copy must agree with the model also on fewer images, and a foreign model that
-    turns tensors into Python numbers or decisions on its way is not traced at all.
+    A trace follows one path: the copy must agree with the model also on fewer images, and a foreign model that turns
+    tensors into Python numbers or branches on them is not traced at all.
     """
-    x = x[torch.arange(max(len(x), 4), device=x.device) % len(x)]  # of fewer images "fewer" would be no other number
+    x = x[torch.arange(max(len(x), 4), device=x.device) % len(x)]  # at least 4, so that 3 is another batch size
     try:
-        with torch.no_grad(), warnings.catch_warnings(record=True) as told:
+        with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             traced = torch.jit.trace(model, x, check_trace=False)
-            if any(_decided(warning) for warning in told):
+            if any(_is_value_dependent(warning) for warning in caught):
                 return model
             copy_: nn.Module = torch.jit.optimize_for_inference(torch.jit.freeze(traced))
             if all(agree(copy_(part), model(part)) for part in (x, x, x[:3], x[:3])):  # twice: the second is optimised
@@ -62,33 +60,26 @@ def frozen(model: nn.Module, x: Tensor) -> nn.Module:
     return model
 
 
-def _decided(told: warnings.WarningMessage) -> bool:
-    """Whether a trace took a number out of the tensors, in code that is neither ours nor torch's."""
-    own = told.filename.startswith(_TRUSTED)
-    return not own and told.category.__name__ == "TracerWarning" and "to a Python" in str(told.message)
+def _is_value_dependent(warning: warnings.WarningMessage) -> bool:
+    """Check whether a trace took a number out of a tensor, in code that is neither ours nor torch's."""
+    trusted = warning.filename.startswith(_TRUSTED)
+    return not trusted and warning.category.__name__ == "TracerWarning" and "to a Python" in str(warning.message)
 
 
-def agree(z: Tensor, truth: Tensor, tolerance: float = 1e-3) -> bool:
-    """Whether two sets of logits differ by less than a part of their spread; infinite ones must be the same."""
-    z, finite = z.to(truth.dtype), truth.isfinite()
-    if not torch.equal(z[~finite], truth[~finite]):
-        return False
-    said = truth[finite]
-    if said.numel() == 0:
-        return True
-    spread = (said.amax() - said.amin()).clamp_min(1e-6)
-    return bool((z[finite] - said).abs().amax() <= tolerance * spread)
+def agree(z: Tensor, expected: Tensor, tolerance: float = 1e-3) -> bool:
+    """Check whether logits differ by less than a part of their spread; infinite ones must be equal."""
+    z, finite = z.to(expected.dtype), expected.isfinite()
+    same_infinities, values = torch.equal(z[~finite], expected[~finite]), expected[finite]
+    if values.numel() == 0:
+        return same_infinities
+    spread = (values.amax() - values.amin()).clamp_min(1e-6)
+    return same_infinities and bool((z[finite] - values).abs().amax() <= tolerance * spread)
 
 
-def _copied(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model).requires_grad_(False)
-
-
-def _folded(model: nn.Module, x: Tensor) -> nn.Module:
-    """The model with w ← w·γ/σ, b ← (b − μ)·γ/σ + β in every convolution that feeds a batch norm."""
-    twin = _copied(model)
-    names = {sub: name for name, sub in twin.named_modules()}
-    for convolution, norm in _pairs(twin, x):
+def _fold_batch_norms(model: nn.Module, x: Tensor) -> None:
+    """Set w ← w·γ/σ, b ← (b − μ)·γ/σ + β in every convolution that feeds a batch norm, which is removed."""
+    names = {sub: name for name, sub in model.named_modules()}
+    for convolution, norm in _foldable_pairs(model, x):
         mean, variance = norm.running_mean, norm.running_var
         if mean is None or variance is None:
             continue
@@ -101,28 +92,27 @@ def _folded(model: nn.Module, x: Tensor) -> nn.Module:
         convolution.weight = nn.Parameter(convolution.weight * scale.view(-1, 1, 1, 1), requires_grad=False)
         convolution.bias = nn.Parameter(bias, requires_grad=False)
         parent, _, leaf = names[norm].rpartition(".")
-        setattr(twin.get_submodule(parent), leaf, nn.Identity())
-    return twin
+        setattr(model.get_submodule(parent), leaf, nn.Identity())
 
 
-def _pairs(model: nn.Module, x: Tensor) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-    """Convolutions and batch norms that pass one tensor on in a forward pass, each used once.
+def _foldable_pairs(model: nn.Module, x: Tensor) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
+    """Convolutions whose output goes into a batch norm in a forward pass, each of both used once.
 
-    Seen from outside, whatever the code of the module looks like. A convolution that somebody else listens to (a gate
-    that taps it) keeps its output; that nobody else reads the tensor is not seen, and is checked on the result.
+    Observed with hooks, whatever the code of the module looks like. A convolution with another hook (of a gate that
+    reads its features) is left out. Other readers of the tensor are not noticed here; the copy is compared afterwards.
     """
-    made: dict[int, tuple[nn.Conv2d, Tensor]] = {}
-    met: list[tuple[nn.Conv2d, nn.BatchNorm2d]] = []
+    outputs: dict[int, tuple[nn.Conv2d, Tensor]] = {}
+    pairs: list[tuple[nn.Conv2d, nn.BatchNorm2d]] = []
     calls: list[nn.Module] = []
 
     def after(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         calls.append(module)
         if isinstance(module, nn.Conv2d) and len(module._forward_hooks) == 1:
-            made[id(output)] = (module, output)  # holding the tensor keeps its id from being used again
+            outputs[id(output)] = (module, output)  # holding the tensor keeps its id from being used again
 
     def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if isinstance(module, nn.BatchNorm2d) and id(inputs[0]) in made:
-            met.append((made[id(inputs[0])][0], module))
+        if isinstance(module, nn.BatchNorm2d) and id(inputs[0]) in outputs:
+            pairs.append((outputs[id(inputs[0])][0], module))
 
     watched = [sub for sub in model.modules() if isinstance(sub, nn.Conv2d | nn.BatchNorm2d)]
     hooks = [sub.register_forward_hook(after) for sub in watched]
@@ -132,12 +122,12 @@ def _pairs(model: nn.Module, x: Tensor) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]
     finally:
         for hook in hooks:
             hook.remove()
-    return [(convolution, norm) for convolution, norm in met
+    return [(convolution, norm) for convolution, norm in pairs
             if calls.count(convolution) == 1 and calls.count(norm) == 1]
 
 
-class _Full(nn.Module):
-    """A layer that keeps the precision of its weights inside a region of reduced precision."""
+class _FullPrecision(nn.Module):
+    """A layer that computes in the precision of its weights inside a region of reduced precision."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -149,8 +139,8 @@ class _Full(nn.Module):
             return out
 
 
-def _protect_heads(parent: nn.Module, classes: int) -> None:
-    """Rounding logits to eight bits would hide the small gains that an attack lives on."""
+def _keep_head_precision(parent: nn.Module, classes: int) -> None:
+    """Rounding logits to eight bits would hide the small gains that an attack depends on."""
     for name, child in list(parent.named_children()):
         if isinstance(child, nn.Linear) and child.out_features == classes:
-            setattr(parent, name, _Full(child))
+            setattr(parent, name, _FullPrecision(child))

@@ -1,96 +1,81 @@
-"""Signs that an attacked accuracy means less than it says: measured, reported, never swallowed.
+"""Signs that an attacked accuracy is overstated.
 
-Each is a value with the line above which it alarms. Nothing here changes a verdict.
+Each check measures a value and raises an alarm beyond a threshold. None changes a verdict.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.attacks.apgd import apgd
+from equipoise.attacks.apgd import Apgd
 from equipoise.core import losses
+from equipoise.core.ascent import value_and_gradient
 from equipoise.core.modes import inference
+from equipoise.core.results import SanityCheck
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 
 BUDGETS = (1, 2, 4)
-
-
-@dataclass(frozen=True)
-class SanityCheck:
-    """One sign: what was measured, and whether it should worry the reader."""
-
-    name: str
-    value: float
-    alarm: bool
-    says: str
-
-    def facts(self) -> dict[str, Any]:
-        """As it stands in `summary.json`."""
-        return asdict(self)
+STEPS = 10
 
 
 def run_sanity_checks(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    threat: Threat,
-    stream: Stream,
-    surrogate: nn.Module | None = None,
-    steps: int = 10,
+    model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream, surrogate: nn.Module | None = None,
 ) -> list[SanityCheck]:
-    """Look at a model from outside: a few forward passes, one gradient, and short attacks at growing budgets.
+    """Check a model with a few forward passes, one gradient, and short attacks at :data:`BUDGETS` times the threat.
 
-    Args:
-        model: as the caller has it, in whatever mode.
-        x, y: some tens of images with labels.
-        threat: the budget of the evaluation; :data:`BUDGETS` times it is tried.
-        stream: the chance of these images.
-        surrogate: where an attack would take its gradients.
-        steps: of the short attacks.
+    Some tens of images suffice. The model comes in whatever mode it is used; an attack would get its gradients from the
+    surrogate.
     """
     training = sum(sub.training for sub in model.modules())
-    found = [SanityCheck("train mode", float(training), training > 0,
-                     "modules in training mode when handed over; they are evaluated in evaluation mode")]
+    source = model if surrogate is None else surrogate
     with inference(model, surrogate):
         with torch.no_grad():
             z, again = model(x), model(x)
             alone = torch.cat([model(x[row : row + 1]) for row in range(min(len(x), 8))])
-        found += [_randomness(z, again), _company(z[: len(alone)], alone), _probabilities(z),
-                  _infinite(z, surrogate), _vanishing(model if surrogate is None else surrogate, x, y)]
-    return [*found, _budget(model, x, y, threat, stream, surrogate, steps)]
+        gradient = value_and_gradient(lambda point: losses.cross_entropy(source(point), y))(x)[1]
+    random, size_dependence = _change(z, again), _change(z[: len(alone)], alone)
+    probabilities = _share(((z.sum(dim=1) - 1).abs() < 1e-3) & (z >= 0).all(dim=1))
+    infinite = _share(z.isinf().any(dim=1))
+    vanishing = _share(gradient.flatten(1).abs().amax(dim=1) <= 1e-10)
+    return [
+        _check("train mode", float(training), training > 0,
+               "modules that came in training mode; they are evaluated in evaluation mode"),
+        _check("randomness", random, random > 1e-4,
+               "largest change of a logit between two equal passes, relative to the spread of finite logits"),
+        _check("batch-size dependence", size_dependence, size_dependence > 1e-3, "largest change of a logit when an "
+               "image is classified alone, relative to the spread of finite logits"),
+        _check("probabilities for logits", probabilities, probabilities > 0.5,
+               "share of outputs that are already probabilities; their losses have tiny gradients"),
+        _check("infinite logits", infinite, infinite > 0 and surrogate is None,
+               "share of outputs with a logit of −inf, as a hard decision gives it; losses on them have no gradient"
+               + ("" if surrogate is None else ", and it comes from a surrogate")),
+        _check("vanishing gradients", vanishing, vanishing > 0.1,
+               "share of images on which the gradient of the cross-entropy is zero"),
+        _accuracy_by_budget(model, x, y, threat, stream, surrogate)]
 
 
-def black_box(broken: Mapping[str, int], standing: int) -> SanityCheck:
-    """Images that only the attack without gradients broke, as a share of those the others had left standing.
+def black_box_check(broken: Mapping[str, int], survived: int) -> SanityCheck:
+    """Images that only the attack without gradients broke, as a share of those that survived all others.
 
-    Args:
-        broken: images by the stage that broke them.
-        standing: images that nothing broke.
+    `broken` counts images by the stage that broke them, `survived` those that nothing broke.
     """
-    last = sum(count for stage, count in broken.items() if stage.startswith("square"))
-    share = last / max(last + standing, 1)
-    return SanityCheck("black box beats white box", share, last > 0,
-                   "share of the images left by gradient attacks that Square broke: gradients are masked")
+    by_square = sum(count for stage, count in broken.items() if stage.rpartition("/")[2].startswith("square"))
+    share = by_square / max(by_square + survived, 1)
+    return _check("black box beats white box", share, by_square > 0,
+                  "share of the images that survived gradient attacks and that Square broke: gradients are masked")
 
 
-def _randomness(z: Tensor, again: Tensor) -> SanityCheck:
-    value = _change(z, again)
-    return SanityCheck("randomness", value, value > 1e-4,
-                   "largest change of a logit between two equal passes, as a part of the spread of finite logits")
+def _check(name: str, value: float, alarm: bool, explanation: str) -> SanityCheck:
+    return SanityCheck(name=name, value=value, alarm=alarm, explanation=explanation)
 
 
-def _company(z: Tensor, alone: Tensor) -> SanityCheck:
-    value = _change(z, alone)
-    return SanityCheck("batch-size dependence", value, value > 1e-3,
-                   "largest change of a logit when an image is seen alone, as a part of the spread of finite logits")
+def _share(mask: Tensor) -> float:
+    return float(mask.float().mean())
 
 
 def _change(z: Tensor, other: Tensor) -> float:
@@ -102,41 +87,16 @@ def _change(z: Tensor, other: Tensor) -> float:
     return float(torch.where(both, moved, (z != other).to(z.dtype)).amax())
 
 
-def _infinite(z: Tensor, surrogate: nn.Module | None) -> SanityCheck:
-    share = float(z.isinf().any(dim=1).to(torch.float32).mean())
-    return SanityCheck("infinite logits", share, share > 0 and surrogate is None,
-                   "share of outputs with a logit of −inf, as a hard decision gives it; losses on them have no "
-                   "gradient" + ("" if surrogate is None else ", and it comes from a surrogate"))
-
-
-def _probabilities(z: Tensor) -> SanityCheck:
-    sums = (z.sum(dim=1) - 1).abs() < 1e-3
-    value = float((sums & (z >= 0).all(dim=1)).float().mean())
-    return SanityCheck("probabilities for logits", value, value > 0.5,
-                   "share of outputs that are already probabilities; their losses have tiny gradients")
-
-
-def _vanishing(source: nn.Module, x: Tensor, y: Tensor) -> SanityCheck:
-    point = x.detach().requires_grad_()
-    with torch.enable_grad():
-        value = losses.cross_entropy(source(point), y)
-        gradient = torch.autograd.grad(value.sum(), point)[0] if value.requires_grad else torch.zeros_like(x)
-    dead = gradient.flatten(1).nan_to_num().abs().amax(dim=1) <= 1e-10
-    share = float(dead.float().mean())
-    return SanityCheck("vanishing gradients", share, share > 0.1,
-                   "share of images on which the gradient of the cross-entropy is zero")
-
-
-def _budget(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, stream: Stream, surrogate: nn.Module | None,
-            steps: int) -> SanityCheck:
-    reached = []
+def _accuracy_by_budget(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, stream: Stream,
+                        surrogate: nn.Module | None) -> SanityCheck:
+    attack, accuracies = Apgd(steps=STEPS, surrogate=surrogate), []
     for factor in BUDGETS:
         # No ℓ∞ ball is larger than the box of all images.
-        wider = Threat(threat.norm, min(threat.eps * factor, 1.0) if threat.norm == "linf" else threat.eps * factor)
-        x_adv = apgd(model, x, y, threat=wider, stream=stream.at("symptoms", factor), surrogate=surrogate, steps=steps)
+        eps = min(threat.eps * factor, 1.0) if threat.norm == "linf" else threat.eps * factor
+        x_adv = attack(model, x, y, threat=Threat(threat.norm, eps), stream=stream.at("symptoms", factor))
         with inference(model), torch.no_grad():
-            reached.append(float((model(x_adv).argmax(dim=1) == y).float().mean()))
-    rise = max(later - earlier for earlier, later in pairwise(reached))
-    shown = ", ".join(f"{accuracy:.0%} at {factor}·eps" for factor, accuracy in zip(BUDGETS, reached, strict=True))
-    return SanityCheck("accuracy rises with budget", max(rise, 0.0), rise > max(0.02, 1.5 / len(x)),
-                   f"largest rise of accuracy under a short attack as the budget grows ({shown})")
+            accuracies.append(_share(model(x_adv).argmax(dim=1) == y))
+    rise = max(later - earlier for earlier, later in pairwise(accuracies))
+    listed = ", ".join(f"{accuracy:.0%} at {factor}·eps" for factor, accuracy in zip(BUDGETS, accuracies, strict=True))
+    return _check("accuracy rises with budget", max(rise, 0.0), rise > max(0.02, 1.5 / len(x)),
+                  f"largest rise of accuracy under a short attack as the budget grows ({listed})")

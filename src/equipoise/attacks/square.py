@@ -1,164 +1,253 @@
-"""Square attack [Andriushchenko2020]: random search with square patches, no gradients."""
+"""Square attack [Andriushchenko2020]: random search with square patches, no gradients.
+
+A random patch of new colours is kept whenever it lowers the margin between y and the best other class. The two norms
+propose differently: ℓ∞ squares of ±eps per channel, ℓ2 bumps that take their mass from another window.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from equipoise.attacks.engine import Search, State, step_towards
-from equipoise.attacks.gradients import Extra, GradientSource
-from equipoise.attacks.patches import bumps, windows
-from equipoise.attacks.worst_case import strike
+from equipoise.attacks.engine import Stage
+from equipoise.attacks.gradients import GradientSource
+from equipoise.attacks.search import SearchState
+from equipoise.attacks.suite import Attack
 from equipoise.core import checks, geometry
+from equipoise.core.geometry import where_rows
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 
-# After so many queries the share of pixels in a patch has been halved so often.
+# The share of pixels in a patch is halved after each of these numbers of queries.
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 
 
-def square(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    threat: Threat,
-    stream: Stream,
-    surrogate: nn.Module | None = None,
-    extra: Extra | None = None,
-    queries: int = 5000,
-    share: float = 0.8,
-    precision: str = "auto",
-) -> Tensor:
-    """Keep a random square of new colours whenever it lowers the margin between y and the best other class.
-
-    Args are those of :func:`~equipoise.attacks.apgd.apgd`, with
-        surrogate, extra: not used, since nothing here needs a gradient.
-        queries: forward passes per image.
-        share: of the pixels in the first squares; it shrinks as queries go by.
-
-    Returns:
-        (B, C, H, W), detached, inside the ball and [0, 1].
-    """
-    return strike([Square(queries, share)], model, x, y, threat=threat, stream=stream, surrogate=None, extra=None,
-                  follow="model", precision=precision)
-
-
-def square_stages(*, steps: int = 5000) -> list[Square]:
-    """One stage of so many queries."""
-    return [Square(checks.whole("steps", steps, least=1))]
-
-
 @dataclass(frozen=True)
-class Square:
-    """A stage: Square from one random start; only where the margin is below `within`."""
+class Square(Attack):
+    """Random search with square patches; surrogate and extra term are not used.
 
+    Args:
+        queries: forward passes per image and start.
+        share: of the pixels in the first patches; it shrinks with the queries.
+        restarts: starts per image; images already broken are left out of later ones.
+    """
+
+    name: ClassVar[str] = "square"
     queries: int = 5000
     share: float = 0.8
-    restart: int = 0
-    within: float | None = None
+    restarts: int = 1
 
     def __post_init__(self) -> None:
         checks.whole("queries", self.queries, least=1)
         checks.within("share", self.share, 0, 1)
+        checks.whole("restarts", self.restarts, least=1)
 
-    @property
-    def name(self) -> str:
-        """As it stands in rows and reports."""
-        return ("square" + (f"-{self.restart + 1}" if self.restart else "")
-                + ("" if self.queries == 5000 else f"@{self.queries}")
-                + ("" if self.share == 0.8 else f"-{self.share:g}"))
+    def stages(self) -> tuple[Stage, ...]:
+        """One per start, such as square, square-2@100 and square-0.5."""
+        suffix = "" if self.queries == 5000 else f"@{self.queries}"
+        suffix += "" if self.share == 0.8 else f"-{self.share:g}"
+        names = [f"square{f'-{restart + 1}' if restart else ''}{suffix}" for restart in range(self.restarts)]
+        return tuple(self.stage(name, partial(self._search, restart), self.queries / 3)
+                     for restart, name in enumerate(names))
 
-    @property
-    def cost(self) -> float:
-        """In passes with a gradient."""
-        return self.queries / 3
-
-    def search(self, adversary: GradientSource, threat: Threat) -> Search:
-        """The stage against this adversary's model."""
-        kind = _Stripes if threat.norm == "linf" else _Bumps
-        return kind(adversary, threat, self)
+    def _search(self, restart: int, source: GradientSource, threat: Threat, stop_at_success: bool) -> _SquareSearch:
+        search = _LinfSquareSearch if threat.norm == "linf" else _L2SquareSearch
+        return search(source, threat, self, restart, stop_at_success)
 
 
-class _Random(ABC):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _SquareState(SearchState):
+    value: Tensor  # (B,) logit margin of `nearest`
+    age: Tensor  # (B,) queries made
+    low: Tensor | None  # (B, C, H, W) bounds of an ℓ∞ ball
+    high: Tensor | None
+
+
+class _SquareSearch(ABC):
     """What both norms share: a candidate is kept if its margin is smaller.
 
-    That of logits, as in the paper; where the smallest margin of all is wanted, that of probabilities.
+    The margin of logits, as in the paper; where the smallest margin of all is searched, that of probabilities.
     """
 
     words: int  # random words per query, besides a sign for every channel
 
-    def __init__(self, adversary: GradientSource, threat: Threat, stage: Square) -> None:
-        self.threat, self.stage = threat, stage
-        self.passes = stage.queries + 1  # the start is looked at too
-        self.query, self.persist = adversary.query(), adversary.persist
+    def __init__(self, source: GradientSource, threat: Threat, attack: Square, restart: int,
+                 stop_at_success: bool) -> None:
+        self.threat, self.restart, self.stop_at_success = threat, restart, stop_at_success
+        self.passes = attack.queries + 1  # the start is queried too
+        self.margins, self.example = source.margins(), source.example
+        height, width = self.example.shape[2:]
+        pixels = [attack.share * height * width / 2**halvings for halvings in range(len(HALVINGS) + 1)]
+        sides = [min(self.round_side(round(math.sqrt(count))), height, width) for count in pixels]
+        self.sides = torch.tensor(sides, device=self.example.device)  # edge of a patch by the number of halvings
 
-    def start(self, x: Tensor, y: Tensor, chance: Stream) -> State:
-        never = x.new_full((len(x),), torch.inf)
-        begun = self.begin(x, chance.at("square", self.stage.restart))
-        return {"x": x, "y": y, "nearest": geometry.project(begun, x, self.threat), "margin": never,
-                "value": never.clone(), "age": torch.zeros_like(y)}
+    def start(self, x: Tensor, y: Tensor, stream: Stream) -> _SquareState:
+        unknown = x.new_full((len(x),), torch.inf)
+        low, high = geometry.reusable_bounds(x, self.threat)
+        pattern = geometry.project(self.pattern(x, stream.at("square", self.restart)), x, self.threat)
+        return _SquareState(x=x, y=y, index=stream.index, nearest=pattern, margin=unknown, value=unknown,
+                            age=torch.zeros_like(y), low=low, high=high)
 
-    @abstractmethod
-    def begin(self, x: Tensor, chance: Stream) -> Tensor:
-        """(B, C, H, W) where the search begins; still to be brought into the ball."""
-
-    @abstractmethod
-    def propose(self, s: State, side: Tensor, words: Tensor) -> Tensor:
-        """(B, C, H, W) the next candidate of every row, with a square of its side (B,)."""
-
-    def leg(self, state: State, chance: Stream, ages: Sequence[int], passes: int) -> None:
-        channels, height, width = state["x"].shape[1:]
-        drawn = self._drawn(chance, ages, passes, self.words + channels)
-        planned = [[self.side(age + done, height, width) for age in ages] for done in range(passes)]
-        sides = torch.tensor(planned, device=state["y"].device)
-        self.draw_table(sorted({side for row in planned for side in row}), state["x"])
+    def advance(self, state: _SquareState, stream: Stream, ages: Sequence[int], passes: int) -> _SquareState:
+        """`passes` queries; all their random words are drawn at once."""
+        words = self._draw(stream, ages, passes, self.words + state.x.shape[1])
+        halvings = torch.tensor([[bisect_left(HALVINGS, age + done - 1) for age in ages] for done in range(passes)],
+                                device=state.y.device)
         for done in range(passes):
-            candidate = self.propose(state, sides[done], drawn[:, done])
+            candidate = self.propose(state, halvings[done], words[:, done])
             if done == 0 and 0 in ages:
-                candidate = step_towards(state["age"] == 0, state["nearest"], candidate)
-            value, margin = self.query(candidate, state["y"])
-            kept = value < state["value"]
-            if self.persist:
-                # The smallest margin of probabilities is wanted; where they saturate, logits still show the way.
-                kept = (margin < state["margin"]) | (kept & (margin == state["margin"]))
-            else:  # a row that fooled the model waits for the end of the leg
-                kept &= state["margin"] > 0
-            kept &= state["age"] < self.passes
-            state["nearest"] = step_towards(kept, candidate, state["nearest"])
-            state["value"] = torch.where(kept, value, state["value"])
-            state["margin"] = torch.where(kept, margin, state["margin"])
-            state["age"] = state["age"] + 1
+                candidate = where_rows(state.age == 0, state.nearest, candidate)
+            value, margin = self.margins(candidate, state.y)
+            kept = value < state.value
+            if self.stop_at_success:  # a row that fooled the model waits for its verification
+                kept &= state.margin > 0
+            else:  # where probabilities saturate, logits still show progress
+                kept = (margin < state.margin) | (kept & (margin == state.margin))
+            kept &= state.age < self.passes
+            state = replace(
+                state, nearest=where_rows(kept, candidate, state.nearest), value=torch.where(kept, value, state.value),
+                margin=torch.where(kept, margin, state.margin), age=state.age + 1)
+        return state
 
-    @abstractmethod
-    def draw_table(self, sides: Sequence[int], like: Tensor) -> None:
-        """Whatever patches of these sides need."""
-
-    def _drawn(self, chance: Stream, ages: Sequence[int], passes: int, words: int) -> Tensor:
+    def _draw(self, stream: Stream, ages: Sequence[int], passes: int, words: int) -> Tensor:
         """(B, passes, words) in one draw per age: thousands of small draws would cost more than the queries."""
-        drawn = torch.empty(len(ages), passes, words, dtype=torch.int64, device=chance.index.device)
+        drawn = torch.empty(len(ages), passes, words, dtype=torch.int64, device=stream.index.device)
         for age in set(ages):
-            rows = torch.tensor([row for row, other in enumerate(ages) if other == age], device=chance.index.device)
-            drawn[rows] = chance[rows].at("square", self.stage.restart, "queries", age).words(passes, words)
+            rows = torch.tensor([row for row, other in enumerate(ages) if other == age], device=stream.index.device)
+            drawn[rows] = stream[rows].at("square", self.restart, "queries", age).words(passes, words)
         return drawn
 
-    def side(self, age: int, height: int, width: int) -> int:
-        """Edge of the square at this age."""
-        pixels = self.stage.share * height * width / 2 ** sum(age - 1 > limit for limit in HALVINGS)
-        return min(self.shape(round(math.sqrt(pixels))), height, width)
+    @abstractmethod
+    def round_side(self, side: int) -> int:
+        """The edge that is used where the schedule gives `side`."""
 
     @abstractmethod
-    def shape(self, side: int) -> int:
-        """The edge that is used where the schedule says `side`."""
+    def pattern(self, x: Tensor, stream: Stream) -> Tensor:
+        """(B, C, H, W) start points, before they are projected into the ball."""
+
+    @abstractmethod
+    def propose(self, state: _SquareState, halvings: Tensor, words: Tensor) -> Tensor:
+        """(B, C, H, W) the next candidates, with patches halved so many times (B,)."""
+
+
+class _LinfSquareSearch(_SquareSearch):
+    """ℓ∞: vertical stripes of ±eps, then squares in which every channel is at one end of its range."""
+
+    words = 2
+
+    def round_side(self, side: int) -> int:
+        return max(side, 1)
+
+    def pattern(self, x: Tensor, stream: Stream) -> Tensor:
+        channels, _, width = x.shape[1:]
+        return x + self.threat.eps * _signs(stream.words(channels, width)).to(x.dtype).unsqueeze(2)
+
+    def propose(self, state: _SquareState, halvings: Tensor, words: Tensor) -> Tensor:
+        assert state.low is not None and state.high is not None
+        channels, height, width = state.x.shape[1:]
+        side = self.sides[halvings]
+        inside = window_mask(_below(words[:, 0], height - side + 1), _below(words[:, 1], width - side + 1),
+                             side, height, width)
+        signs = _signs(words[:, 2 : 2 + channels]).view(-1, channels, 1, 1)
+        return torch.where(inside, torch.where(signs > 0, state.high, state.low), state.nearest)
+
+
+class _L2SquareSearch(_SquareSearch):
+    """ℓ2: a grid of bumps, then the mass of one window moves into a new bump in another."""
+
+    words = 5
+
+    @cached_property
+    def bumps(self) -> Tensor:
+        height, width = self.example.shape[2:]
+        return make_bumps(self.sides.tolist(), height, width, self.example)
+
+    def round_side(self, side: int) -> int:
+        return max(side, 3) | 1  # an odd number
+
+    def pattern(self, x: Tensor, stream: Stream) -> Tensor:
+        channels, height, width = x.shape[1:]
+        side = max(min(height, width) // 5, 1)
+        tall, wide = height // side, width // side
+        signs = _signs(stream.words(channels, tall, wide)).to(x.dtype)
+        turned = stream.at("turn").words(tall, wide) >> 31
+        bump = make_bumps([side], side, side, x)[0]
+        bumps = torch.where((turned == 1).view(-1, 1, tall, wide, 1, 1), bump.T, bump)  # (B, 1, tall, wide, s, s)
+        tiles = (signs.view(-1, channels, tall, wide, 1, 1) * bumps).permute(0, 1, 2, 4, 3, 5)
+        delta = torch.zeros_like(x)
+        top, left = (height - tall * side) // 2, (width - wide * side) // 2
+        delta[:, :, top : top + tall * side, left : left + wide * side] = tiles.reshape(
+            len(x), channels, tall * side, wide * side)
+        return x + self.threat.eps * geometry.steepest(delta, "l2")
+
+    def propose(self, state: _SquareState, halvings: Tensor, words: Tensor) -> Tensor:
+        """A new bump in one window, with the mass that another window and the rest of the ball give."""
+        x, delta, side = state.x, state.nearest - state.x, self.sides[halvings]
+        channels, height, width = x.shape[1:]
+        tops, lefts = height - side + 1, width - side + 1
+        top, left = _below(words[:, 0], tops), _below(words[:, 1], lefts)
+        here = window_mask(top, left, side, height, width)
+        there = window_mask(_below(words[:, 2], tops), _below(words[:, 3], lefts), side, height, width)
+        signs = _signs(words[:, 5 : 5 + channels]).to(x.dtype).view(-1, channels, 1, 1)
+        bump = self._place_bumps(halvings, top, left, (words[:, 4] >> 31) == 1, height, width) * here
+        old = delta * here
+        new = signs * bump + old / (1e-12 + _length(old))
+        spare = (self.threat.eps**2 - _length(delta, (1, 2, 3)) ** 2).clamp_min(0) / channels
+        new = new / (1e-12 + _length(new)) * (spare + _length(delta * (here | there)) ** 2).sqrt()
+        moved = torch.where(here, new, torch.where(there, torch.zeros_like(delta), delta))
+        return geometry.project(x + self.threat.eps * geometry.steepest(moved, "l2"), x, self.threat)
+
+    def _place_bumps(self, halvings: Tensor, top: Tensor, left: Tensor, turned: Tensor, height: int,
+                     width: int) -> Tensor:
+        """(B, 1, H, W) the bump of each row's size at its place; correct inside its window only."""
+        last, flip = min(height, width) - 1, turned.view(-1, 1, 1)
+        i = (torch.arange(height, device=top.device) - top.view(-1, 1)).clamp(0, last).unsqueeze(2)  # (B, H, 1)
+        j = (torch.arange(width, device=top.device) - left.view(-1, 1)).clamp(0, last).unsqueeze(1)  # (B, 1, W)
+        # A turned bump is a transposed one: rows and columns change places.
+        return self.bumps[halvings.view(-1, 1, 1), torch.where(flip, j, i), torch.where(flip, i, j)].unsqueeze(1)
+
+
+def make_bumps(sides: Sequence[int], height: int, width: int, like: Tensor) -> Tensor:
+    """(S, H, W) one bump per edge in the upper left corner, each of Euclidean length one.
+
+    The upper half is a positive bump, the lower half a negative one [Andriushchenko2020, section 3.4].
+    """
+    table = torch.zeros(len(sides), height, width, dtype=torch.float64)
+    for number, side in enumerate(sides):
+        half = side // 2
+        table[number, :half, :side] = _half_bump(half, side)
+        table[number, half:side, :side] = -_half_bump(side - half, side)
+        table[number] /= table[number].square().sum().sqrt()
+    return table.to(like.device, like.dtype)
+
+
+def _half_bump(height: int, width: int) -> Tensor:
+    """Rings around the centre, the k-th adding 1/k² to itself and everything inside it."""
+    bump = torch.zeros(height, width, dtype=torch.float64)
+    top, left = height // 2, width // 2
+    for ring in range(max(top, left) + 1):
+        bump[max(top - ring, 0) : top + ring + 1, max(left - ring, 0) : left + ring + 1] += 1 / (ring + 1) ** 2
+    return bump / bump.square().sum().sqrt() if height else bump
+
+
+def window_mask(top: Tensor, left: Tensor, side: Tensor, height: int, width: int) -> Tensor:
+    """(B, 1, H, W) true inside the square of every row."""
+    i = torch.arange(height, device=top.device).view(1, 1, -1, 1)
+    j = torch.arange(width, device=top.device).view(1, 1, 1, -1)
+    top, left, side = (value.view(-1, 1, 1, 1) for value in (top, left, side))
+    return (i >= top) & (i < top + side) & (j >= left) & (j < left + side)
 
 
 def _below(words: Tensor, high: Tensor) -> Tensor:
-    """(B,) uniform in 0 … high − 1, for a `high` of every row."""
+    """(B,) uniform in 0 … high − 1."""
     return (words * high) >> 32
 
 
@@ -167,96 +256,6 @@ def _signs(words: Tensor) -> Tensor:
     return (words >> 31).to(torch.float32) * 2 - 1
 
 
-class _Stripes(_Random):
-    """ℓ∞: vertical stripes of ±eps, then squares of ±eps per channel."""
-
-    words = 2
-
-    def draw_table(self, sides: Sequence[int], like: Tensor) -> None:
-        """A square of one colour needs none."""
-
-    def begin(self, x: Tensor, chance: Stream) -> Tensor:
-        channels, _, width = x.shape[1:]
-        signs = _signs(chance.words(channels, width)).to(x.dtype)
-        return x + self.threat.eps * signs.unsqueeze(2)
-
-    def propose(self, s: State, side: Tensor, words: Tensor) -> Tensor:
-        x = s["x"]
-        channels, height, width = x.shape[1:]
-        inside = windows(_below(words[:, 0], height - side + 1), _below(words[:, 1], width - side + 1),
-                         side, height, width)
-        colours = _signs(words[:, 2 : 2 + channels]).to(x.dtype).view(-1, channels, 1, 1)
-        coloured = torch.where(colours > 0, s["high"], s["low"])
-        return torch.where(inside, coloured, s["nearest"])
-
-    def start(self, x: Tensor, y: Tensor, chance: Stream) -> State:
-        low, high = geometry.bounds(x, self.threat)
-        return {**super().start(x, y, chance), "low": low, "high": high}
-
-    def shape(self, side: int) -> int:
-        return max(side, 1)
-
-
-class _Bumps(_Random):
-    """ℓ2: a grid of bumps, then the mass of one window moves into a new bump in another."""
-
-    words = 5
-
-    def begin(self, x: Tensor, chance: Stream) -> Tensor:
-        channels, height, width = x.shape[1:]
-        side = max(min(height, width) // 5, 1)
-        tall, wide = height // side, width // side
-        signs = _signs(chance.words(channels, tall, wide)).to(x.dtype)
-        turned = chance.at("turn").words(tall, wide) >> 31
-        bump = bumps([side], side, side, x)[0]
-        each = torch.where((turned == 1).view(-1, 1, tall, wide, 1, 1), bump.T, bump)  # (B, 1, tall, wide, s, s)
-        tiles = (signs.view(-1, channels, tall, wide, 1, 1) * each).permute(0, 1, 2, 4, 3, 5)
-        delta = torch.zeros_like(x)
-        top, left = (height - tall * side) // 2, (width - wide * side) // 2
-        delta[:, :, top : top + tall * side, left : left + wide * side] = tiles.reshape(
-            len(x), channels, tall * side, wide * side)
-        return x + self.threat.eps * geometry.steepest(delta, "l2")
-
-    def propose(self, s: State, side: Tensor, words: Tensor) -> Tensor:
-        x, delta = s["x"], s["nearest"] - s["x"]
-        channels, height, width = x.shape[1:]
-        tops, lefts = height - side + 1, width - side + 1
-        top, left = _below(words[:, 0], tops), _below(words[:, 1], lefts)
-        here = windows(top, left, side, height, width)
-        there = windows(_below(words[:, 2], tops), _below(words[:, 3], lefts), side, height, width)
-        both = here | there
-        signs = _signs(words[:, 5 : 5 + channels]).to(x.dtype).view(-1, channels, 1, 1)
-        bump = self._placed(x, side, top, left, turned=(words[:, 4] >> 31) == 1)
-        old = delta * here
-        new = signs * bump + old / (1e-12 + _length(old))
-        spare = (self.threat.eps**2 - _length(delta, channels=True) ** 2).clamp_min(0) / channels
-        new = new / (1e-12 + _length(new)) * (spare + _length(delta * both) ** 2).sqrt()
-        moved = torch.where(here, new, torch.where(there, torch.zeros_like(delta), delta))
-        return geometry.project(x + self.threat.eps * geometry.steepest(moved, "l2"), x, self.threat)
-
-    def draw_table(self, sides: Sequence[int], like: Tensor) -> None:
-        self.sides = torch.tensor(sides, device=like.device)
-        self.table = bumps(sides, like.shape[2], like.shape[3], like)
-
-    def _placed(self, x: Tensor, side: Tensor, top: Tensor, left: Tensor, turned: Tensor) -> Tensor:
-        """(B, 1, H, W) the bump of each row's size at its place."""
-        height, width = x.shape[2:]
-        which = torch.searchsorted(self.sides, side)
-        i = (torch.arange(height, device=x.device) - top.view(-1, 1)).clamp(0, height - 1)  # (B, H)
-        j = (torch.arange(width, device=x.device) - left.view(-1, 1)).clamp(0, width - 1)
-        # A square bump turned by a transposition: rows and columns of the table change places.
-        a, b = i.unsqueeze(2).expand(-1, -1, width), j.unsqueeze(1).expand(-1, height, -1)
-        flip = turned.view(-1, 1, 1)
-        first, second = torch.where(flip, b, a), torch.where(flip, a, b)
-        least = min(height, width) - 1
-        placed = self.table[which.view(-1, 1, 1), first.clamp(max=least), second.clamp(max=least)]
-        return placed.unsqueeze(1) * windows(top, left, side, height, width)
-
-    def shape(self, side: int) -> int:
-        side = max(side, 3)
-        return side + 1 - side % 2
-
-
-def _length(delta: Tensor, *, channels: bool = False) -> Tensor:
-    """Euclidean length per channel (or of the whole image), shaped to multiply it."""
-    return delta.square().sum(dim=(1, 2, 3) if channels else (2, 3), keepdim=True).sqrt()
+def _length(delta: Tensor, axes: tuple[int, ...] = (2, 3)) -> Tensor:
+    """Euclidean length per channel, or over other axes, shaped to multiply the image."""
+    return delta.square().sum(dim=axes, keepdim=True).sqrt()

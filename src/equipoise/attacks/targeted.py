@@ -1,137 +1,102 @@
-"""APGD-T [Croce2020]: APGD on the targeted ratio of logits, one target class after another."""
+"""APGD-T [Croce2020]: APGD on the targeted difference of logits ratio, one target class after another."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from equipoise.attacks.apgd import Ascent
-from equipoise.attacks.engine import Search
-from equipoise.attacks.gradients import Extra, GradientSource
-from equipoise.attacks.worst_case import strike
+from equipoise.attacks.apgd import ApgdSearch
+from equipoise.attacks.engine import Stage
+from equipoise.attacks.gradients import GradientSource
+from equipoise.attacks.suite import Attack
 from equipoise.core import checks, geometry, losses
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 
 ORDERS = ("logits", "distance")
-CANDIDATES = 18  # classes whose distance is measured; the others follow in the order of their logits
-
-
-def targeted(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    threat: Threat,
-    stream: Stream,
-    surrogate: nn.Module | None = None,
-    extra: Extra | None = None,
-    steps: int = 100,
-    targets: int = 9,
-    order: str = "logits",
-    follow: str = "model",
-    precision: str = "auto",
-) -> Tensor:
-    """APGD towards each of the `targets` likeliest other classes.
-
-    Args and result are those of :func:`~equipoise.attacks.apgd.apgd`, with
-        targets: classes tried per image, at most K − 1; images already broken are left out of later ones.
-        order: likeliest by the logits of the clean image, or by the distance to the linearised boundary
-            [MALT2024], which is better where some classes are far more sensitive than others.
-    """
-    return strike(targeted_stages(steps=steps, targets=targets, order=order), model, x, y, threat=threat, stream=stream,
-                  surrogate=surrogate, extra=extra, follow=follow, precision=precision)
-
-
-def targeted_stages(*, steps: int = 100, targets: int = 9, order: str = "logits") -> list[Targeted]:
-    """One stage per target."""
-    return [Targeted(rank=rank, steps=steps, order=order)
-            for rank in range(1, checks.whole("targets", targets, least=1) + 1)]
+RANKS = tuple(range(1, 10))
+MAX_BY_DISTANCE = 18  # classes whose distance is measured; the others follow in the order of their logits
 
 
 @dataclass(frozen=True)
-class Targeted:
-    """A stage: APGD towards the class of one rank, 1 being the likeliest; only where the margin is below `within`."""
+class TargetedApgd(Attack):
+    """APGD towards other classes, one after another.
 
-    rank: int = 1
+    Args:
+        steps: gradient steps per target.
+        ranks: which classes, 1 being the likeliest; those that a model does not have are left out.
+        order: likeliest by the logits of the clean image, or by the distance to the linearised boundary [MALT2024],
+            which is better where some classes are far more sensitive than others.
+    """
+
+    name: ClassVar[str] = "targeted"
     steps: int = 100
+    ranks: tuple[int, ...] = RANKS
     order: str = "logits"
-    within: float | None = None
 
     def __post_init__(self) -> None:
-        checks.whole("rank", self.rank, least=1)
+        object.__setattr__(self, "ranks", check_ranks(self.ranks))
         checks.whole("steps", self.steps, least=1)
         checks.one_of("order", self.order, ORDERS)
 
-    @property
-    def name(self) -> str:
-        """As it stands in rows and reports."""
-        return self.start + ("" if self.order == "logits" else f"-{self.order}")
+    def stages(self) -> tuple[Stage, ...]:
+        """One per target, such as targeted-1@20-distance; the random start has the same purpose in both orders."""
+        starts = {rank: f"targeted-{rank}" + ("" if self.steps == 100 else f"@{self.steps}") for rank in self.ranks}
+        suffix = "" if self.order == "logits" else f"-{self.order}"
+        return tuple(self.stage(start + suffix, partial(self._search, rank, start), self.steps)
+                     for rank, start in starts.items())
 
-    @property
-    def start(self) -> str:
-        """The purpose of the random start, which the order of the targets leaves as it is."""
-        return f"targeted-{self.rank}" + ("" if self.steps == 100 else f"@{self.steps}")
+    def _search(self, rank: int, purpose: str, source: GradientSource, threat: Threat,
+                stop_at_success: bool) -> ApgdSearch | None:
+        if rank >= source.classes:
+            return None
 
-    @property
-    def cost(self) -> float:
-        """In passes with a gradient."""
-        return float(self.steps)
+        def choose_targets(x: Tensor, y: Tensor, stream: Stream) -> Tensor:
+            if self.order == "logits" or rank > MAX_BY_DISTANCE:
+                return classes_by_logit(source.logits(x), y)[:, rank - 1]
+            return classes_by_distance(source, x, y, stream.index, threat.norm)[:, rank - 1]
 
-    def search(self, adversary: GradientSource, threat: Threat) -> Search | None:
-        """The stage against this adversary's model; none if it has fewer classes."""
-        return _Aimed(adversary, threat, self) if self.rank < adversary.classes else None
-
-
-class _Aimed(Ascent):
-    def __init__(self, adversary: GradientSource, threat: Threat, stage: Targeted) -> None:
-        super().__init__(adversary, threat, stage.steps, stage.start, _objective, ("targeted",))
-        self.stage = stage
-
-    def aims(self, x: Tensor, y: Tensor, chance: Stream) -> Tensor:
-        if self.stage.order == "logits" or self.stage.rank > CANDIDATES:
-            return ranked(self.adversary.logits(x), y)[:, self.stage.rank - 1]
-        return nearest_first(self.adversary, x, y, chance, self.threat.norm)[:, self.stage.rank - 1]
+        return ApgdSearch(source, threat, self.steps, purpose, "targeted", losses.targeted_dlr, choose_targets)
 
 
-def _objective(z: Tensor, y: Tensor, aim: Tensor | None) -> Tensor:
-    assert aim is not None
-    return losses.targeted_dlr(z, y, aim)
+def first_ranks(targets: int) -> tuple[int, ...]:
+    """The ranks of so many targets."""
+    return tuple(range(1, checks.whole("targets", targets, least=1) + 1))
 
 
-def ranked(logits: Tensor, y: Tensor) -> Tensor:
-    """(B, K − 1) the other classes, from the highest logit to the lowest."""
-    # A hard decision has logits of −inf; they still rank above the true class, which comes last.
+def check_ranks(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Ranks as a tuple; an error unless they are whole numbers from 1 on."""
+    return tuple(checks.whole("ranks", rank, least=1) for rank in ranks)
+
+
+def logit_difference(z: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """z_t − z_y: positive where the target wins."""
+    return (z.gather(1, target.unsqueeze(1)) - z.gather(1, y.unsqueeze(1))).squeeze(1)
+
+
+def classes_by_logit(logits: Tensor, y: Tensor) -> Tensor:
+    """(B, K − 1) the classes other than y, from the highest logit to the lowest."""
+    # A hard decision has logits of −inf; they still rank above the true class, which comes last and is cut off.
     others = logits.nan_to_num(neginf=torch.finfo(logits.dtype).min).scatter(1, y.unsqueeze(1), -torch.inf)
     return others.argsort(dim=1, descending=True, stable=True)[:, :-1]
 
 
-def nearest_first(adversary: GradientSource, x: Tensor, y: Tensor, chance: Stream, norm: str) -> Tensor:
+def classes_by_distance(source: GradientSource, x: Tensor, y: Tensor, index: Tensor, norm: str) -> Tensor:
     """(B, R) likeliest other classes by (z_y − z_j) / ‖∇(z_y − z_j)‖ in the dual norm [MALT2024], smallest first.
 
-    R is K − 1, but at most :data:`CANDIDATES`. Every stage asks again, so the answers are kept with the
-    adversary: four bytes a class, whatever the number of classes.
+    R is K − 1, but at most :data:`MAX_BY_DISTANCE`. Every target needs it, so it is computed once per image.
     """
-    known = adversary.memory
-    index = chance.index.tolist()
-    if any((norm, number) not in known for number in index):
-        order = ranked(adversary.logits(x), y)[:, :CANDIDATES]
-        look = adversary.ascend("difference", difference, plain=True)
+    def compute() -> Tensor:
+        order = classes_by_logit(source.logits(x), y)[:, :MAX_BY_DISTANCE]
+        value_and_gradient = source.value_and_gradient("difference", logit_difference, with_extra=False)
         distances = []
         for rank in range(order.shape[1]):
-            gap, gradient, _ = look(x, y, order[:, rank])
-            dual = gradient.abs().sum(dim=(1, 2, 3)) if norm == "linf" else geometry.size(gradient, "l2")
-            distances.append(-gap / dual.clamp_min(1e-12))
-        by_distance = order.gather(1, torch.stack(distances, dim=1).argsort(dim=1, stable=True))
-        for number, row in zip(index, by_distance.to("cpu", torch.int32).numpy(), strict=True):
-            known[norm, number] = row.tobytes()
-    kept = torch.frombuffer(bytearray(b"".join(known[norm, number] for number in index)), dtype=torch.int32)
-    return kept.view(len(index), -1).to(x.device, torch.int64)
+            difference, gradient, _ = value_and_gradient(x, y, order[:, rank])
+            distances.append(-difference / geometry.dual_norm(gradient, norm).clamp_min(1e-12))
+        return order.gather(1, torch.stack(distances, dim=1).argsort(dim=1, stable=True))
 
-
-def difference(z: Tensor, y: Tensor, aim: Tensor | None) -> Tensor:
-    """z_t − z_y: positive where the target wins."""
-    assert aim is not None
-    return (z.gather(1, aim.unsqueeze(1)) - z.gather(1, y.unsqueeze(1))).squeeze(1)
+    return source.once_per_image(norm, index, compute)

@@ -1,49 +1,93 @@
-"""What certification hands out."""
+"""Settings of a certificate by randomized smoothing, and the statement that comes out."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from equipoise.core import checks
+from equipoise.core.settings import Settings, setting
+
 ABSTAIN = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings(Settings):
+    """How many noisy copies are drawn and how they become a certificate."""
+
+    samples: int = setting(100_000, "Noisy copies per image; with tolerance or decide-radius the maximum.", least=1)
+    n0: int = setting(100, "Noisy copies that select the class; they are not used for its bound.", least=1)
+    failure: float = setting(0.001, "Probability with which the certificate of an image may be wrong.")
+    tolerance: float | None = setting(None, "Stop when the radius is within this of what all samples are expected to "
+                                      "give.", positive=True)
+    decide_radius: float | None = setting(None, "Stop when it is decided whether the radius reaches this.",
+                                          positive=True)
+    two_sided: bool = setting(False, "Bound the other classes as well, half of the failure probability for each side.")
+    certificate: str = setting("votes", "votes (of classes), soft (mean probabilities), or the name of one that an "
+                               "installed package adds.")
+    sound: bool = setting(False, "Draw noise whose sum with an 8-bit image is exact in floating point.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.require(self.samples >= self.n0, "samples", f"be at least n0, {self.n0}", self.samples)
+        checks.strictly_within("failure", self.failure, 0, 1)
+        checks.require(self.tolerance is None or self.decide_radius is None, "decide_radius",
+                       "be left out beside `tolerance`", self.decide_radius)
+        checks.require(not self.two_sided or self.certificate == "votes", "two_sided",
+                       f"be left out with the certificate {self.certificate}", self.two_sided)
+
+
+@dataclass(frozen=True)
+class SmoothingPlan(SamplingSettings):
+    """How a smoothed classifier is certified; `sigma` and all radii are in units of [0, 1] pixels, in ℓ2.
+
+    Args:
+        sigma: standard deviation of the Gaussian noise.
+        alpha: weight of the smoothed classifier in a mixture with an arbitrary one; 1 is no mixture.
+    """
+
+    sigma: float
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.positive("sigma", self.sigma)
+        checks.require(0.5 <= self.alpha <= 1, "alpha", "lie in [0.5, 1] for a certificate", self.alpha)
+        super().__post_init__()
+
+    def describe(self) -> dict[str, Any]:
+        """Identity for `run.toml`; settings that are off are left out."""
+        return {name: value for name, value in self.to_dict().items() if value is not False}
 
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """For each of B images: with probability at least 1 − failure, the class holds within the radius.
+    """For each of B images: with probability at least 1 − failure, the class is constant within the radius.
 
-    All tensors are on the CPU. `predicted` is ABSTAIN where no radius above zero could be shown.
+    All tensors are on the CPU. `predicted` is ABSTAIN where no radius above zero could be certified.
     """
 
     predicted: Tensor  # (B,) int64
     radius: Tensor  # (B,) float64, ℓ2, in [0, 1] pixels; 0 where abstained
-    lower: Tensor  # (B,) float64: lower bound on the probability of `chosen`
-    chosen: Tensor  # (B,) int64: the class that the first samples chose
-    samples: Tensor  # (B,) int64: forward passes spent, those that chose the class included
-    votes: Tensor  # (B, K) float64: how often each class won (soft: summed probabilities) after the choice
-    counted: Tensor  # (B,) int64: samples behind `votes`
-    failure: Tensor  # (B,) float64: failure allowed to a statement made from `votes`
+    lower: Tensor  # (B,) float64: lower bound on the probability of `top`
+    top: Tensor  # (B,) int64: the class that the first samples selected
+    samples: Tensor  # (B,) int64: forward passes, including those that selected the class
+    votes: Tensor  # (B, K) float64: votes of each class (soft: summed probabilities) after the selection
+    n: Tensor  # (B,) int64: samples behind `votes`
+    failure: Tensor  # (B,) float64: failure probability of a statement derived from `votes`
 
-    def __len__(self) -> int:
-        return len(self.predicted)
+    @classmethod
+    def of(cls, *, top: Tensor, radius: Tensor, lower: Tensor, votes: Tensor, n: Tensor,
+           selection_samples: Tensor | int, failure: Tensor | float) -> Certificate:
+        """Certificates that abstain where the radius is zero."""
+        certified = radius > 0
+        return cls(torch.where(certified, top, ABSTAIN), torch.where(certified, radius, 0.0), lower, top,
+                   n + selection_samples, votes, n,
+                   torch.as_tensor(failure, dtype=torch.float64).expand(len(n)).clone())
 
-    @property
-    def shares(self) -> Tensor:
-        """(B, K) estimated class probabilities: estimates, not bounds."""
-        return self.votes / self.counted.unsqueeze(1)
-
-
-def joined(parts: Sequence[Certificate]) -> Certificate:
-    """Certificates of several batches as one."""
-    names = [field.name for field in dataclasses.fields(Certificate)]
-    return Certificate(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
-
-
-def made(predicted: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-    """A class without a radius above zero is no certificate."""
-    sure = radius > 0
-    return torch.where(sure, predicted, ABSTAIN), torch.where(sure, radius, 0.0)
+    def gap(self, classes: Tensor) -> Tensor:
+        """(B,) estimated probability of the top class minus that of `classes` (B,)."""
+        shares = self.votes / self.n.unsqueeze(1)
+        return (shares.gather(1, self.top.unsqueeze(1)) - shares.gather(1, classes.unsqueeze(1))).squeeze(1)

@@ -1,74 +1,68 @@
-"""How confident a smoothed classifier is where it should not be [SmoothMix, NoiseTable 1 and Figure 3].
-
-Both look at adversarial images of the smoothed classifier; the attack is handed in, because attacks are
-strangers to this room.
-"""
+"""Estimates of how a smoothed classifier behaves under attack [SmoothMix, Table 1 and Figure 3]; never certificates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.certification.plan import SmoothingPlan
-from equipoise.certification.sampler import Engine, Sampler
+from equipoise.certification.certificate import SmoothingPlan
+from equipoise.certification.sampler import Sampler, SamplerOptions
+from equipoise.core import checks
+from equipoise.core.geometry import per_example
 from equipoise.core.modes import inference
-from equipoise.core.rng import Stream
-
-Attack = Callable[[Tensor, Tensor, float], Tensor]  # images, labels, ℓ2 radius → attacked images
+from equipoise.core.rng import Stream, stream
 
 
-@dataclass(frozen=True, eq=False)
-class Confidence:
-    """Vote shares of the smoothed classifier at adversarial images of one attack radius."""
+class AveragedClassifier(nn.Module):
+    """The smoothed classifier as a differentiable module: log mean softmax(f(x + noise)) [Salman2019].
 
-    radius: float
-    true: Tensor  # (B,) share of the true class
-    off: Tensor  # (B,) largest share of another class
+    The `copies` noises are the same for every image and every call, so attacks can follow a deterministic function.
+    """
+
+    noise: Tensor
+
+    def __init__(self, model: nn.Module, sigma: float, image_shape: tuple[int, ...], *, copies: int = 32,
+                 seed: int = 0) -> None:
+        super().__init__()
+        checks.positive("sigma", sigma)
+        checks.whole("copies", copies, least=1)
+        self.model = model
+        self.register_buffer("noise", sigma * stream(seed, "average", torch.arange(copies)).normal(*image_shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, K) log-probabilities, which serve as logits."""
+        copies = len(self.noise)
+        noisy = x.unsqueeze(1) + self.noise.to(x.dtype)
+        log_p = F.log_softmax(self.model(noisy.flatten(0, 1)), dim=1).view(len(x), copies, -1)
+        return torch.logsumexp(log_p, dim=1) - torch.tensor(copies, dtype=log_p.dtype, device=x.device).log()
 
 
 @torch.no_grad()
-def shares(model: nn.Module, x: Tensor, plan: SmoothingPlan, stream: Stream, engine: Engine) -> Tensor:
-    """(B, K) votes / samples."""
+def vote_shares(model: nn.Module, x: Tensor, plan: SmoothingPlan, stream: Stream,
+                options: SamplerOptions | None = None) -> Tensor:
+    """(B, K) share of the votes of each class: its estimated confidence."""
     with inference(model):
         zero = torch.zeros(len(x), dtype=torch.int64)
-        return Sampler(model, x, stream, plan, engine).votes("shares", zero, zero + plan.samples) / plan.samples
+        return Sampler(model, x, stream, plan, options).votes("shares", zero, zero + plan.samples) / plan.samples
 
 
-def confidences(
-    model: nn.Module, x: Tensor, y: Tensor, *, attack: Attack, at: Sequence[float], plan: SmoothingPlan, stream: Stream,
-    engine: Engine | None = None,
-) -> list[Confidence]:
-    """True-class and best wrong-class confidence as the attack radius grows; radius 0 is the clean image."""
-    found = []
-    for radius in at:
-        attacked = x if radius == 0 else attack(x, y, radius)
-        p = shares(model, attacked, plan, stream, engine or Engine())
-        own = y.cpu().unsqueeze(1)
-        found.append(Confidence(radius, p.gather(1, own).squeeze(1), p.scatter(1, own, -1.0).amax(dim=1)))
-    return found
+def mixing_ratios(model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, *, plan: SmoothingPlan, stream: Stream,
+                  options: SamplerOptions | None = None) -> Tensor:
+    """(B,) smallest λ in [0, 1] at which (1 − λ)·x + λ·x_adv is no longer classified as y: equal-confidence ratio.
 
-
-def mixing_ratios(
-    model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, *, plan: SmoothingPlan, stream: Stream,
-    engine: Engine | None = None, halvings: int = 7,
-) -> Tensor:
-    """(B,) least λ in [0, 1] at which (1 − λ)·x + λ·x_adv is no longer voted y: the equal-confidence ratio.
-
-    SearchResult by bisection with the same noise at every λ; 0 where the clean image is voted otherwise already,
-    NaN where the adversarial one is not.
+    By bisection with the same noise at every λ; 0 where the clean image is misclassified, NaN where the adversarial one
+    is not.
     """
-    def kept(ratio: Tensor) -> Tensor:
-        scale = ratio.to(x).view(-1, *[1] * (x.dim() - 1))
+    def is_kept(ratio: Tensor) -> Tensor:
+        scale = per_example(ratio.to(x), x)
         mixed = ((1 - scale) * x + scale * x_adv).clamp(0, 1)
-        return shares(model, mixed, plan, stream, engine or Engine()).argmax(dim=1) == y.cpu()
+        return vote_shares(model, mixed, plan, stream, options).argmax(dim=1) == y.cpu()
 
     low, high = torch.zeros(len(x)), torch.ones(len(x))
-    at_start, at_end = kept(low), kept(high)
-    for _ in range(halvings):
+    at_start, at_end = is_kept(low), is_kept(high)
+    for _ in range(7):  # to within 1/128
         middle = (low + high) / 2
-        stands = kept(middle)
-        low, high = torch.where(stands, middle, low), torch.where(stands, high, middle)
+        kept = is_kept(middle)
+        low, high = torch.where(kept, middle, low), torch.where(kept, high, middle)
     return torch.where(at_start, torch.where(at_end, torch.nan, high), 0.0)

@@ -1,4 +1,4 @@
-"""The smoothed classifier h inside a mixture (1 − alpha)·g + alpha·h, where nothing is known about g."""
+"""The smoothed classifier h inside a mixture (1 − alpha)·g + alpha·h, where nothing is assumed about g."""
 
 from __future__ import annotations
 
@@ -7,149 +7,114 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
-from equipoise.certification import bounds, radii
-from equipoise.certification.bounds import Floats
-from equipoise.certification.certificate import ABSTAIN, Certificate
+from equipoise.certification import radii
+from equipoise.certification.certificate import ABSTAIN
+from equipoise.certification.radii import Floats, Ints
 from equipoise.core import checks
-from equipoise.core.records import Row
+from equipoise.core.rows import CertificateRow
 
-Ints = NDArray[np.int64]
-# From a lower bound of h's class alone; "3.5" with the paper's constant [Bai2024].
+# Radii from a lower bound of the probability of h's class alone; "3.5" with the paper's constant [Bai2024].
 THEOREMS: dict[str, Callable[[Floats, float, float], Floats]] = {
     "ours": radii.one_sided,
-    "A.2": lambda p, sigma, alpha: radii.paper(p, 1 - p, sigma, alpha),
-    "3.5": radii.lipschitz,
+    "A.2": lambda p, sigma, alpha: radii.theorem_a2(p, 1 - p, sigma, alpha),
+    "3.5": radii.theorem_3_5,
 }
 
 
-def keeps_class(probabilities: Tensor, alpha: float) -> Tensor:
-    """(B,) whether h's margin alone decides the mixture, whatever g says [Bai2024, Lemma 3.2].
-
-    Args:
-        probabilities: (B, K) of h.
-        alpha: weight of h, at least 1/2.
-    """
-    top = probabilities.topk(2, dim=1).values
-    return top[:, 0] - top[:, 1] >= radii.lemma_margin(alpha)
-
-
-def answer(votes: Floats, n: Floats, chosen: ArrayLike, accurate: ArrayLike, alpha: float, failure: ArrayLike) -> Ints:
+def predict_from_votes(votes: Floats, n: Floats, top: ArrayLike, accurate: ArrayLike, alpha: float,
+                       failure: ArrayLike) -> Ints:
     """(B,) class of the mixture (1 − alpha)·onehot(g) + alpha·h from votes for h, or ABSTAIN.
 
-    Only the class of g and that of h can win. Each is tested with half of the failure (all of it where they
-    agree): it wins if its lower bound beats every other class's upper bound by what g adds or takes. To be
-    wrong, the test against the one class that truly wins must fail, so no union over classes is needed.
+    Only the class of g and that of h can win. Each is tested with half of the failure probability (all of it where they
+    agree): it wins if its lower bound exceeds every other class's upper bound, with the weight of g added to g's class.
+    To be wrong, the test against the one class that truly wins must fail, so no union over classes is needed.
 
     Args:
-        votes: (B, K) of the smoothed classifier.
-        n: (B,) their sums.
-        chosen: (B,) class of h, chosen on other samples.
-        accurate: (B,) class of g.
+        votes, n: (B, K) of h, and their sums (B,).
+        top, accurate: (B,) class of h, selected on other samples, and of g.
         alpha: weight of h, at least 1/2.
-        failure: (B,) or () probability with which an answer may be wrong.
+        failure: (B,) or () probability with which a prediction may be wrong.
     """
-    bounds.matching(votes, n)
-    ours, theirs = np.asarray(chosen), np.asarray(accurate)
-    level = np.broadcast_to(failure, ours.shape) / np.where(ours == theirs, 1, 2)
-    found = np.where(_wins(votes, n, theirs, theirs, alpha, level), theirs, ABSTAIN)
-    return np.where(_wins(votes, n, ours, theirs, alpha, level), ours, found).astype(np.int64)
+    radii.check_votes(votes, n)
+    smoothed, other = np.asarray(top), np.asarray(accurate)
+    level = np.broadcast_to(failure, smoothed.shape) / np.where(smoothed == other, 1, 2)
+    classes = np.where(_wins(votes, n, other, other, alpha, level), other, ABSTAIN)
+    return np.where(_wins(votes, n, smoothed, other, alpha, level), smoothed, classes).astype(np.int64)
 
 
-def _wins(
-    votes: Floats, n: Floats, candidate: Ints, accurate: Ints, alpha: float, failure: Floats
-) -> NDArray[np.bool_]:
+def _wins(votes: Floats, n: Floats, candidate: Ints, accurate: Ints, alpha: float,
+          failure: Floats) -> NDArray[np.bool_]:
     rows = np.arange(len(votes))
-    gift = np.zeros_like(votes)
-    gift[rows, accurate] = radii.lemma_margin(alpha)
-    own = bounds.lower(votes[rows, candidate], n, failure / 2) + gift[rows, candidate]
-    others = bounds.upper(votes, n[:, None], failure[:, None] / 2) + gift
+    bonus = np.zeros_like(votes)
+    bonus[rows, accurate] = radii.lemma_margin(alpha)
+    own = radii.lower_bound(votes[rows, candidate], n, failure / 2) + bonus[rows, candidate]
+    others = radii.upper_bound(votes, n[:, None], failure[:, None] / 2) + bonus
     others[rows, candidate] = -np.inf
     return np.asarray(own > others.max(axis=1))
 
 
 @dataclass(frozen=True)
-class Base:
-    """What certification found about one smoothed base on N labelled images, and what g says there."""
+class SmoothedBase:
+    """Certificates of one smoothed classifier h on N labelled images, with the classes of g; valid for any alpha."""
 
     sigma: float
-    chosen: Ints  # (N,) class of h
+    top: Ints  # (N,) class of h
     lower: Floats  # (N,) lower bound of its probability
     accurate: Ints  # (N,) class of g
-    gap: Floats  # (N,) estimated probability of h's class less that of g's class, both under h
+    gap: Floats  # (N,) estimated probability of h's class minus that of g's class, both under h
     labels: Ints  # (N,)
 
     @staticmethod
-    def of(found: Certificate, sigma: float, accurate: Tensor, labels: Tensor) -> Base:
-        """From certificates (of any alpha: bounds do not depend on it)."""
-        return Base(sigma, found.chosen.numpy(), found.lower.numpy(), accurate.cpu().numpy(),
-                    gap_of(found, accurate.cpu()).numpy(), labels.cpu().numpy())
-
-    @staticmethod
-    def of_rows(rows: Sequence[Row], sigma: float) -> Base:
-        """From the rows of a certified mixture; `sigma` where rows have none."""
-        column = {key: np.array([row[key] for row in rows]) for key in ("top", "lower", "accurate", "gap", "label")}
-        return Base(rows[0].get("sigma", sigma), *column.values())
+    def of_rows(rows: Sequence[CertificateRow]) -> SmoothedBase:
+        """From the rows of a certified mixture."""
+        columns = zip(*((row.top, row.lower, row.accurate, row.gap, row.label) for row in rows), strict=True)
+        return SmoothedBase(rows[0].sigma, *(np.array(column) for column in columns))
 
     def radius(self, alpha: float, theorem: str = "ours") -> Floats:
         """(N,) certified radius of the mixture by one of THEOREMS; zero where h's class is wrong."""
-        return np.where(self.chosen == self.labels, THEOREMS[theorem](self.lower, self.sigma, alpha), 0.0)
+        return np.where(self.top == self.labels, THEOREMS[theorem](self.lower, self.sigma, alpha), 0.0)
+
+    def correct(self, alpha: float) -> NDArray[np.bool_]:
+        """(N,) whether the mixture classifies the clean image correctly: estimated from the vote shares of h."""
+        return np.asarray(np.where(self.gap < radii.lemma_margin(alpha), self.accurate, self.top) == self.labels)
+
+    def clean_accuracy(self, alpha: float) -> float:
+        """Accuracy of the mixture on clean images: an estimate."""
+        return float(self.correct(alpha).mean())
+
+    def largest_alpha(self, clean: float) -> float:
+        """The largest alpha in [1/2, 1] with which the mixture's clean accuracy is at least `clean`.
+
+        The accuracy only changes where the margin of h over g's class equals (1 − alpha)/alpha, so all candidates are
+        known. Alpha should be selected on images that are not evaluated afterwards.
+        """
+        checks.within("clean", clean, 0, 1)
+        best = self.best_clean_accuracy()
+        checks.require(clean <= best, "clean", f"be reachable with alpha in [0.5, 1], at most {best:g}", clean)
+        return next(alpha for alpha in self._candidates() if self.clean_accuracy(alpha) >= clean)
+
+    def best_clean_accuracy(self) -> float:
+        """The best clean accuracy of any alpha in [1/2, 1]: an estimate."""
+        return max(self.clean_accuracy(alpha) for alpha in self._candidates())
+
+    def _candidates(self) -> list[float]:
+        """In falling order, each just small enough for g to win the images of one gap."""
+        gaps = np.unique(self.gap[(self.gap >= 0) & (self.gap < 1)])
+        return [1.0, *np.maximum(1 / (1 + gaps + 1e-9), 0.5).tolist()]
 
 
-def winners(base: Base, alpha: float) -> Ints:
-    """(N,) class of the mixture on clean images: an estimate, from estimated probabilities of h."""
-    return np.where(base.gap < radii.lemma_margin(alpha), base.accurate, base.chosen)
+def frontier(mixtures: Sequence[tuple[SmoothedBase, float]], at: ArrayLike,
+             theorem: str = "ours") -> tuple[Floats, list[int]]:
+    """Certified accuracy, at every radius, of the best of some mixtures (base, alpha).
 
-
-def clean_accuracy(base: Base, alpha: float) -> float:
-    """Accuracy of the mixture on clean images: an estimate."""
-    return float((winners(base, alpha) == base.labels).mean())
-
-
-def alpha_for(base: Base, clean: float) -> float:
-    """The largest alpha in [1/2, 1] with which the mixture's clean accuracy is at least `clean`.
-
-    The accuracy only changes where the margin of h over g's class equals (1 − alpha)/alpha, so that every
-    candidate is known; alpha should be chosen on images that are not evaluated afterwards.
-    """
-    checks.within("clean", clean, 0, 1)
-    found = next((alpha for alpha in _candidates(base) if clean_accuracy(base, alpha) >= clean), None)
-    if found is None:
-        raise checks.InputError(f"`clean` must be reachable with alpha in [0.5, 1], at most {most_clean(base):g}, "
-                                f"got {clean:g}")
-    return found
-
-
-def most_clean(base: Base) -> float:
-    """The best clean accuracy that any alpha in [1/2, 1] reaches: an estimate."""
-    return max(clean_accuracy(base, alpha) for alpha in _candidates(base))
-
-
-def _candidates(base: Base) -> list[float]:
-    """Falling; just above a margin g has won that image, so the last bits go to g."""
-    gaps = np.unique(base.gap[(base.gap >= 0) & (base.gap < 1)])
-    return [1.0, *np.maximum(1 / (1 + gaps + 1e-9), 0.5).tolist()]
-
-
-def frontier(
-    mixtures: Sequence[tuple[Base, float]], reach: ArrayLike, theorem: str = "ours"
-) -> tuple[Floats, list[int]]:
-    """Certified accuracy at every radius of the best of some mixtures with one clean accuracy.
-
-    Each is a base with the alpha that :func:`alpha_for` found for it, so that sigma and alpha vary together
-    [Bai2024, Figures 6 and 7]. Any alpha is served by the same votes: the bound of a base does not know it.
+    With the alphas of :meth:`SmoothedBase.largest_alpha` all have one clean accuracy, and sigma and alpha vary together
+    [Bai2024, Figures 6 and 7]. Any alpha can use the same votes: the bound of a base does not depend on it.
 
     Returns:
-        (R,) certified accuracy and, per radius, which mixture it is of.
+        (R,) certified accuracy and, per radius, the position of its mixture.
     """
     checks.require(len(mixtures) > 0, "mixtures", "hold at least one", 0)
-    wanted = np.maximum(np.asarray(reach, dtype=np.float64), 1e-300)
-    table = np.stack([(base.radius(alpha, theorem)[:, None] >= wanted).mean(axis=0) for base, alpha in mixtures])
-    return table.max(axis=0), table.argmax(axis=0).tolist()
-
-
-def gap_of(found: Certificate, accurate: Tensor) -> Tensor:
-    """(B,) how far h puts its class above g's class: estimated, not bounded."""
-    own = found.shares.gather(1, found.chosen.unsqueeze(1))
-    return (own - found.shares.gather(1, accurate.unsqueeze(1))).squeeze(1)
+    radius = np.maximum(np.asarray(at, dtype=np.float64), 1e-300)
+    accuracy = np.stack([(base.radius(alpha, theorem)[:, None] >= radius).mean(axis=0) for base, alpha in mixtures])
+    return accuracy.max(axis=0), accuracy.argmax(axis=0).tolist()

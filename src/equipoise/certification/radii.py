@@ -1,6 +1,6 @@
-"""From probability bounds to ℓ2 radii, for a smoothed classifier alone (alpha = 1) and inside a mixture.
+"""From votes to bounds on class probabilities to ℓ2 radii, of a smoothed classifier alone (alpha = 1) or in a mixture.
 
-Every radius is rounded down: computed in double precision and lowered by more than its error.
+Bounds and radii are on the safe side: computed in double precision and reduced by more than their error.
 """
 
 from __future__ import annotations
@@ -9,24 +9,82 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
-from scipy.special import ndtr, ndtri
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import betaincinv, ndtr, ndtri
 
-from equipoise.certification import bounds
-from equipoise.certification.bounds import Floats
-from equipoise.certification.plan import SmoothingPlan
+from equipoise.certification.certificate import SmoothingPlan
 from equipoise.core import checks
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+# Far above the error of the inverse incomplete beta function, far below any visible difference in a radius.
+SLACK = 1e-12
 # In units of sigma; the normal quantile is good to about 1e-15, a bound on p to 1e-12 (1e-8 after the quantile).
-SLACK = 1e-9
+_QUANTILE_SLACK = 1e-9
 _HALVINGS = 60
-_FAR = 37.0
+_LARGEST_QUANTILE = 37.0
+
+
+def lower_bound(successes: ArrayLike, n: ArrayLike, failure: ArrayLike) -> Floats:
+    """One-sided Clopper-Pearson bound: exceeds the true probability with probability at most `failure`.
+
+    Shapes broadcast; `successes` may be fractional, to predict the bound that such a share would give.
+    """
+    k, total, level = np.broadcast_arrays(*(np.asarray(values, np.float64) for values in (successes, n, failure)))
+    checks.require(bool((total >= 1).all()), "n", "be at least 1", total.min(initial=1))
+    checks.require(bool(((k >= 0) & (k <= total)).all()), "votes", "lie between 0 and the number of samples",
+                   f"{k.min(initial=0):g} to {k.max(initial=0):g}")
+    checks.require(bool(((level > 0) & (level < 1)).all()), "failure", "lie in (0, 1)", level.min(initial=0))
+    with np.errstate(invalid="ignore"):
+        bound = betaincinv(k, total - k + 1, level)
+    return np.where(k > 0, np.maximum(bound - SLACK, 0.0), 0.0)
+
+
+def upper_bound(successes: ArrayLike, n: ArrayLike, failure: ArrayLike) -> Floats:
+    """One-sided bound from above: falls below the true probability with probability at most `failure`."""
+    return 1 - lower_bound(np.asarray(n) - np.asarray(successes), n, failure)
+
+
+def two_sided_bounds(votes: ArrayLike, top: ArrayLike, n: ArrayLike, failure: ArrayLike) -> tuple[Floats, Floats]:
+    """Lower bound of the top class and upper bound of the best other class, half of `failure` each.
+
+    No union over the other classes is needed: the claim that *all* of them lie below the largest bound is wrong only
+    if the bound of the one truly largest class fails (`docs/guarantees.md`). The votes (B, K) of every image sum to n,
+    and `top` (B,) was selected on other samples.
+    """
+    counts = np.asarray(votes, dtype=np.float64)
+    total, level = np.broadcast_to(n, counts.shape[:1]), np.broadcast_to(failure, counts.shape[:1])
+    check_votes(counts, total)
+    rows = np.arange(len(counts))
+    own = lower_bound(counts[rows, np.asarray(top)], total, level / 2)
+    best = upper_bound(counts[rows, runner_up(counts, top)], total, level / 2)
+    return own, np.minimum(best, 1 - own)
+
+
+def runner_up(votes: Floats, top: ArrayLike) -> Ints:
+    """(B,) the class with the most votes (B, K) besides `top` (B,)."""
+    others = votes.copy()
+    others[np.arange(len(votes)), np.asarray(top)] = -1
+    return np.asarray(others.argmax(axis=1))
+
+
+def check_votes(votes: Floats, n: Floats) -> None:
+    """Check that the votes of every image sum to its number of samples."""
+    off = np.abs(votes.sum(axis=1) - n) > 1e-6 * np.maximum(n, 1)
+    checks.require(not off.any(), "votes", "sum to the number of samples",
+                   f"{votes[off].sum(axis=1)[:1]} for {n[off][:1]}" if off.any() else None)
 
 
 def needed_probability(alpha: float) -> float:
     """1 / (2·alpha): above it, a probability of the smoothed side outweighs any accurate classifier."""
     checks.require(0.5 <= alpha <= 1, "alpha", "lie in [0.5, 1] for a certificate", alpha)
     return 1 / (2 * alpha)
+
+
+def lemma_margin(alpha: float) -> float:
+    """(1 − alpha) / alpha: a margin of the robust side that no accurate classifier overcomes [Bai2024, Lemma 3.2]."""
+    needed_probability(alpha)
+    return (1 - alpha) / alpha
 
 
 def one_sided(p: ArrayLike, sigma: float, alpha: float = 1.0) -> Floats:
@@ -40,93 +98,79 @@ def one_sided(p: ArrayLike, sigma: float, alpha: float = 1.0) -> Floats:
     >>> float(one_sided(0.99, 1.0, 0.79).round(2))
     1.99
     """
-    return _down(_quantile(p) - _quantile(needed_probability(alpha)), sigma)
+    return _round_down(_quantile(p) - _quantile(needed_probability(alpha)), sigma)
 
 
 def two_sided(p: ArrayLike, q: ArrayLike, sigma: float, alpha: float = 1.0) -> Floats:
     r"""The radius from a lower bound p on the top class and an upper bound q on every other class.
 
     The largest r with :math:`\Phi(\Phi^{-1}(p) - r/\sigma) - \Phi(\Phi^{-1}(q) + r/\sigma) \ge (1-\alpha)/\alpha`,
-    found by bisection from below; at alpha = 1 it is σ/2·(Φ⁻¹(p) − Φ⁻¹(q)) [Cohen2019].
+    by bisection from below; at alpha = 1 it is σ/2·(Φ⁻¹(p) − Φ⁻¹(q)) [Cohen2019].
     """
     own, other = np.broadcast_arrays(_quantile(p), _quantile(q))
     if alpha == 1:
-        return _down((own - other) / 2, sigma)
-    margin = lemma_margin(alpha) + bounds.SLACK
+        return _round_down((own - other) / 2, sigma)
+    margin = lemma_margin(alpha) + SLACK
     low, high = np.zeros_like(own), np.maximum((own - other) / 2, 0)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         kept = ndtr(own - middle) - ndtr(other + middle) >= margin
         low, high = np.where(kept, middle, low), np.where(kept, high, middle)
-    return _down(low, sigma)
+    return _round_down(low, sigma)
 
 
-def paper(p: ArrayLike, q: ArrayLike, sigma: float, alpha: float = 1.0) -> Floats:
-    """σ/2·(Φ⁻¹(α·p) − Φ⁻¹(α·q + 1 − α)) [Bai2024, Theorem A.2], shown beside ours."""
+def theorem_a2(p: ArrayLike, q: ArrayLike, sigma: float, alpha: float = 1.0) -> Floats:
+    """σ/2·(Φ⁻¹(α·p) − Φ⁻¹(α·q + 1 − α)) [Bai2024, Theorem A.2], for comparison."""
     needed_probability(alpha)
-    other = np.minimum(alpha * _probability(q) + 1 - alpha, 1)
-    return _down((_quantile(alpha * _probability(p)) - _quantile(other)) / 2, sigma)
+    other = np.minimum(alpha * _probability(q) + (1 - alpha), 1)  # 1 − alpha is exact; adding 1 first would lose q
+    return _round_down((_quantile(alpha * _probability(p)) - _quantile(other)) / 2, sigma)
 
 
-def lipschitz(p: ArrayLike, sigma: float, alpha: float = 1.0) -> Floats:
-    """(2·p − 1/α) / (2·L) with L = √(2/(π·σ²)), from p alone [Bai2024, Theorem 3.5], shown beside ours."""
+def theorem_3_5(p: ArrayLike, sigma: float, alpha: float = 1.0) -> Floats:
+    """(2·p − 1/α) / (2·L) with L = √(2/(π·σ²)), from p alone [Bai2024, Theorem 3.5], for comparison."""
     needed_probability(alpha)
-    return _down((2 * _probability(p) - 1 / alpha) / 2 * math.sqrt(math.pi / 2), sigma)
-
-
-def lemma_margin(alpha: float) -> float:
-    """(1 − alpha) / alpha: a margin of the robust side that no accurate classifier overcomes [Bai2024, Lemma 3.2]."""
-    needed_probability(alpha)
-    return (1 - alpha) / alpha
+    return _round_down((2 * _probability(p) - 1 / alpha) / 2 * math.sqrt(math.pi / 2), sigma)
 
 
 @dataclass(frozen=True)
-class Rule:
-    """How votes become a bound and a radius."""
+class VoteRule:
+    """Computes a lower bound of the top class's probability and a radius from votes."""
 
-    sigma: float
-    alpha: float = 1.0
-    two_sided: bool = False
-    slack: float = 0.0  # probability lost to a sampler that is not exact
+    plan: SmoothingPlan
+    probability_error: float = 0.0  # how far the sampler's own error may shift any probability
 
-    @staticmethod
-    def of(plan: SmoothingPlan, slack: float = 0.0) -> Rule:
-        """The rule that a plan asks for."""
-        return Rule(plan.sigma, plan.alpha, plan.two_sided, slack)
+    def __call__(self, votes: Floats, n: Floats, top: ArrayLike, failure: ArrayLike) -> tuple[Floats, Floats]:
+        """(B, K) votes → (B,) lower bound of the top class, (B,) radius; wrong with probability `failure`."""
+        if self.plan.two_sided:
+            p, q = two_sided_bounds(votes, top, n, failure)
+            p, q = np.maximum(p - self.probability_error, 0), np.minimum(q + self.probability_error, 1)
+            return p, two_sided(p, q, self.plan.sigma, self.plan.alpha)
+        check_votes(votes, n)
+        own = votes[np.arange(len(votes)), np.asarray(top)]
+        p = np.maximum(lower_bound(own, n, failure) - self.probability_error, 0)
+        return p, one_sided(p, self.plan.sigma, self.plan.alpha)
 
-    def __call__(self, votes: Floats, n: Floats, chosen: ArrayLike, failure: ArrayLike) -> tuple[Floats, Floats]:
-        """(B, K) votes → (B,) lower bound of the chosen class, (B,) radius; wrong with probability `failure`."""
-        if self.two_sided:
-            p, q = bounds.of_counts(votes, chosen, n, failure)
-            p, q = np.maximum(p - self.slack, 0), np.minimum(q + self.slack, 1)
-            return p, two_sided(p, q, self.sigma, self.alpha)
-        bounds.matching(votes, n)
-        own = votes[np.arange(len(votes)), np.asarray(chosen)]
-        p = np.maximum(bounds.lower(own, n, failure) - self.slack, 0)
-        return p, one_sided(p, self.sigma, self.alpha)
-
-    def optimistic(self, votes: Floats, n: Floats, chosen: ArrayLike, failure: ArrayLike) -> Floats:
-        """(B,) what the radius could at most be: the true probability exceeds its upper bound that rarely."""
-        own = bounds.upper(votes[np.arange(len(votes)), np.asarray(chosen)], n, failure)
-        if not self.two_sided:
-            return one_sided(own, self.sigma, self.alpha)
-        others = votes.copy()
-        others[np.arange(len(votes)), np.asarray(chosen)] = 0
-        return two_sided(own, bounds.lower(others.max(axis=1), n, failure), self.sigma, self.alpha)
+    def largest_radius(self, votes: Floats, n: Floats, top: ArrayLike, failure: ArrayLike) -> Floats:
+        """(B,) upper bound of any radius that more samples could certify; wrong with probability about `failure`."""
+        rows = np.arange(len(votes))
+        own = upper_bound(votes[rows, np.asarray(top)], n, failure)
+        if not self.plan.two_sided:
+            return one_sided(own, self.plan.sigma, self.plan.alpha)
+        other = lower_bound(votes[rows, runner_up(votes, top)], n, failure)
+        return two_sided(own, other, self.plan.sigma, self.plan.alpha)
 
 
 def _probability(p: ArrayLike) -> Floats:
     array = np.asarray(p, dtype=np.float64)
-    inside = bool(((array >= 0) & (array <= 1)).all())
-    checks.require(inside, "probability", "lie in [0, 1]", p)
+    checks.require(bool(((array >= 0) & (array <= 1)).all()), "probability", "lie in [0, 1]", p)
     return array
 
 
 def _quantile(p: ArrayLike) -> Floats:
-    """Φ⁻¹, kept finite: beyond ±37 a double has no probability between 0 and 1 any more."""
-    return np.asarray(np.clip(ndtri(_probability(p)), -_FAR, _FAR))
+    """Φ⁻¹, kept finite: beyond ±37 a double has no probability between 0 and 1."""
+    return np.asarray(np.clip(ndtri(_probability(p)), -_LARGEST_QUANTILE, _LARGEST_QUANTILE))
 
 
-def _down(in_sigmas: Floats, sigma: float) -> Floats:
+def _round_down(in_sigmas: Floats, sigma: float) -> Floats:
     checks.positive("sigma", sigma)
-    return np.maximum(sigma * (in_sigmas - SLACK * np.maximum(1, np.abs(in_sigmas))), 0.0)
+    return np.maximum(sigma * (in_sigmas - _QUANTILE_SLACK * np.maximum(1, np.abs(in_sigmas))), 0.0)

@@ -1,4 +1,4 @@
-"""Noisy copies of many images through a model, with counts on the device and memory that does not grow with n."""
+"""Logits of a model at many noisy copies of many images, in memory that does not grow with their number."""
 
 from __future__ import annotations
 
@@ -12,152 +12,149 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.certification import noise, sound
-from equipoise.certification.plan import SmoothingPlan
-from equipoise.core import checks, memory
+from equipoise.certification import noise
+from equipoise.certification.certificate import SmoothingPlan
+from equipoise.core import checks, memory, rng
 from equipoise.core.rng import Stream
 
-_MOST_HANDS = 8  # more would wait for Python's lock
-Spread = Callable[[Callable[[slice], Any], Iterable[slice]], Iterator[Any]]
-Use = Callable[[Tensor, Tensor, Tensor], None]  # position (R,), logits (R, K), counts or not (R,)
-
-
-def unwatched(samples: int) -> None:
-    """Nobody looks."""
+_MAX_WORKERS = 8  # more would wait for Python's lock
+MapBatches = Callable[[Callable[[slice], Any], Iterable[slice]], Iterator[Any]]
+Accumulate = Callable[[Tensor, Tensor, Tensor], None]  # position (R,), logits (R, K), False where padding (R,)
 
 
 @dataclass(frozen=True)
-class Engine:
+class SamplerOptions:
     """How the forward passes are done; nothing here changes a certificate beyond rounding.
 
     Args:
-        batch_size: noisy images per forward pass; halved when memory runs out. If not given, 64 on a CPU
-            (more does not fit its caches) and 4096 on a GPU.
-        compiled: fuse noise and model with `torch.compile` and keep every batch the same shape; it costs
-            about half a minute once and pays for millions of samples.
-        watch: told how many samples have been drawn.
+        batch_size: noisy images per forward pass; halved when memory runs out. If not given, 64 on a CPU (more does
+            not fit its caches) and 4096 on a GPU.
+        compiled: fuse noise and model with `torch.compile` and keep every batch the same shape. It costs about half a
+            minute once and pays off for millions of samples.
+        on_samples: called with the number of samples drawn since the last call.
     """
 
     batch_size: int | None = None
     compiled: bool = False
-    watch: Callable[[int], None] = unwatched
+    on_samples: Callable[[int], None] | None = None
 
-    def batch_on(self, device: torch.device) -> int:
-        """Noisy images per forward pass."""
+    def batch_size_on(self, device: torch.device) -> int:
+        """The batch size that is used on this device."""
         return self.batch_size or (64 if device.type == "cpu" else 4096)
 
 
 class Sampler:
-    """The smoothed classifier at B images: each may be asked for any range of its samples, for any purpose."""
+    """Draws any range of the noisy copies of B images, for any purpose, and classifies them.
 
-    def __init__(self, model: nn.Module, x: Tensor, stream: Stream, plan: SmoothingPlan, engine: Engine) -> None:
-        """`x` (B, C, H, W) lies in [0, 1]; `stream` is the chance of these images."""
+    The arguments are those of :func:`~equipoise.certification.certify`; of the plan only the noise matters.
+    """
+
+    def __init__(self, model: nn.Module, x: Tensor, stream: Stream, plan: SmoothingPlan,
+                 options: SamplerOptions | None = None) -> None:
         checks.images(x)
         checks.require(len(stream) == len(x), "stream", f"have one index per image, {len(x)}", len(stream))
-        self.model, self.x, self.plan, self.engine = model, x, plan, engine
+        self.model, self.x, self.options = model, x, options or SamplerOptions()
         self.stream = stream.to(x.device)
-        self.law = sound.table(plan.sigma).to(x.device) if plan.sound else None
-        self.source = sound.levels(x) if plan.sound else x
+        self.table = noise.alias_table(plan.sigma, x.device) if plan.sound else None
+        self.clean = noise.levels(x) if plan.sound else x
         self.sigma = torch.tensor(plan.sigma, dtype=x.dtype, device=x.device)
-        self.classes = checks.logits(model(x[:1]), 1).shape[1]
-        self.broken = torch.zeros((), dtype=torch.bool, device=x.device)
+        self.num_classes = checks.logits(model(x[:1]), 1).shape[1]
+        self.has_nan = torch.zeros((), dtype=torch.bool, device=x.device)
 
     @property
-    def slack(self) -> float:
-        """What the sampler's own error may add to any probability; known only for the sound one."""
-        return sound.slack(self.x[0].numel()) if self.plan.sound else 0.0
+    def probability_error(self) -> float:
+        """How far the sampler's own error may shift any probability; known only for sound noise."""
+        return 0.0 if self.table is None else self.x[0].numel() * noise.ERROR_PER_PIXEL
 
     def votes(self, purpose: str, start: Tensor, stop: Tensor) -> Tensor:
         """(B, K) int64 on the CPU: how often each class won among the samples start … stop − 1 of each image."""
-        counts = torch.zeros(len(self.x) * self.classes, dtype=torch.int64, device=self.x.device)
+        counts = torch.zeros(len(self.x) * self.num_classes, dtype=torch.int64, device=self.x.device)
 
-        def count(position: Tensor, logits: Tensor, live: Tensor) -> None:
-            counts.scatter_add_(0, position * self.classes + logits.argmax(dim=1), live.to(torch.int64))
+        def count(position: Tensor, logits: Tensor, valid: Tensor) -> None:
+            counts.scatter_add_(0, position * self.num_classes + logits.argmax(dim=1), valid.to(torch.int64))
 
-        self.visit(purpose, start, stop, count)
-        return counts.view(-1, self.classes).cpu()
+        self.accumulate(purpose, start, stop, count)
+        return counts.view(-1, self.num_classes).cpu()
 
-    def visit(self, purpose: str, start: Tensor, stop: Tensor, use: Use) -> None:
-        """Hand the logits of samples start … stop − 1 of every image to `use`, many images per forward pass.
+    def accumulate(self, purpose: str, start: Tensor, stop: Tensor, use: Accumulate) -> None:
+        """Pass the logits of samples start … stop − 1 of every image to `use`, many images per forward pass.
 
         Nothing is read back from the device before the end, so that it never waits.
         """
-        device, size = self.x.device, self.engine.batch_on(self.x.device)
+        device, size = self.x.device, self.options.batch_size_on(self.x.device)
         lengths = stop - start
         total = int(lengths.sum())
         start, lengths = start.to(device), lengths.to(device)
         ends = lengths.cumsum(0)
-        key = noise.key_of(self.stream.at(purpose))
+        key = rng.key_words(self.stream.at(purpose).key, device)
+        forward = _compiled_forward() if self.options.compiled else _forward
 
-        def look(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-            width = size if self.engine.compiled and rows.stop - rows.start <= size else rows.stop - rows.start
+        def classify(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+            width = size if self.options.compiled and rows.stop - rows.start <= size else rows.stop - rows.start
             row = torch.arange(rows.start, rows.start + width, device=device)
-            live = row < total
+            valid = row < total
             row = row.clamp(max=total - 1)
             position = torch.bucketize(row, ends, right=True)
             sample = row - ends[position] + lengths[position] + start[position]
-            return position, self._logits(position, sample, key), live
+            logits = forward(self.model, self.clean[position], self.stream.index[position], sample, key, self.sigma,
+                             self.table)
+            return position, logits, valid
 
-        with hands(device) as (spread, ahead):
+        with workers(device) as (map_batches, batches_ahead):
             def work(rows: slice) -> None:
                 parts = [slice(at, min(at + size, rows.stop)) for at in range(rows.start, rows.stop, size)]
                 # All are computed before the first is used, so that nothing counts twice if memory runs out.
-                for position, logits, live in list(spread(look, parts)):
-                    self.broken |= torch.isnan(logits).any()
-                    use(position, logits, live)
+                for position, logits, valid in list(map_batches(classify, parts)):
+                    self.has_nan |= torch.isnan(logits).any()
+                    use(position, logits, valid)
 
-            for rows, _ in memory.in_batches(work, total, ahead * size):
-                self.engine.watch(rows.stop - rows.start)
-        checks.require(not bool(self.broken), "logits", "not contain NaN", "NaN")
-
-    def _logits(self, position: Tensor, sample: Tensor, key: Tensor) -> Tensor:
-        x, index = self.source[position], self.stream.index[position]
-        forward = _compiled() if self.engine.compiled else _forward
-        logits: Tensor = forward(self.model, x, index, sample, key, self.sigma, self.law)
-        return logits
+            for rows, _ in memory.in_batches(work, total, batches_ahead * size):
+                if self.options.on_samples is not None:
+                    self.options.on_samples(rows.stop - rows.start)
+        checks.require(not bool(self.has_nan), "logits", "not contain NaN", "NaN")
 
 
 @contextmanager
-def hands(device: torch.device) -> Iterator[tuple[Spread, int]]:
-    """How to map a function over batches, and how many batches at a time are worth it.
+def workers(device: torch.device) -> Iterator[tuple[MapBatches, int]]:
+    """A function that maps over batches, in order, and how many batches to give it at a time.
 
-    On a CPU each batch is one thread's own. Operations as small as these gain little from being shared by several
-    cores, and where others use the cores too, every one of them waits for the slowest. Results come in order.
+    On a CPU each batch is computed by one thread. Operations as small as these gain little from being shared by several
+    cores, and where other processes use the cores too, every one of them waits for the slowest.
     """
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     if threads == 1:
         yield map, 1
         return
-    workers = min(threads, _MOST_HANDS)
-    # All three belong to a thread, so they are handed on.
+    count = min(threads, _MAX_WORKERS)
+    # All three are per thread, so they are passed on.
     grad, cast, dtype = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
-    def spread(look: Callable[[slice], Any], parts: Iterable[slice]) -> Iterator[Any]:
-        def alone(rows: slice) -> Any:
+    def map_batches(function: Callable[[slice], Any], batches: Iterable[slice]) -> Iterator[Any]:
+        def call(rows: slice) -> Any:
             with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=dtype, enabled=cast):
-                return look(rows)
+                return function(rows)
 
-        return pool.map(alone, parts)
+        return pool.map(call, batches)
 
     try:
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
-            yield spread, 4 * workers
+        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(threads // count,)) as pool:
+            yield map_batches, 4 * count
     finally:
-        torch.set_num_threads(threads)  # what threads of the future begin with
+        torch.set_num_threads(threads)  # also the default of threads that start later
 
 
 def _forward(model: nn.Module, x: Tensor, index: Tensor, sample: Tensor, key: Tensor, sigma: Tensor,
-             law: sound.NoiseTable | None) -> Tensor:
-    """(R, K) logits of x plus the noise of (index, sample)."""
-    if law is None:
-        noisy = noise.noisy(x, key, index, sample, sigma)
+             table: noise.AliasTable | None) -> Tensor:
+    """(R, K) logits of x plus the noise of (index, sample); nothing is clamped."""
+    if table is None:
+        noisy = x + sigma * noise.gaussian(key, index, sample, x.shape[1:]).to(x.dtype)
     else:
-        noisy = sound.noisy(x, key, index, sample, law, sigma.dtype)
+        noisy = noise.noisy_levels(x, key, index, sample, table, sigma.dtype)
     # Convolutions run faster with channels last, on CPUs as on GPUs.
     logits: Tensor = model(noisy.contiguous(memory_format=torch.channels_last))
     return logits.float()
 
 
 @cache
-def _compiled() -> Any:
+def _compiled_forward() -> Any:
     return torch.compile(_forward, dynamic=False)

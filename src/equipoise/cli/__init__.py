@@ -1,1 +1,1 @@
-"""The top floor: one short file per verb."""
+"""The command line: each command parses options, calls the public function of its name, and prints the result."""

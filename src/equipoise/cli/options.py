@@ -1,27 +1,32 @@
-"""Options that read the same in every verb."""
+"""Options: those that every command shares, and one per field of a settings class."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import shlex
 import sys
+import typing
+from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
-from equipoise import data
 from equipoise.core import checks, config
-from equipoise.data import Dataset
+from equipoise.core.settings import Settings
+
+EMPTY = inspect.Parameter.empty
 
 
-def _from_file(context: typer.Context, path: Path | None) -> Path | None:
+def _defaults_from_file(context: typer.Context, path: Path | None) -> Path | None:
     """A configuration file gives defaults; what is typed on the command line wins."""
     if path is not None:
         table = {key.replace("-", "_"): value for key, value in config.read(path).items()}
         flags = {p.name: getattr(p, "is_flag", False) for p in context.command.params if p.name and p.name != "config"}
-        config.known(table, flags, str(path))
         for key, value in table.items():
+            checks.one_of(f"key in {path}", key, flags)
             # The option parser would read `steps = true` as 1.
             must = "be true or false" if flags[key] else "not be true or false"
             checks.require(isinstance(value, bool) == flags[key], key, f"{must} in {path}", value)
@@ -29,54 +34,76 @@ def _from_file(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-def _seed(value: int) -> int:
-    return checks.whole("seed", value)
-
-
 Models = Annotated[list[str], typer.Argument(help="Model references: file:PATH, mixture:DIR, zoo:NAME, "
-                                             "python:MODULE:FACTORY, looks:N:REFERENCE, or a bare path.",
-                                        show_default=False)]
-Side = Annotated[str, typer.Option(help="Model reference.", show_default=False)]
-Data = Annotated[str, typer.Option(help="shapes, digits, mnist, fashion-mnist, cifar10, cifar100, "
-                                   "folder:PATH or npz:PATH.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where the data lies or is downloaded to; "
-                                              "else $EQUIPOISE_DATA.", show_default=False)]
-Split = Annotated[str, typer.Option(help="train or test.")]
-Start = Annotated[int, typer.Option(help="First image of the split.")]
-Count = Annotated[int | None, typer.Option(help="How many images; all if not given.", show_default=False)]
-Every = Annotated[int, typer.Option(help="Take every N-th image of those.")]
-Norm = Annotated[str, typer.Option(help="Norm of the perturbation: linf or l2.")]
-Eps = Annotated[str, typer.Option(help="Radius in [0, 1] pixels, such as 8/255.")]
+                                             "python:MODULE:FACTORY, tta:N:REFERENCE, or a bare path.",
+                                             metavar="MODEL...", show_default=False)]
+Reference = Annotated[str, typer.Option(help="Model reference.", show_default=False)]
 Out = Annotated[Path, typer.Option(help="Run folder; repeating the command resumes it.")]
-BatchSize = Annotated[int, typer.Option(help="Images at a time; halved when memory runs out.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Precision = Annotated[str, typer.Option(help="auto, fp32 or bf16.")]
-Seed = Annotated[int, typer.Option(help="Seed of all chance.", callback=_seed)]
+Seed = Annotated[int, typer.Option(help="Random seed.", callback=lambda value: checks.whole("seed", value))]
 Config = Annotated[Path | None, typer.Option(help="TOML file with defaults for these options.", is_eager=True,
-                                             callback=_from_file, show_default=False)]
-Arch = Annotated[str | None, typer.Option(help="Architecture of .pt and .pth files.", show_default=False)]
-Mean = Annotated[str | None, typer.Option(help="Channel means of .pt files, such as 0.49,0.48,0.45.",
-                                          show_default=False)]
-Std = Annotated[str | None, typer.Option(help="Channel deviations of .pt files.", show_default=False)]
+                                             callback=_defaults_from_file, show_default=False)]
 
 
-# What to train on: annotations and defaults, for commands that are made from settings.
-IMAGES: dict[str, tuple[Any, Any]] = {
-    "data": (Data, "cifar10"), "data_dir": (DataDir, None), "split": (Split, "train"), "start": (Start, 0),
-    "count": (Count, None), "every": (Every, 1)}
-
-
-def command() -> str:
-    """What was typed, for the record."""
+def typed_command() -> str:
+    """The command line as typed, for `run.toml`."""
     return shlex.join(["equipoise", *sys.argv[1:]])
 
 
-def images(name: str, data_dir: Path | None, split: str, start: int, count: int | None, every: int) -> Dataset:
-    """The images that the common options name."""
-    chosen = data.load(name, split=split, data_dir=data_dir, start=start, count=count)
-    return chosen.take(torch.arange(0, len(chosen), checks.whole("every", every, least=1)))
+def command(function: Callable[..., None], **settings: type[Settings]) -> Callable[..., None]:
+    """A function for Typer that parses the options of `function`'s settings and calls it with settings objects.
+
+    Args:
+        function: its parameters are options as Typer knows them, or annotated with a :class:`Settings` class; a
+            settings object as default gives the defaults of its fields.
+        settings: the classes of parameters whose annotation is only a base class.
+    """
+    hints = {**typing.get_type_hints(function, include_extras=True), **settings}
+    groups: dict[str, type[Settings]] = {}
+    options: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints[parameter.name]
+        if isinstance(hint, type) and issubclass(hint, Settings):
+            groups[parameter.name] = hint
+            options += _options_of(hint, None if parameter.default is EMPTY else parameter.default)
+        else:
+            options.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint))
+
+    def run(**given: Any) -> None:
+        grouped = {key: cls(**{field: given.pop(field) for field in cls.names() if field in given})
+                   for key, cls in groups.items()}
+        function(**grouped, **given)
+
+    run.__name__, run.__doc__ = function.__name__, inspect.getdoc(function)
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    return run
 
 
-def channels(name: str, text: str | None) -> tuple[float, ...] | None:
-    """Comma-separated numbers, one per channel."""
-    return None if text is None else tuple(checks.fraction(name, part) for part in text.split(","))
+def _options_of(cls: type[Settings], defaults: Settings | None = None) -> list[inspect.Parameter]:
+    """The fields of a settings class as options; `defaults` gives other default values."""
+    hints, options = typing.get_type_hints(cls), []
+    for field in dataclasses.fields(cls):
+        if "help" not in field.metadata:  # a setting that only callers of the function give
+            continue
+        hint = hints[field.name]
+        default: Any = field.default if defaults is None else getattr(defaults, field.name)
+        required = default is dataclasses.MISSING
+        if field.metadata.get("fraction") or str in typing.get_args(hint):  # such as 8/255, which the settings parse
+            hint = str | None if type(None) in typing.get_args(hint) else str
+            default = default if required or default is None or isinstance(default, str) else _written(float(default))
+        flags = [f"--{field.name.replace('_', '-')}"] if hint is bool else []
+        option = typer.Option(*flags, help=field.metadata["help"], show_default=not required and default is not None)
+        options.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[hint, option],
+                                         default=EMPTY if required else default))
+    return options
+
+
+def _written(value: float) -> str:
+    """A number as a user would type it, without loss.
+
+    >>> _written(0.4), _written(8 / 255), _written(0.123456789)
+    ('0.4', '8/255', '0.123456789')
+    """
+    forms = f"{value:g}", str(Fraction(value).limit_denominator(1000)), repr(value)
+    return next(form for form in forms if float(Fraction(form)) == value)

@@ -29,20 +29,12 @@ def value_and_gradient(objective: Objective) -> ValueAndGradient:
 
 def ascend(objective: Objective, start: Tensor, *, norm: str, step_size: float | Tensor, steps: int,
            project: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
-    r"""Yield `start` and then every iterate of :math:`x_{t+1} = \Pi(x_t + s \cdot \mathrm{steepest}(\nabla \ell(x_t)))`.
+    r"""Yield `start` and every iterate of :math:`x_{t+1} = \Pi(x_t + s \cdot \mathrm{steepest}(\nabla \ell(x_t)))`.
 
     The caller puts the model into the mode it is attacked in (:func:`equipoise.core.modes.inference`).
 
-    Args:
-        objective: images (B, …) → (B,), raised per image.
-        start: (B, …) first iterate.
-        norm: linf or l2; its steepest direction is followed.
-        step_size: length of a step in the norm, or (B,) lengths.
-        steps: number of steps.
-        project: Π, such as :func:`equipoise.core.geometry.project` around the clean images.
-
-    Yields:
-        steps + 1 iterates (B, …), detached.
+    `step_size` is the length s of a step in the norm, or (B,) lengths; `project` is Π, such as
+    :func:`equipoise.core.geometry.project` around the clean images. The steps + 1 iterates (B, …) are detached.
     """
     point, evaluate = start.detach(), value_and_gradient(objective)
     yield point

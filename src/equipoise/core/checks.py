@@ -1,8 +1,8 @@
-"""The public door: what a caller may hand in, and the one sentence that says why not.
+"""Checks of what callers pass in.
 
-Inside the house nothing is checked twice. Every message has the form
-"`name` must …, got …", and every error is an :class:`InputError`, so that the command line can tell
-a user's mistake (one sentence, exit code 2) from a bug of ours (a traceback).
+Every message has the form "`name` must …, got …", and every error is an :class:`InputError`, so that the command line
+can distinguish a user's mistake (one sentence, exit code 2) from a bug (a traceback). Public functions check; internal
+ones do not check again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from torch import Tensor
 
 
 class InputError(ValueError):
-    """A value from outside that cannot be used; its text is one sentence for the user."""
+    """A value passed by the caller that cannot be used; its text is one sentence for the user."""
+
+
+class EquipoiseWarning(UserWarning):
+    """Something that a user should know about a result; the command line prints it as one line."""
 
 
 def _is_number(value: object) -> bool:
@@ -31,7 +35,7 @@ def require(ok: bool, name: str, must: str, got: object) -> None:
 
 
 def fraction(name: str, text: str | float) -> float:
-    """Read "8/255", "0.03" or a number; nothing is evaluated."""
+    """Parse "8/255", "0.03" or a number; nothing is evaluated as code."""
     try:
         value = float(Fraction(text.replace(" ", ""))) if isinstance(text, str) else float(text)
     except (TypeError, ValueError, ZeroDivisionError, OverflowError):
@@ -47,7 +51,7 @@ def positive(name: str, value: float) -> float:
 
 
 def whole(name: str, value: int, *, least: int = 0) -> int:
-    """A whole number of at least `least`."""
+    """An integer of at least `least`."""
     ok = _is_number(value) and isinstance(value, int) and value >= least
     require(ok, name, f"be a whole number of at least {least}", value)
     return value
@@ -66,7 +70,7 @@ def strictly_within(name: str, value: float, low: float, high: float) -> float:
 
 
 def one_of(name: str, value: str, options: Iterable[str]) -> str:
-    """One of the options; a near miss is named."""
+    """One of the options; the error suggests the nearest one."""
     names = sorted(options)
     if value in names:
         return value

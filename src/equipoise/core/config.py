@@ -1,10 +1,10 @@
-"""Settings on disk: TOML, read strictly and written plainly."""
+"""TOML files: read strictly, written with plain values first and one section per nested table."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,13 @@ from equipoise.core import checks
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A TOML file as a table; a missing or malformed one is one sentence."""
+    """A TOML file as a table."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise checks.InputError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise checks.InputError(f"{path} must be TOML: {error}") from None
-
-
-def known(table: Mapping[str, Any], allowed: Iterable[str], where: str) -> None:
-    """Refuse keys that nobody reads; a near miss is named."""
-    options = list(allowed)
-    for key in table:
-        if key not in options:
-            checks.one_of(f"key in {where}", key, options)
 
 
 def dumps(table: Mapping[str, Any]) -> str:
@@ -54,11 +46,14 @@ def _value(value: Any) -> str:
         case bool():
             return "true" if value else "false"
         case float():
-            return repr(float(value))  # a numpy float is a float, too, and writes itself otherwise
+            return repr(float(value))  # a numpy float has another repr
         case int():
             return repr(int(value))
         case str() | Path():
             return json.dumps(str(value), ensure_ascii=False)
         case list() | tuple():
             return "[" + ", ".join(_value(item) for item in value) + "]"
+        case Mapping():
+            inner = ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items() if item is not None)
+            return f"{{ {inner} }}"
     raise TypeError(f"no TOML for {value!r}")

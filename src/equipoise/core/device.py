@@ -1,4 +1,4 @@
-"""Where and how exactly to compute: the device, and the precision on it."""
+"""The device to compute on, and the precision to compute in."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "bf16")
 
 
-def pick(name: str) -> torch.device:
-    """`auto` takes CUDA where there is one; under `torchrun` each process takes its own."""
+def resolve(name: str | torch.device) -> torch.device:
+    """The device of that name; `auto` is CUDA if available, and under `torchrun` the GPU of this process."""
+    if isinstance(name, torch.device):
+        return name
     checks.one_of("device", name, DEVICES)
     present = torch.cuda.is_available()
-    if name == "cuda":
-        checks.require(present, "device", "be one that is present (no CUDA device found)", name)
+    checks.require(name != "cuda" or present, "device", "be one that is present (no CUDA device found)", name)
     if name == "cpu" or not present:
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
-_TRY = """
+BF16_TRIAL = """
 import torch
 x, layer = torch.rand(8, 64), torch.nn.Linear(64, 16)
 with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -41,16 +42,16 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
 def has_bf16(kind: str) -> bool:
     """Whether this kind of device computes in bfloat16.
 
-    Some CPUs, virtual ones above all, claim instructions on which they trap; that ends a process, so another one
+    Some CPUs, virtual ones above all, claim instructions on which they trap. That ends the process, so a separate one
     tries first.
     """
     if kind != "cpu":
         return True
-    return subprocess.run([sys.executable, "-c", _TRY], capture_output=True, check=False).returncode == 0
+    return subprocess.run([sys.executable, "-c", BF16_TRIAL], capture_output=True, check=False).returncode == 0
 
 
-def usable(name: str, device: torch.device) -> str:
-    """A precision that this device has."""
+def check_precision(name: str, device: torch.device) -> str:
+    """Check that this device has the precision of that name, and return the name."""
     checks.one_of("precision", name, PRECISIONS)
     checks.require(name != "bf16" or has_bf16(device.type), "precision",
                    f"be auto or fp32 on this {device.type}, which cannot compute in bfloat16", name)
@@ -58,8 +59,8 @@ def usable(name: str, device: torch.device) -> str:
 
 
 @contextmanager
-def exactly(device: torch.device) -> Iterator[None]:
-    """Without TF32, which torch allows in convolutions by default, and outside of any reduced precision."""
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Compute in full precision: no TF32, which torch allows in convolutions by default, and no autocast."""
     convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = convolutions.allow_tf32, products.allow_tf32
     convolutions.allow_tf32 = products.allow_tf32 = False
@@ -70,11 +71,11 @@ def exactly(device: torch.device) -> Iterator[None]:
         convolutions.allow_tf32, products.allow_tf32 = before
 
 
-def precision(name: str, device: torch.device) -> AbstractContextManager[object]:
-    """A context for forward passes: `bf16` computes convolutions and products in half the bits.
+def autocast(name: str, device: torch.device) -> AbstractContextManager[object]:
+    """A context for forward passes: `bf16` computes convolutions and matrix products in bfloat16.
 
     `auto` is fp32, because a printed accuracy should not depend on the machine that measured it.
     """
-    if usable(name, device) == "bf16":
+    if check_precision(name, device) == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()

@@ -1,4 +1,4 @@
-"""What an attack raises and a training run lowers: one value per example, (B, K) × (B,) → (B,)."""
+"""Losses per example, (B, K) × (B,) → (B,): raised by attacks, lowered by training."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from torch import Tensor
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """−log softmax(z)_y."""
-    return F.cross_entropy(logits, y, reduction="none")
+def cross_entropy(logits: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
+    """−log softmax(z)_y; with label smoothing s the target is (1 − s)·onehot + s/K."""
+    return F.cross_entropy(logits, y, reduction="none", label_smoothing=smoothing)
+
+
+def kl_divergence(log_p: Tensor, target: Tensor) -> Tensor:
+    """KL(target ‖ p) over the last axis; the gradient also flows through the target."""
+    return F.kl_div(log_p, target, reduction="none").sum(dim=-1)
 
 
 def signed_margin(scores: Tensor, y: Tensor) -> Tensor:
@@ -32,8 +37,8 @@ def probability_margin(logits: Tensor, y: Tensor) -> Tensor:
 def dlr(logits: Tensor, y: Tensor) -> Tensor:
     """Difference of logits ratio [Croce2020, Eq. (6)]: −(z_y − max_{j≠y} z_j) / (z_(1) − z_(3)).
 
-    Neither shifting nor scaling the logits changes it, so confidence cannot mask its gradient. Two
-    classes have no third logit, and the ratio would be ±1 everywhere: there it is the plain margin.
+    Neither shifting nor scaling the logits changes it, so confidence cannot mask its gradient. With two classes, where
+    there is no third logit and the ratio would be ±1 everywhere, it is the plain margin.
     """
     margin = signed_margin(logits, y)
     if logits.shape[1] < 3:
@@ -45,8 +50,7 @@ def dlr(logits: Tensor, y: Tensor) -> Tensor:
 def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     """−(z_y − z_t) / (z_(1) − (z_(3) + z_(4)) / 2) [Croce2020, Eq. (7)].
 
-    With three classes the ratio would be constant wherever the target has the lowest logit; there, and
-    with two, it is the plain difference.
+    With three classes it would be constant wherever the target has the lowest logit; there, and with two, it is −gap.
     """
     gap = logits.gather(1, y.unsqueeze(1)).squeeze(1) - logits.gather(1, target.unsqueeze(1)).squeeze(1)
     if logits.shape[1] < 4:
@@ -56,7 +60,7 @@ def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
 
 
 def margin_loss(logits: Tensor, y: Tensor) -> Tensor:
-    """max_{j≠y} p_j − p_y [PMA2024]: one probability margin, turned round so that it can be raised."""
+    """max_{j≠y} p_j − p_y [PMA2024]: the negative probability margin, so that attacks raise it."""
     return -probability_margin(logits, y)
 
 

@@ -1,4 +1,4 @@
-"""Work over many images in batches that fit: out of memory halves the batch and goes on."""
+"""Work in batches that are halved when memory runs out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 def in_batches(work: Callable[[slice], T], count: int, batch_size: int) -> Iterator[tuple[slice, T]]:
     """Call `work` on consecutive slices of 0 … count − 1 and yield each slice with its result.
 
-    Chance follows the image (:mod:`equipoise.core.rng`), so a smaller batch changes speed and rounding only.
+    Random streams are keyed by image (:mod:`equipoise.core.rng`), so a smaller batch changes speed and rounding only.
     """
     checks.whole("batch_size", batch_size, least=1)
     start = 0

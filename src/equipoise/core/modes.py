@@ -1,4 +1,4 @@
-"""How modules behave while they are looked at from outside: evaluation mode, frozen parameters."""
+"""Evaluation mode with frozen parameters, as a context."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch import nn
 def inference(*modules: nn.Module | None) -> Iterator[None]:
     """Evaluation mode and frozen parameters inside; every submodule and parameter as before outside.
 
-    Restoring only the root flag would put the frozen base of a mixture that is being trained into
-    training mode, so each submodule gets its own flag back.
+    Each submodule has its own flag: the frozen base of a mixture that is being trained stays in evaluation mode.
     """
     present = [module for module in modules if module is not None]
     training = {sub: sub.training for module in present for sub in module.modules()}

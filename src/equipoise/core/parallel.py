@@ -1,4 +1,4 @@
-"""Several processes under `torchrun`, or one: the same code, with world size 1."""
+"""Distributed processes under `torchrun`; a single process is a world of size 1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
-WAIT = timedelta(days=7)
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class World:
     size: int = 1
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this process writes what is written once."""
         return self.rank == 0
 
@@ -36,24 +35,24 @@ class World:
 
 
 @contextmanager
-def started(device: torch.device) -> Iterator[World]:
-    """Join the process group that `torchrun` announces in the environment; without one, be alone."""
+def process_group(device: torch.device) -> Iterator[World]:
+    """Join the process group that `torchrun` describes in the environment, if there is one."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield world()
         return
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    # Shares differ in length by hours; whoever is done first waits.
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=WAIT)
+    # Shards may differ in duration by hours; the first to finish waits.
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=7))
     try:
         yield world()
     finally:
-        gc.collect()  # what holds on to the group, such as a DDP module in a cycle, must go before it
+        gc.collect()  # a DDP module in a reference cycle must be freed before its process group
         dist.destroy_process_group()
 
 
 def world() -> World:
-    """This process among its peers."""
+    """Rank and number of processes."""
     return World(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else World()
 
 

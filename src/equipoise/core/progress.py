@@ -1,7 +1,7 @@
-"""Long work says how far it is: a bar on a terminal, plain lines elsewhere, silence in a library.
+"""Progress of long work: a bar in a terminal or notebook; elsewhere plain lines of a command, silence in a library.
 
-Rooms write `with progress.task("attacking", total=1000) as task: task.advance(64, standing=400)`.
-Nothing is shown unless the command line has opened `with progress.shown():`.
+Packages write `with progress.task("attacking", total=1000) as task: task.advance(64, robust=400)`. A command opens
+`with progress.display():`, so that its progress is also shown without a terminal.
 """
 
 from __future__ import annotations
@@ -10,102 +10,96 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _SECONDS_BETWEEN_LINES = 5.0
-_WORTH_A_LINE = 1.0  # seconds
+_SHORTEST_REPORTED = 1.0  # seconds; shorter work gets no final line
 
 
-class Task(Protocol):
-    """One piece of work under way."""
+class Task:
+    """One piece of work in progress; this base class shows nothing."""
 
-    def advance(self, amount: int, **facts: object) -> None:
-        """`amount` more is done; facts such as `standing=400` are shown beside the bar."""
-
-
-class _Silent:
-    def advance(self, amount: int, **facts: object) -> None:
-        pass
+    def advance(self, amount: int, **status: object) -> None:
+        """`amount` more units are done; `status` such as `robust=400` is shown beside the bar."""
 
 
-class _Lines:
+class _Line(Task):
     def __init__(self, name: str, total: int, done: int) -> None:
         self.name, self.total, self.done, self.before = name, total, done, done
         self.start = self.last = time.monotonic()
 
-    def advance(self, amount: int, **facts: object) -> None:
+    def advance(self, amount: int, **status: object) -> None:
         self.done += amount
         now = time.monotonic()
-        done = self.done >= self.total and now - self.start >= _WORTH_A_LINE
+        done = self.done >= self.total and now - self.start >= _SHORTEST_REPORTED
         if now - self.last < _SECONDS_BETWEEN_LINES and not done:
             return
         self.last = now
         left = (now - self.start) * (self.total - self.done) / max(self.done - self.before, 1)
-        shown = "".join(f", {key} {value}" for key, value in facts.items())
+        shown = "".join(f", {key} {value}" for key, value in status.items())
         print(f"{self.name}: {self.done}/{self.total}{shown}, {left:.0f} s left", file=sys.stderr, flush=True)
 
 
-class _Bars:
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+class _Bar(Task):
+    def __init__(self, bars: Progress, name: str, total: int, done: int) -> None:
+        self.bars, self.number = bars, bars.add_task(name, total=total, completed=done, status="")
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                   TextColumn("{task.fields[facts]}"), TimeRemainingColumn())
-        self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
-
-    @contextmanager
-    def task(self, name: str, total: int, done: int) -> Iterator[Task]:
-        number = self.progress.add_task(name, total=total, completed=done, facts="")
-        progress = self.progress
-
-        class Bar:
-            def advance(self, amount: int, **facts: object) -> None:
-                shown = ", ".join(f"{key} {value}" for key, value in facts.items())
-                progress.update(number, advance=amount, facts=shown)
-
-        try:
-            yield Bar()
-        finally:
-            progress.refresh()
-            progress.remove_task(number)
+    def advance(self, amount: int, **status: object) -> None:
+        shown = ", ".join(f"{key} {value}" for key, value in status.items())
+        self.bars.update(self.number, advance=amount, status=shown)
 
 
-_shown: ContextVar[_Bars | type[_Lines] | None] = ContextVar("shown", default=None)
+def _new_bars() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TextColumn("{task.fields[status]}"), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+_display: ContextVar[Progress | str | None] = ContextVar("display", default=None)  # bars, or "lines"
 
 
 @contextmanager
-def shown() -> Iterator[None]:
-    """Show the progress of everything inside on standard error; of several processes, the first shows its own."""
-    if os.environ.get("RANK", "0") != "0":
+def display() -> Iterator[None]:
+    """Show the progress of everything inside on standard error; of several processes, only that of the first."""
+    if os.environ.get("RANK", "0") != "0" or _display.get() is not None:
         yield
         return
-    if not sys.stderr.isatty():
-        token = _shown.set(_Lines)
+    with _new_bars() if _is_interactive() else nullcontext("lines") as style:
+        token = _display.set(style)
         try:
             yield
         finally:
-            _shown.reset(token)
-        return
-    bars = _Bars()
-    token = _shown.set(bars)
-    try:
-        with bars.progress:
-            yield
-    finally:
-        _shown.reset(token)
+            _display.reset(token)
+
+
+def _is_interactive() -> bool:
+    """Whether standard error is a terminal, or the code runs in a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
 @contextmanager
 def task(name: str, total: int, done: int = 0) -> Iterator[Task]:
-    """A piece of work of `total` units, of which `done` were done before the clock started."""
-    how = _shown.get()
-    if how is None:
-        yield _Silent()
-    elif isinstance(how, _Bars):
-        with how.task(name, total, done) as bar:
-            yield bar
+    """A piece of work of `total` units, of which `done` were finished before the clock started."""
+    style = _display.get()
+    if style is None and _is_interactive() and os.environ.get("RANK", "0") == "0":
+        with display(), task(name, total, done) as shown:
+            yield shown
+    elif style is None:
+        yield Task()
+    elif isinstance(style, str):
+        yield _Line(name, total, done)
     else:
-        yield how(name, total, done)
+        bar = _Bar(style, name, total, done)
+        try:
+            yield bar
+        finally:
+            style.refresh()
+            style.remove_task(bar.number)

@@ -1,55 +1,69 @@
-"""Settings as frozen dataclasses that check themselves; their fields are the options of the command line."""
+"""Settings as frozen dataclasses that check themselves; their fields are also the options of the command line."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from equipoise.core import checks
 
 
-def setting(default: Any, told: str, *, least: int | None = None, positive: bool = False, share: bool = False,
+def setting(default: Any, help: str, *, least: int | None = None, positive: bool = False, share: bool = False,
             fraction: bool = False, among: Iterable[str] | None = None) -> Any:
-    """A field with its default, the line that `--help` shows, and what it must be.
+    """A field with its default, the line that `--help` shows, and the values it may take.
 
-    Args:
-        default: its value where none is given.
-        told: one line for the user.
-        least: a whole number of at least this.
-        positive: above zero.
-        share: in [0, 1].
-        fraction: may be written "8/255"; not negative.
-        among: one of these words.
+    The default `dataclasses.MISSING` makes the setting required. A value must be an integer of at least `least`,
+    `positive`, a `share` in [0, 1], a `fraction` (not negative, may be written "8/255"), or a word `among` these.
     """
-    metadata = {"told": told, "least": least, "positive": positive, "share": share, "fraction": fraction,
+    metadata = {"help": help, "least": least, "positive": positive, "share": share, "fraction": fraction,
                 "among": None if among is None else tuple(among)}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Checks every field by its metadata; None is always "not given"."""
+    """Base class: checks every field by its metadata; None is always "not given"."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            must, value = field.metadata, getattr(self, field.name)
+            rule, value = field.metadata, getattr(self, field.name)
             if value is None:
                 continue
-            if must.get("fraction"):
+            if isinstance(field.default, bool):
+                checks.require(isinstance(value, bool), field.name, "be true or false", value)
+            if rule.get("fraction"):
                 value = checks.fraction(field.name, value)
-                checks.require(value >= 0, field.name, "not be negative", value)
+                checks.require(value >= 0 or rule.get("positive", False), field.name, "not be negative", value)
                 object.__setattr__(self, field.name, value)
-            if must.get("least") is not None:
-                checks.whole(field.name, value, least=must["least"])
-            if must.get("positive"):
+            if rule.get("least") is not None:
+                checks.whole(field.name, value, least=rule["least"])
+            if rule.get("positive"):
                 checks.positive(field.name, value)
-            if must.get("share"):
+            if rule.get("share"):
                 checks.within(field.name, value, 0, 1)
-            if must.get("among") is not None:
-                checks.one_of(field.name, value, must["among"])
+            if rule.get("among") is not None:
+                checks.one_of(field.name, value, rule["among"])
 
-    def facts(self) -> dict[str, Any]:
-        """The settings that were given or have a value, as they stand in `run.toml`."""
+    def to_dict(self) -> dict[str, Any]:
+        """The settings that have a value, as they stand in `run.toml`."""
         return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of all settings."""
+        return tuple(field.name for field in dataclasses.fields(cls))
+
+    @classmethod
+    def select(cls, values: Mapping[str, Any]) -> Self:
+        """Settings from those of the given values that are its own."""
+        return cls(**{name: values[name] for name in cls.names() if name in values})
+
+
+def split(values: Mapping[str, Any], *classes: type[Settings]) -> list[Any]:
+    """One object per class from keyword arguments that belong to either; an unknown name is an error."""
+    known = [name for cls in classes for name in cls.names()]
+    for name in values:
+        checks.one_of("setting", name, known)
+    return [cls.select(values) for cls in classes]

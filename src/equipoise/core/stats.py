@@ -1,4 +1,4 @@
-"""Intervals: no accuracy leaves the house without one."""
+"""Confidence intervals for accuracies, means and paired differences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Estimate:
 
 
 def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Estimate:
-    """Exact two-sided binomial interval: covers at least as often as promised, for every n."""
+    """Exact two-sided binomial interval: covers with at least the stated confidence, for every n."""
     _check_counts(successes, n, confidence)
     tail = (1 - confidence) / 2
     low = float(betaincinv(successes, n - successes + 1, tail)) if successes > 0 else 0.0
@@ -33,37 +33,20 @@ def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Estimat
 
 
 def share(flags: Iterable[object]) -> Estimate:
-    """How many of these are true, with their exact interval.
+    """The share of true values, with its exact interval.
 
     >>> share([True, False, True, True]).value
     0.75
     """
-    seen = [bool(flag) for flag in flags]
-    return clopper_pearson(sum(seen), len(seen))
-
-
-def lower_bound(successes: int, n: int, failure: float) -> float:
-    """One-sided Clopper-Pearson bound: exceeds the truth with probability at most `failure`."""
-    _check_counts(successes, n, 1 - failure)
-    return float(betaincinv(successes, n - successes + 1, failure)) if successes > 0 else 0.0
-
-
-def wilson(successes: int, n: int, confidence: float = 0.95) -> Estimate:
-    """Score interval [Wilson1927]: shorter than Clopper-Pearson, right on average over proportions."""
-    _check_counts(successes, n, confidence)
-    z2 = float(ndtri(0.5 + confidence / 2)) ** 2
-    share = successes / n
-    centre = (successes + z2 / 2) / (n + z2)
-    half = math.sqrt(z2) / (n + z2) * math.sqrt(n * share * (1 - share) + z2 / 4)
-    # At the ends the interval touches 0 or 1 exactly; rounding must not leave the value outside.
-    return Estimate(share, min(max(0.0, centre - half), share), max(min(1.0, centre + half), share), n)
+    values = [bool(flag) for flag in flags]
+    return clopper_pearson(sum(values), len(values))
 
 
 def paired_difference(gained: int, lost: int, n: int, confidence: float = 0.95) -> Estimate:
     """Difference of two accuracies on the same n images [Bonett2012].
 
-    `gained` images are right only under the first model, `lost` only under the second. Images on
-    which both agree say nothing about the sign, so the interval is far shorter than for two samples.
+    `gained` images are classified correctly only by the first model, `lost` only by the second. Images on which both
+    agree do not widen the interval, which is far shorter than for two independent samples.
     """
     _check_counts(gained + lost, n, confidence)
     z = float(ndtri(0.5 + confidence / 2))
@@ -88,21 +71,19 @@ def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
 
 def lead(point: NDArray[np.bool_], line: NDArray[np.bool_], *, confidence: float = 0.95, draws: int = 2000,
          seed: int = 0) -> Estimate | None:
-    """How many more clean images a model answers than others do at its own accuracy under attack.
+    """Clean accuracy of a model above a trade-off line of other models, at equal attacked accuracy.
 
-    Between two of the others the line is straight, because a coin that picks one of both answers so. The interval is
-    that of images drawn anew (bootstrap), all models on the same ones; as in :func:`paired_difference`, with one more
-    that only the model answers and one that only the others do: where no difference is seen there may still be one.
+    Between two models the line is straight, because choosing one of both at random reaches every point between them.
+    The interval is a bootstrap over images, the same for all models; as in :func:`paired_difference`, one image that
+    only the model and one that only the others classify correctly are added, so that it never has width zero.
 
     Args:
-        point: (2, n) verdicts of the model, on clean and on attacked images.
-        line: (m, 2, n) those of m ≥ 2 others on the same images.
-        confidence: of the interval.
-        draws: of n images each.
-        seed: of the draws.
+        point: (2, n) bool: correct on clean and on attacked images.
+        line: (m, 2, n) the same for m ≥ 2 other models.
+        confidence, draws, seed: of the bootstrap.
 
     Returns:
-        None where the accuracy of the model under attack lies beyond the line.
+        None where the attacked accuracy of the model lies beyond the line.
     """
     n = point.shape[-1]
     _check_counts(0, n, confidence)
@@ -121,7 +102,7 @@ def lead(point: NDArray[np.bool_], line: NDArray[np.bool_], *, confidence: float
 
 
 def _above(mine: NDArray[np.float64], line: NDArray[np.float64]) -> float:
-    """Clean accuracy above the line (m, 2), at the accuracy under attack of (2,); past its ends it goes straight on."""
+    """Clean accuracy above the line (m, 2) at the attacked accuracy of (2,); the line is extended past its ends."""
     clean, attacked = line[np.argsort(line[:, 1], kind="stable")].T
     at = int(np.clip(np.searchsorted(attacked, mine[1]), 1, len(line) - 1))
     wide = attacked[at] - attacked[at - 1]

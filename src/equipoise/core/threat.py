@@ -1,4 +1,4 @@
-"""What the adversary may do: the one object that every attack, certificate and report receives."""
+"""The threat model: the perturbations that an adversary may use."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from equipoise.core import checks
+from equipoise.core.settings import Settings, setting
 
 NORMS = ("linf", "l2")
 
@@ -38,8 +39,8 @@ class Threat:
             value = torch.nextafter(value, torch.tensor(-math.inf, dtype=dtype))
         return value.item()
 
-    def facts(self) -> dict[str, str | float]:
-        """As it stands in `summary.json` and `run.toml`."""
+    def to_dict(self) -> dict[str, str | float]:
+        """As it stands in `run.toml`."""
         return {"norm": self.norm, "eps": self.eps}
 
     def __str__(self) -> str:
@@ -47,3 +48,15 @@ class Threat:
         parts = self.eps * 255
         text = f"{round(parts)}/255" if abs(parts - round(parts)) < 1e-9 else f"{self.eps:g}"
         return f"{sign} ≤ {text}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreatSettings(Settings):
+    """A threat as options of a command."""
+
+    norm: str = setting("linf", "Norm of the perturbation: linf or l2.", among=NORMS)
+    eps: float = setting(8 / 255, "Radius in [0, 1] pixels, such as 8/255.", fraction=True, positive=True)
+
+    def threat(self) -> Threat:
+        """The threat with these settings."""
+        return Threat(self.norm, self.eps)

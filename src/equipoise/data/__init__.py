@@ -1,8 +1,6 @@
-"""Images with their labels and their place in the split: where they come from and how they are handed out."""
+"""Images with labels and their positions in a split: where they come from and how they are batched."""
 
-from equipoise.data.batches import Batch as Batch
-from equipoise.data.batches import batches as batches
-from equipoise.data.batches import pixels as pixels
-from equipoise.data.batches import shuffled as shuffled
-from equipoise.data.dataset import Dataset as Dataset
-from equipoise.data.sources import load as load
+from equipoise.data.dataset import Batch, Dataset, as_dataset, batches, pixels
+from equipoise.data.sources import DATASETS, DataSettings, load_data
+
+__all__ = ["DATASETS", "Batch", "DataSettings", "Dataset", "as_dataset", "batches", "load_data", "pixels"]

@@ -1,12 +1,17 @@
 """CIFAR-10 and CIFAR-100 in their two official layouts [Krizhevsky2009].
 
-The Python layout (pickles, read safely) is taken where it is complete for the split, then the binary one;
-both hold the same images in the same order. Where neither is there, the Python archive is downloaded.
-Labels of CIFAR-100 are the 100 fine ones.
+The Python layout (pickles, read safely) is used if it is complete for the split, else the binary one; both hold the
+same images in the same order. If neither is there, the Python archive is downloaded. CIFAR-100 has its 100 fine labels.
+
+A pickle is a program that may call any function it can name. :func:`load_pickle` lets it name only what arrays of bytes
+need, and replaces each name by a plain class of ours: not even numpy's own reconstruction runs.
 """
 
 from __future__ import annotations
 
+import io
+import math
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +20,10 @@ import torch
 from numpy.typing import NDArray
 
 from equipoise.core import checks
-from equipoise.data import download, pickles
+from equipoise.data import download
 from equipoise.data.dataset import Dataset, whole_split
 
 _ADDRESS = "https://www.cs.toronto.edu/~kriz/"
-_SHAPE = (3, 32, 32)
 _PIXELS = 3 * 32 * 32
 
 CLASSES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -40,13 +44,13 @@ Arrays = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # (N, 3072) pixels, (N,) l
 
 @dataclass(frozen=True)
 class Cifar:
-    """What differs between the two sets."""
+    """CIFAR-10 or CIFAR-100."""
 
     name: str
     classes: tuple[str, ...]
     archive: download.Remote
-    pickled_in: str
-    binary_in: str
+    python_folder: str
+    binary_folder: str
     files: dict[str, tuple[str, ...]]  # per split; the binary ones end in .bin
     label_key: bytes  # of the pickles
     label_bytes: int  # before the pixels of a binary record; the last one is the label
@@ -69,22 +73,22 @@ CIFAR100 = Cifar(
 
 
 def read(cifar: Cifar, split: str, root: Path) -> Dataset:
-    """A split out of DIR/<layout> or out of DIR itself."""
+    """Read a split from DIR/<layout> or from DIR itself."""
     files = cifar.files[split]
-    found = _find(cifar, files, root)
-    if found is None:
-        download.unpack(cifar.archive, root, cifar.pickled_in, needed=files)
-        found = root / cifar.pickled_in, ""
-    folder, suffix = found
+    layout = _find(cifar, files, root)
+    if layout is None:
+        download.unpack(cifar.archive, root, cifar.python_folder, needed=files)
+        layout = root / cifar.python_folder, ""
+    folder, suffix = layout
     parts = [_read_file(cifar, folder / (file + suffix)) for file in files]
-    images = torch.from_numpy(np.concatenate([pixels for pixels, _ in parts])).view(-1, *_SHAPE)
+    images = torch.from_numpy(np.concatenate([pixels for pixels, _ in parts])).view(-1, 3, 32, 32)
     labels = torch.from_numpy(np.concatenate([labels for _, labels in parts]))
     return whole_split(cifar.name, split, images, labels, cifar.classes)
 
 
 def _find(cifar: Cifar, files: tuple[str, ...], root: Path) -> tuple[Path, str] | None:
-    """The first folder that holds every file of the split, and how its files end."""
-    layouts = ((root / cifar.pickled_in, ""), (root / cifar.binary_in, ".bin"), (root, ""), (root, ".bin"))
+    """The first folder that has every file of the split, and the suffix of its files."""
+    layouts = ((root / cifar.python_folder, ""), (root / cifar.binary_folder, ".bin"), (root, ""), (root, ".bin"))
     for folder, suffix in layouts:
         if all((folder / (file + suffix)).is_file() for file in files):
             return folder, suffix
@@ -107,12 +111,69 @@ def _read_binary(cifar: Cifar, path: Path) -> Arrays:
 
 
 def _read_pickle(cifar: Cifar, path: Path) -> Arrays:
-    content = pickles.load(path)
+    content = load_pickle(path)
     pixels, labels = content.get(b"data"), content.get(cifar.label_key)
     if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
         raise checks.InputError(f"`{path}` must hold `data` of shape (N, {_PIXELS}), "
                                 f"got {getattr(pixels, 'shape', type(pixels).__name__)}")
     if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 256 for label in labels):
-        raise checks.InputError(f"`{path}` must hold `{cifar.label_key.decode()}`, a list of whole numbers "
+        raise checks.InputError(f"`{path}` must hold `{cifar.label_key.decode()}`, a list of integers "
                                 f"in 0..{len(cifar.classes) - 1}, got another {type(labels).__name__}")
     return pixels, np.array(labels, np.uint8)
+
+
+class _Dtype:
+    """Replaces numpy.dtype; only uint8 is allowed."""
+
+    def __init__(self, code: bytes | str, align: object = None, copy: object = None) -> None:
+        text = code.decode("ascii") if isinstance(code, bytes) else code
+        if text != "u1":
+            raise checks.InputError(f"arrays of uint8, got an array of {text!r}")
+
+    def __setstate__(self, state: object) -> None:
+        """Byte order and fields do not matter for single bytes."""
+
+
+class _Array:
+    """Replaces numpy's `_reconstruct`; the state of an array is (version, shape, dtype, fortran, bytes)."""
+
+    values: NDArray[np.uint8] = np.zeros(0, np.uint8)
+
+    def __init__(self, *arguments: object) -> None:
+        """The arguments always describe an empty array."""
+
+    def __setstate__(self, state: tuple[object, tuple[int, ...], _Dtype, bool, bytes]) -> None:
+        _, shape, _, fortran, data = state
+        if not isinstance(data, bytes) or len(data) != math.prod(shape):
+            raise checks.InputError(f"arrays with as many bytes as their shape {shape}, got another number")
+        self.values = np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads uint8 arrays, bytes, numbers, lists and dicts, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> object:
+        match module, name:
+            case ("numpy.core.multiarray" | "numpy._core.multiarray"), "_reconstruct":
+                return _Array
+            case "numpy", "ndarray":
+                return None  # only the first argument of `_reconstruct`, which is not used
+            case "numpy", "dtype":
+                return _Dtype
+            case "_codecs", "encode":
+                # A new function each time, so that a pickle cannot change it for the next.
+                return lambda text, encoding: str.encode(text, "latin1")
+            case _:
+                raise checks.InputError(f"plain arrays and lists, got a call for {module}.{name} (refused)")
+
+
+def load_pickle(path: Path) -> dict[bytes, object]:
+    """The dict that a pickle of Python 2 or 3 holds; its arrays are uint8 and its text is bytes."""
+    try:
+        content = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+    except checks.InputError as problem:
+        raise checks.InputError(f"`{path}` must hold {problem}") from None
+    except Exception as problem:  # a damaged pickle program can fail in any way
+        raise checks.InputError(f"`{path}` must be a pickle, got a damaged file ({problem})") from None
+    checks.require(isinstance(content, dict), str(path), "hold a dict", type(content).__name__)
+    return {key: value.values if isinstance(value, _Array) else value for key, value in content.items()}

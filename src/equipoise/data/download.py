@@ -1,4 +1,4 @@
-"""Official files over HTTP: checked, resumed where they broke off, never half there."""
+"""Download official files over HTTP: checked against MD5, resumed after interruptions, never left incomplete."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,80 +20,74 @@ from equipoise.core.checks import InputError
 
 _CHUNK = 1 << 18
 _TIMEOUT_SECONDS = 30
-_RANGE_NOT_SATISFIABLE = 416
-_PARTIAL = 206
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file somewhere else, and the checksum by which it is known."""
+    """A file on a server and its checksum."""
 
     url: str
     md5: str
 
     @property
     def file(self) -> str:
-        """Its name, which it keeps here."""
+        """The name of the file."""
         return self.url.rpartition("/")[2]
 
 
 def fetch(remote: Remote, folder: Path, *, needed: Sequence[str]) -> Path:
-    """Bring a file into `folder`, unless it is there.
+    """Download a file into `folder`, unless it is there.
 
-    Bytes gather in `<file>.part` and get their name once the checksum holds; a later call goes on where an
-    earlier one broke off. Processes that want the same file wait for one another.
-
-    Args:
-        remote: the file.
-        folder: made if absent.
-        needed: the files the user would have to put there by hand, for the error message.
+    Bytes are written to `<file>.part`, which is renamed once the checksum is right; a later call continues an
+    interrupted one. Processes that need the same file wait for one another. `needed` are the files that the user could
+    put there by hand, for the error message.
     """
     path = folder / remote.file
     part = folder / f"{remote.file}.part"
     try:
         if path.exists():
-            if (found := _md5(path)) != remote.md5:
-                raise _altered(path, remote, found)
+            if (checksum := _md5(path)) != remote.md5:
+                raise _wrong_checksum(path, remote, checksum)
             return path
         folder.mkdir(parents=True, exist_ok=True)
         with part.open("a+b") as file, _locked(file):
             if not path.exists():
-                _complete(remote, file)
+                _download(remote, file)
                 part.rename(path)
     except (OSError, http.client.HTTPException) as problem:
-        raise _absent(needed, folder, remote, problem) from None
+        raise _missing(needed, folder, remote, problem) from None
     return path
 
 
 def unpack(archive: Remote, root: Path, folder: str, *, needed: Sequence[str]) -> None:
-    """Fetch a tar archive into `root` and put the files of its `folder` into `root/folder`."""
+    """Download a tar archive into `root` and put the files of its `folder` into `root/folder`."""
     path = fetch(archive, root, needed=[f"{folder}/{name}" for name in needed])
-    # Unpacked aside and then moved, so that an interrupted call leaves no half-written file behind.
+    # Unpacked in a temporary folder and then moved, so that an interrupted call leaves no incomplete file.
     try:
-        with tempfile.TemporaryDirectory(dir=root, prefix=".unpack-") as aside:
+        with tempfile.TemporaryDirectory(dir=root, prefix=".unpack-") as temporary:
             with tarfile.open(path) as tar:
-                tar.extractall(aside, filter="data")
+                tar.extractall(temporary, filter="data")
             (root / folder).mkdir(exist_ok=True)
-            for one in sorted((Path(aside) / folder).iterdir()):
-                one.replace(root / folder / one.name)
+            for file in sorted((Path(temporary) / folder).iterdir()):
+                file.replace(root / folder / file.name)
     except (OSError, tarfile.TarError) as problem:
-        raise _absent(needed, root / folder, archive, problem) from None
+        raise _missing(needed, root / folder, archive, problem) from None
 
 
-def _complete(remote: Remote, file: BinaryIO) -> None:
-    """Fill `file` until the checksum holds; what an earlier call left may be of another file, so twice."""
+def _download(remote: Remote, file: BinaryIO) -> None:
+    """Complete `file` and check it; bytes of an earlier call may be of another file, so that gets a second attempt."""
     resumed = file.seek(0, 2) > 0
     for _ in range(1 + resumed):
-        _gather(remote, file)
-        if (found := _md5(Path(file.name))) == remote.md5:
+        _append_all(remote, file)
+        if (checksum := _md5(Path(file.name))) == remote.md5:
             return
         # Emptied, not removed: another process may be waiting for the lock on it.
         file.truncate(0)
-    raise _altered(Path(file.name).with_suffix(""), remote, found)
+    raise _wrong_checksum(Path(file.name).with_suffix(""), remote, checksum)
 
 
-def _gather(remote: Remote, file: BinaryIO) -> None:
-    """Append until nothing is missing; give up once an attempt brings no further byte."""
+def _append_all(remote: Remote, file: BinaryIO) -> None:
+    """Append until nothing is missing; give up after an attempt without progress."""
     while True:
         before = file.seek(0, 2)
         try:
@@ -106,28 +101,28 @@ def _gather(remote: Remote, file: BinaryIO) -> None:
 
 
 def _append(remote: Remote, file: BinaryIO) -> bool:
-    """Ask for what is missing behind the end of `file`; whether all of it came."""
+    """Request the bytes after the end of `file` and append them; returns whether all were received."""
     have = file.seek(0, 2)
     request = urllib.request.Request(remote.url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         response = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)
     except urllib.error.HTTPError as problem:
         problem.close()
-        if have and problem.code == _RANGE_NOT_SATISFIABLE:
-            return True  # nothing is missing, or what is here is of another file: the checksum tells
+        if have and problem.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return True  # nothing is missing, or these bytes are of another file: the checksum decides
         raise
     with response:
-        if have and response.status != _PARTIAL:
+        if have and response.status != HTTPStatus.PARTIAL_CONTENT:
             have = file.truncate(0)  # the server sends the whole file again
         size = int(response.headers.get("Content-Length") or 0)
         with progress.task(f"downloading {remote.file}", total=have + size, done=have) as task:
-            got = 0
+            received = 0
             while chunk := response.read(_CHUNK):
                 file.write(chunk)
-                got += len(chunk)
+                received += len(chunk)
                 task.advance(len(chunk))
         file.flush()
-    return got >= size
+    return received >= size
 
 
 def _md5(path: Path) -> str:
@@ -135,19 +130,19 @@ def _md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def _absent(needed: Sequence[str], folder: Path, remote: Remote, problem: Exception) -> InputError:
+def _missing(needed: Sequence[str], folder: Path, remote: Remote, problem: Exception) -> InputError:
     reason = str(problem) or type(problem).__name__
     return InputError(f"`data_dir` must hold {', '.join(needed)} in {folder}, got neither them nor a download "
                       f"of {remote.url} ({reason})")
 
 
-def _altered(path: Path, remote: Remote, found: str) -> InputError:
-    return InputError(f"`{path}` must have the MD5 checksum {remote.md5} of {remote.url}, got {found}")
+def _wrong_checksum(path: Path, remote: Remote, checksum: str) -> InputError:
+    return InputError(f"`{path}` must have the MD5 checksum {remote.md5} of {remote.url}, got {checksum}")
 
 
 @contextmanager
 def _locked(file: BinaryIO) -> Iterator[None]:
-    """Held by one process at a time, where the system has such locks; released when the file is closed."""
+    """An exclusive lock, on systems that have them; released when the file is closed."""
     try:
         import fcntl
     except ImportError:

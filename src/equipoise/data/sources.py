@@ -1,8 +1,8 @@
-"""Every data set by name.
+"""Data sets by name.
 
-    digits, shapes                          embedded, nothing to download
-    mnist, fashion-mnist, cifar10, cifar100 official files in the data directory, downloaded where absent
-    folder:PATH, npz:PATH                   your own
+    digits, shapes                          nothing to download
+    mnist, fashion-mnist, cifar10, cifar100 official files in the data directory, downloaded if missing
+    folder:PATH, npz:PATH                   your own images
 
 The data directory is the one given, else $EQUIPOISE_DATA, else ~/.cache/equipoise.
 """
@@ -11,31 +11,50 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from equipoise.core import checks
-from equipoise.data import arrays, cifar, digits, folder, idx
-from equipoise.data.dataset import Dataset
+from equipoise.core.registry import Registry
+from equipoise.core.settings import Settings, setting
+from equipoise.data import cifar, mnist, shapes, user_files
+from equipoise.data.dataset import Dataset, whole_split
 
 SPLITS = ("train", "test")
+PATHS: dict[str, Callable[[Path, str], Dataset]] = {"folder": user_files.read_folder, "npz": user_files.read_npz}
 
 
-def _shapes(split: str, root: Path) -> Dataset:
-    from equipoise.data import shapes
+def _digits(split: str, root: Path) -> Dataset:
+    """scikit-learn's digits, 8 × 8: 1442 train or 355 test images.
 
-    return shapes.draw(split)
+    Every fifth image of each digit is a test image, starting with the fifth. (Every fifth image of the file would give
+    some digits twice as often as others, because they are in the order 0 … 9.) The values 0 … 16 become
+    round(v · 255 / 16).
+    """
+    from sklearn.datasets import load_digits
+
+    values, labels = load_digits(return_X_y=True)
+    occurrence = np.empty(len(labels), np.int64)
+    for digit in range(10):
+        occurrence[labels == digit] = np.arange(np.count_nonzero(labels == digit))
+    rows = (occurrence % 5 == 4) == (split == "test")
+    images = np.rint(values[rows].reshape(-1, 1, 8, 8) * 255 / 16).astype(np.uint8)
+    return whole_split("digits", split, torch.from_numpy(images), torch.from_numpy(labels[rows]), tuple("0123456789"))
 
 
-SOURCES: dict[str, Callable[[str, Path], Dataset]] = {
-    "digits": lambda split, root: digits.read(split),
-    "shapes": _shapes,
-    "mnist": lambda split, root: idx.read(idx.MNIST, split, root),
-    "fashion-mnist": lambda split, root: idx.read(idx.FASHION_MNIST, split, root),
-    "cifar10": lambda split, root: cifar.read(cifar.CIFAR10, split, root),
-    "cifar100": lambda split, root: cifar.read(cifar.CIFAR100, split, root),
-}
-
-PATHS: dict[str, Callable[[Path, str], Dataset]] = {"folder": folder.read, "npz": arrays.read}
+Reader = Callable[[str, Path], Dataset]  # split (train or test) and data directory → all images of the split
+DATASETS: Registry[Reader] = Registry("equipoise.datasets", "data", {
+    "digits": _digits,
+    "shapes": lambda split, root: shapes.draw(split),
+    "mnist": partial(mnist.read, mnist.MNIST),
+    "fashion-mnist": partial(mnist.read, mnist.FASHION_MNIST),
+    "cifar10": partial(cifar.read, cifar.CIFAR10),
+    "cifar100": partial(cifar.read, cifar.CIFAR100),
+})
 
 
 def data_directory(given: Path | str | None) -> Path:
@@ -43,26 +62,42 @@ def data_directory(given: Path | str | None) -> Path:
     return Path(given or os.environ.get("EQUIPOISE_DATA") or "~/.cache/equipoise").expanduser()
 
 
-def load(name: str, *, split: str, data_dir: Path | str | None = None, start: int = 0,
-         count: int | None = None) -> Dataset:
-    """A split, or exactly `count` images of it from `start` on.
+def load_data(name: str, split: str = "test", start: int = 0, count: int | None = None, every: int = 1,
+              data_dir: Path | str | None = None) -> Dataset:
+    """Load a split of a data set, or a part of it.
 
     Args:
-        name: a key of :data:`SOURCES`, or `folder:PATH` or `npz:PATH`.
-        split: train or test; `folder:` and `npz:` may have further ones.
-        data_dir: where the official files are, or are put.
-        start: first image of the slice.
-        count: number of images; None is all from `start` on.
+        name: a key of :data:`DATASETS`, or `folder:PATH` or `npz:PATH`.
+        split: train or test; `folder:` and `npz:` may have others.
+        start, count, every: exactly `count` images (all if None) from `start` on, and every N-th of those.
+        data_dir: where the official files are, or are downloaded to.
     """
-    kind, colon, path = name.partition(":")
-    if colon and kind in PATHS:
-        checks.require(bool(path), "data", f"name a path, {kind}:PATH", name)
-        dataset = PATHS[kind](Path(path).expanduser(), split)
+    scheme, colon, path = name.partition(":")
+    if colon and scheme in PATHS:
+        checks.require(bool(path), "data", f"name a path, {scheme}:PATH", name)
+        dataset = PATHS[scheme](Path(path).expanduser(), split)
     else:
-        checks.one_of("data", name, [*SOURCES, *(f"{kind}:PATH" for kind in PATHS)])
+        checks.one_of("data", name, [*DATASETS, *(f"{scheme}:PATH" for scheme in PATHS)])
         checks.one_of("split", split, SPLITS)
-        dataset = SOURCES[name](split, data_directory(data_dir))
-    if start == 0 and count is None:
-        return dataset
-    checks.whole("start", start)
-    return dataset.slice(start, max(len(dataset) - start, 1) if count is None else count)
+        dataset = DATASETS[name](split, data_directory(data_dir))
+    if (start, count) != (0, None):
+        checks.whole("start", start)
+        dataset = dataset.slice(start, max(len(dataset) - start, 1) if count is None else count)
+    return dataset if every == 1 else dataset.take(torch.arange(0, len(dataset), checks.whole("every", every, least=1)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings(Settings):
+    """The images that a command works on."""
+
+    data: str = setting("cifar10", "shapes, digits, mnist, fashion-mnist, cifar10, cifar100, folder:PATH or npz:PATH.")
+    split: str = setting("test", "train or test.")
+    start: int = setting(0, "First image of the split.", least=0)
+    count: int | None = setting(None, "Number of images; all if not given.", least=1)
+    every: int = setting(1, "Take every N-th image of those.", least=1)
+    data_dir: Path | None = setting(  # noqa: RUF009
+        None, "Where the data are or are downloaded to; else $EQUIPOISE_DATA.")
+
+    def load(self) -> Dataset:
+        """The images."""
+        return load_data(self.data, self.split, self.start, self.count, self.every, self.data_dir)

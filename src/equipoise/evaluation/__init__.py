@@ -1,11 +1,15 @@
-"""Data × models → rows."""
+"""Evaluation: models under attacks or certificates over a data set, as rows and results."""
 
-from equipoise.evaluation.attacked import attacked as attacked
-from equipoise.evaluation.evaluation import begin as begin
-from equipoise.evaluation.evaluation import evaluate as evaluate
-from equipoise.evaluation.evaluation import facts as facts
-from equipoise.evaluation.evaluation import judge as judge
-from equipoise.evaluation.job import Attack as Attack
+from equipoise.evaluation.attacker import AttackedImages as AttackedImages
+from equipoise.evaluation.attacker import attack as attack
+from equipoise.evaluation.certifier import Certification as Certification
+from equipoise.evaluation.certifier import CertificationSettings as CertificationSettings
+from equipoise.evaluation.certifier import certify as certify
+from equipoise.evaluation.evaluator import Evaluation as Evaluation
+from equipoise.evaluation.evaluator import EvaluationSettings as EvaluationSettings
+from equipoise.evaluation.evaluator import evaluate as evaluate
+from equipoise.evaluation.evaluator import run_jobs as run_jobs
 from equipoise.evaluation.job import Conditions as Conditions
 from equipoise.evaluation.job import Job as Job
-from equipoise.evaluation.job import untouched as untouched
+from equipoise.evaluation.job import open_run as open_run
+from equipoise.evaluation.measure import measure as measure

@@ -1,109 +1,76 @@
-"""Attacks that know how a mixture is built: its own gradients hide behind a map and a hard decision."""
+"""Attacks that know how a mixture is built, whose own gradients are hidden behind a map and a hard decision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.attacks import Apgd, FunctionAttack, Square, Stage, Suite, Targeted, straight_through
-from equipoise.attacks.gradients import Extra
+from equipoise.attacks import Apgd, Attack, Square, Suite, TargetedApgd, straight_through
 from equipoise.core import checks
 from equipoise.core.modes import inference
-from equipoise.core.rng import Stream
-from equipoise.core.threat import Threat
-from equipoise.evaluation.job import Attack
-from equipoise.mixing import GatedClassifier, MixedClassifier
-from equipoise.mixing.gated_surrogate import AlphaPenalty
+from equipoise.mixing import AlphaPenalty, GatedClassifier, MixedClassifier
 
-KINDS = ("surrogate", "through")
-NAMES = {"surrogate": "adaptive", "through": "adaptive-through"}
-DEFAULT = ("surrogate",)
-BOTH: tuple[Stage, ...] = (Apgd("ce", 30), Apgd("dlr", 30), *(Targeted(rank, 20) for rank in range(1, 4)))
+KINDS = {"surrogate": "adaptive", "through": "adaptive-through"}  # with their names in rows
+BOTH_SIDES: tuple[Attack, ...] = (Apgd(loss="ce", steps=30), Apgd(loss="dlr", steps=30),
+                                  TargetedApgd(steps=20, ranks=(1, 2, 3)))
 
 
-def aimed(chosen: Callable[..., Tensor] | Suite, surrogate: nn.Module | None) -> Attack:
-    """An attack with gradients from elsewhere."""
-    if isinstance(chosen, Suite):
-        return replace(chosen, surrogate=surrogate)
-    return partial(chosen, surrogate=surrogate)
+def adaptive_attacks(mixture: MixedClassifier, attack: Attack, kinds: Sequence[str] = ("surrogate",),
+                     stand_in: nn.Module | None = None) -> dict[str, Attack]:
+    """The adaptive attacks on a mixture by their name in rows; none for a mixture whose gradients are not hidden.
 
-
-def adaptive(
-    mixture: MixedClassifier, chosen: Callable[..., Tensor] | Suite, kinds: Sequence[str] = DEFAULT,
-    stand_in: nn.Module | None = None, precision: str = "auto",
-) -> dict[str, Attack]:
-    """The adaptive attacks on a mixture, by the name they get in the rows; none on one that hides nothing.
-
-    Against a gate they come with a term that pushes alpha down (adversary D of [Bai2024]), their names saying so.
-
-    Args:
-        mixture: what is attacked; it alone decides success.
-        chosen: the attack whose gradients are replaced.
-        kinds: `surrogate` follows the auxiliary mixture [Bai2024nuts, Eq. (8)], and a list of attacks gets one
-            more that pushes both sides at once; `through` passes the auxiliary gradients straight through the
-            mixture itself [B.2.2].
-        stand_in: a model with gradients in place of an accurate one without.
-        precision: of the gradients of the attack on both sides.
+    The kind `surrogate` takes gradients from the auxiliary mixture [Bai2024nuts, Eq. (8)], and a suite gets one more
+    member that attacks both sides at once; `through` passes the auxiliary gradients straight through the mixture itself
+    [B.2.2]. Success is decided by the mixture alone. Against a gate the attacks come with a term that lowers alpha
+    (adversary D of [Bai2024]), and are named so. A differentiable `stand_in` replaces a base without gradients.
     """
     for kind in kinds:
         checks.one_of("adaptive", kind, KINDS)
     if mixture.differentiable and not isinstance(mixture, GatedClassifier):
         return {}
-    made = {"surrogate": white_box(mixture, chosen, stand_in, precision)}
+    available = {"surrogate": white_box(mixture, attack, stand_in)}
     if not mixture.differentiable:
-        made["through"] = aimed(chosen, straight_through(mixture, mixture.surrogate(stand_in=stand_in)))
-    found = {NAMES[kind]: made[kind] for kind in kinds if kind in made}
-    if isinstance(mixture, GatedClassifier):
-        lowered = {f"{name}-lowered": with_extra(attack, AlphaPenalty(mixture)) for name, attack in found.items()}
-        # The plain attack is in every evaluation; where it has no gradients, the surrogate's is wanted too.
-        return lowered if mixture.differentiable else {**found, **lowered}
-    return found
+        through = straight_through(mixture, mixture.surrogate(stand_in=stand_in))
+        available["through"] = replace(attack, surrogate=through)
+    selected = {KINDS[kind]: available[kind] for kind in kinds if kind in available}
+    if not isinstance(mixture, GatedClassifier):
+        return selected
+    lowered = {f"{name}-lowered": replace(own, extra=AlphaPenalty(mixture)) for name, own in selected.items()}
+    # Every evaluation runs the plain attack; where the mixture has no gradients, the surrogate's is needed too.
+    return lowered if mixture.differentiable else {**selected, **lowered}
 
 
-def white_box(mixture: MixedClassifier, chosen: Callable[..., Tensor] | Suite, stand_in: nn.Module | None = None,
-              precision: str = "auto", both: Sequence[Stage] = BOTH) -> Attack:
-    """The attack with the mixture's own gradients, or where it hides them with those of what stands in for it.
+def white_box(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | None = None,
+              both_sides: Sequence[Attack] = BOTH_SIDES) -> Attack:
+    """The attack with the mixture's own gradients, or with those of its surrogate where they are hidden.
 
-    `both` are then the stages of the attack on both sides, which a list of attacks gets besides. A steep gate hides
-    its gradient only in places: there a list keeps the mixture's own and gets the same stages behind a gentle gate.
+    A suite then also attacks both sides at once, with `both_sides`. A steep gate hides its gradient only in places:
+    there a suite keeps the mixture's own gradients and gets the same attacks on a surrogate with a smoother gate.
     """
     if not mixture.differentiable:
-        hinges = Suite(tuple(both), surrogate=mixture.hinges(stand_in=stand_in), follow="surrogate")
-        return aimed(_with_stage(chosen, "hinges", hinges, precision), mixture.surrogate(stand_in=stand_in))
-    if isinstance(mixture, GatedClassifier) and mixture.steep:
-        gentle = Suite(tuple(both), surrogate=mixture.surrogate(), follow="surrogate")
-        chosen = _with_stage(chosen, "gentle", gentle, precision)
-    return aimed(chosen, None)
+        hinges = Suite(attacks=tuple(both_sides), name="hinges", surrogate=mixture.hinges(stand_in=stand_in),
+                       follow="surrogate")
+        return replace(_insert_before_square(attack, hinges), surrogate=mixture.surrogate(stand_in=stand_in))
+    if isinstance(mixture, GatedClassifier) and mixture.steeper_than_trained:
+        gentle = Suite(attacks=tuple(both_sides), name="gentle", surrogate=mixture.surrogate(), follow="surrogate")
+        return _insert_before_square(attack, gentle)
+    return attack
 
 
-def with_extra(chosen: Callable[..., Tensor] | Suite, extra: Extra) -> Attack:
-    """An attack with a further term."""
-    if isinstance(chosen, Suite):
-        return replace(chosen, extra=extra)
-    return partial(chosen, extra=extra)
-
-
-def _with_stage(chosen: Callable[..., Tensor] | Suite, name: str, fold: Suite, precision: str,
-                ) -> Callable[..., Tensor] | Suite:
-    """The list with another one before Square, which should find nothing that gradients missed."""
-    if not isinstance(chosen, Suite):
-        return chosen
-
-    def called(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream, extra: Extra | None = None,
-               **other: object) -> Tensor:
-        return replace(fold, extra=extra)(model, x, y, threat=threat, stream=stream, precision=precision)
-
-    cost = sum(float(getattr(stage, "cost", 1)) for stage in fold.stages)
-    last = next((at for at, stage in enumerate(chosen.stages) if isinstance(stage, Square)), len(chosen.stages))
-    return replace(chosen, stages=(*chosen.stages[:last], FunctionAttack(name, called, cost=cost), *chosen.stages[last:]))
+def _insert_before_square(attack: Attack, member: Suite) -> Attack:
+    """Add a member to a suite before Square, which should find nothing that gradients missed."""
+    if not isinstance(attack, Suite):
+        return attack
+    members = attack.attacks
+    place = next((i for i, other in enumerate(members) if isinstance(other, Square)), len(members))
+    return replace(attack, attacks=(*members[:place], member, *members[place:]))
 
 
 class HardLabelWrapper(nn.Module):
-    """A model that answers with classes, as one that answers with logits: 1 for its class, −1 for the others."""
+    """A model that returns classes as one that returns logits: 1 for its class, −1 for the others."""
 
     def __init__(self, model: nn.Module, num_classes: int) -> None:
         super().__init__()
@@ -115,11 +82,12 @@ class HardLabelWrapper(nn.Module):
         return 2 * nn.functional.one_hot(self.model(x).long(), self.num_classes).to(x.dtype) - 1
 
 
-def with_logits(model: nn.Module, num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-    """The model itself, or :class:`HardLabelWrapper` if it answers with classes."""
+def with_logits(model: nn.Module, num_classes: int, image_shape: tuple[int, int, int],
+                device: torch.device | str = "cpu") -> nn.Module:
+    """The model itself, or a :class:`HardLabelWrapper` if it returns classes."""
     try:
         with inference(model), torch.no_grad():
-            told = model(torch.zeros(1, *image_shape))
-    except Exception:  # what a foreign model objects to is said where it is evaluated
+            output = model.to(device)(torch.zeros(1, *image_shape, device=device))
+    except Exception:  # an incompatible model is reported where it is evaluated
         return model
-    return HardLabelWrapper(model, num_classes) if isinstance(told, Tensor) and told.dim() == 1 else model
+    return HardLabelWrapper(model, num_classes) if isinstance(output, Tensor) and output.dim() == 1 else model

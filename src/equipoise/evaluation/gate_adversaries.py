@@ -1,137 +1,126 @@
-"""The adversaries of an adaptive mixture [Bai2024, Section 4.2], and what a perfect gate could do on their images."""
+"""The adversaries of an adaptive mixture [Bai2024, Section 4.2], and the accuracy of an oracle gate on their images."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equipoise.attacks import Suite, pgd
-from equipoise.attacks.worst_case import Stage
-from equipoise.core import stats, summary
-from equipoise.core.records import Row, Run
+from equipoise.attacks import Attack, BatchAttack, Clean, Pgd, Suite
+from equipoise.core import aggregation, stats
+from equipoise.core.records import Run
+from equipoise.core.results import Difference, Result
 from equipoise.core.rng import Stream
+from equipoise.core.rows import AttackRow, Row
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset
-from equipoise.evaluation.adaptive import white_box, with_extra
-from equipoise.evaluation.attacked import attacked
-from equipoise.evaluation.job import Attack, Conditions, Job, untouched
-from equipoise.mixing import GatedClassifier, MixedClassifier
-from equipoise.mixing.gated_surrogate import AlphaPenalty
-from equipoise.mixing.oracle_gate import perfect
+from equipoise.evaluation.adaptive import white_box
+from equipoise.evaluation.job import Conditions, Job
+from equipoise.evaluation.measure import measure
+from equipoise.mixing import AlphaPenalty, GatedClassifier, MixedClassifier
+from equipoise.mixing.formula import oracle_is_correct
 
 ADVERSARIES = ("A", "B", "C", "D")
-AIMED, JOINT = "aimed", "C and D"
+FIXED_ALPHA, JOINT = "aimed", "C and D"
 
 
-def adversaries(name: str, model: nn.Module, stages: Sequence[Stage], *, steps: int = 20, transfer: bool = True,
+def adversaries(name: str, model: nn.Module, suite: Suite, *, steps: int = 20, transfer: bool = True,
                 targets: Sequence[float] = ()) -> list[Job]:
-    """A model under all that knows how it is built, each adversary by its letter.
+    """A model under every adversary that knows how it is built, each by its letter.
 
-    - A: PGD that does not see the gate's gradient; B: PGD that does;
-    - C: the list of attacks (AutoAttack) with all gradients; D: the same, with a term that pushes alpha down;
+    - A: PGD without the gate's gradient; B: PGD with it;
+    - C: the suite (AutoAttack) with all gradients; D: the same, with a term that lowers alpha;
     - std, rob: PGD on either base alone; aimed: PGD on a fixed mixture with another alpha.
 
-    D alone can be weaker than C on some images; :func:`joint` counts both.
+    D alone can be weaker than C on some images; :func:`joint_results` counts both. Without a gate A equals B and D
+    equals C, and they are left out. Where a map or a hard decision hides the gradients, they come from a surrogate
+    (:func:`~equipoise.evaluation.adaptive.white_box`). A classifier that is no mixture gets B and C only.
 
-    Without a gate A is B and D is C, and they are left out. Where a map or a hard decision hides the gradients, they
-    come from what stands in for it (:func:`~equipoise.evaluation.adaptive.white_box`).
-
-    Args:
-        name: in the rows.
-        model: a mixture, or any classifier (only B and C).
-        stages: the list of C and D.
-        steps: of PGD.
-        transfer: whether std and rob are wanted.
-        targets: alphas that further attacks aim at.
+    `steps` are those of PGD, `transfer` includes std and rob, and `targets` are the alphas of the fixed mixtures.
     """
-    steep, fold = partial(pgd, steps=steps), Suite(tuple(stages))
+    pgd = Pgd(steps=steps)
+    attacks: dict[str, Attack] = {"clean": Clean(), "B": pgd, "C": suite}
     if not isinstance(model, MixedClassifier):
-        plain: dict[str, Attack] = {"clean": untouched, "B": steep, "C": fold}
-        return [Job(name, model, attack, run) for attack, run in plain.items()]
-    source = None if model.differentiable else model.surrogate()
-    attacks: dict[str, Attack] = {"clean": untouched, "B": partial(steep, surrogate=source),
-                                  "C": white_box(model, fold)}
+        return [Job(name, model, letter, attack) for letter, attack in attacks.items()]
+    attacks |= {"B": replace(pgd, surrogate=None if model.differentiable else model.surrogate()),
+                "C": white_box(model, suite)}
     if isinstance(model, GatedClassifier):
-        attacks |= {"A": partial(steep, surrogate=model.stopped()), "D": lowering(model, stages)}
+        attacks |= {"A": replace(pgd, surrogate=model.without_gate_gradient()),
+                    "D": replace(attacks["C"], extra=AlphaPenalty(model))}
     if transfer:
-        attacks |= {"std": partial(steep, surrogate=model.accurate), "rob": partial(steep, surrogate=model.robust)}
-    found = [Job(name, model, attack, attacks[attack]) for attack in sorted(attacks, key=_place)]
+        attacks |= {"std": replace(pgd, surrogate=model.accurate), "rob": replace(pgd, surrogate=model.robust)}
+    order = ("clean", *ADVERSARIES, "std", "rob")
+    jobs = [Job(name, model, letter, attacks[letter]) for letter in sorted(attacks, key=order.index)]
     for alpha in targets:
-        aim = MixedClassifier(model.accurate, model.robust, alpha).to(model.gate.device).eval()
-        found.append(Job(name, model, AIMED, partial(steep, surrogate=aim), alpha))
-    return found
+        fixed = MixedClassifier(model.accurate, model.robust, alpha).to(model.gate.device).eval()
+        jobs.append(Job(name, model, FIXED_ALPHA, replace(pgd, surrogate=fixed), alpha))
+    return jobs
 
 
-def lowering(model: GatedClassifier, stages: Sequence[Stage]) -> Attack:
-    """Adversary D."""
-    attack = white_box(model, Suite(tuple(stages)))
-    return with_extra(attack, AlphaPenalty(model))
-
-
-def joint(rows: Sequence[Row], threat: Threat) -> list[Row]:
+def joint_results(rows: Sequence[Row], threat: Threat) -> list[Result]:
     """Results under C and D together: a term that helps against one image may hinder against another."""
-    met = [{"model": model, "attack": JOINT, "index": index, "correct": stands}
-           for model, attacks in _alone(rows).items() for index, stands in _together(attacks).items()]
-    return [row for row in summary.results(met, threat) if row["metric"] == JOINT]
+    joint = [AttackRow(model=model, attack=JOINT, index=index, label=-1, correct=correct)
+             for model, attacks in _without_alpha(rows).items() for index, correct in _c_and_d(attacks).items()]
+    return [result for result in aggregation.accuracies(joint, threat) if result.metric == JOINT]
 
 
-def leads(rows: Sequence[Row], kinds: Sequence[str], lines: Sequence[str]) -> list[Row]:
-    """How many more clean images each kind answers than a line of others does, at equal accuracy under C and D.
+def leads(rows: Sequence[Row], models: Sequence[str], lines: Sequence[str]) -> list[Difference]:
+    """Clean accuracy of models above lines of other models, at equal accuracy under C and D.
 
-    Args:
-        rows: of all of them; those without the images that most have are left out.
-        kinds: names of models.
-        lines: names of lines; theirs are the models called so, and those with a comma and a remark after it.
+    A line is made of the models of its name, and of those with a comma and a remark after it. Models without rows for
+    all images are skipped.
     """
-    both = {model: (attacks.get("clean", {}), _together(attacks)) for model, attacks in _alone(rows).items()}
-    images = sorted({index for _, stands in both.values() for index in stands})
-    met = {model: np.array([[verdict[i] for i in images] for verdict in pair]) for model, pair in both.items()
-           if all(verdict.keys() >= set(images) for verdict in pair)}
-    found: list[Row] = []
+    both = {model: (attacks.get("clean", {}), _c_and_d(attacks)) for model, attacks in _without_alpha(rows).items()}
+    images = sorted({index for _, robust in both.values() for index in robust})
+    correct = {model: np.array([[flags[i] for i in images] for flags in pair]) for model, pair in both.items()
+               if all(flags.keys() >= set(images) for flags in pair)}
+    differences: list[Difference] = []
     for line in lines:
-        others = [verdicts for model, verdicts in met.items() if model == line or model.startswith(f"{line}, ")]
-        for kind in kinds:
-            ahead = stats.lead(met[kind], np.stack(others)) if kind in met and len(others) > 1 else None
-            if ahead is not None:
-                found.append({"model": kind, "versus": line, **asdict(ahead)})
-    return found
+        others = [flags for model, flags in correct.items() if model == line or model.startswith(f"{line}, ")]
+        for model in models:
+            lead = stats.lead(correct[model], np.stack(others)) if model in correct and len(others) > 1 else None
+            if lead is not None:
+                differences.append(Difference(model=model, versus=line, **asdict(lead)))
+    return differences
 
 
-def _alone(rows: Sequence[Row]) -> dict[str, dict[str, summary.Verdicts]]:
-    """Verdicts by model and attack, without attacks that aim at an alpha."""
-    return {model: attacks for (model, alpha), attacks in summary.verdicts(rows).items() if alpha is None}
+def _without_alpha(rows: Sequence[Row]) -> dict[str, dict[str, aggregation.Correct]]:
+    """Correct images by model and attack, without attacks that target an alpha."""
+    return {model: attacks for (model, alpha), attacks in aggregation.correct_by_attack(rows).items() if alpha is None}
 
 
-def _together(attacks: dict[str, summary.Verdicts]) -> summary.Verdicts:
-    """Which images stand under C, and under D where it was made."""
-    return {index: held and attacks.get("D", {}).get(index, True) for index, held in attacks.get("C", {}).items()}
+def _c_and_d(attacks: dict[str, aggregation.Correct]) -> aggregation.Correct:
+    """Which images are correct under C, and under D where it was run."""
+    return {index: correct and attacks.get("D", {}).get(index, True) for index, correct in attacks.get("C", {}).items()}
 
 
-def _place(attack: str) -> int:
-    return ("clean", *ADVERSARIES, "std", "rob").index(attack)
+def measure_with_alpha(job: Job, data: Dataset, run: Run, conditions: Conditions) -> None:
+    """Attack every batch that the run has no rows for; rows also hold alpha and the result of an oracle gate.
 
-
-def witnessed(subject: Job, data: Dataset, run: Run, conditions: Conditions) -> None:
-    """Attack every batch that the run has no rows for; rows also tell alpha and what a perfect gate would answer.
-
-    Of a mixture, `weight` is the alpha of the attacked image, and `possible` whether any alpha in [0, 1] answers it
-    rightly [Bai2024, Theorem 4.1]: the bound beside every result.
+    Of a mixture, `image_alpha` is the alpha of the attacked image, and `oracle_correct` whether any alpha in [0, 1]
+    classifies it correctly [Bai2024, Theorem 4.1]: the bound beside every result.
     """
-    attacked(replace(subject, run=partial(_laid, subject.run)), data, run, conditions, witness=_gate)
+    measure(replace(job, attack=_ChannelsLast(inner=job.attack)), data, run, conditions, record_extra=_alpha_columns)
 
 
-def _laid(attack: Attack, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
-    """The attack with channels last, as lists have their images: convolutions are faster so, and round otherwise."""
-    return attack(model, x.contiguous(memory_format=torch.channels_last), y, threat=threat, stream=stream)
+@dataclass(frozen=True, kw_only=True)
+class _ChannelsLast(BatchAttack):
+    """An attack on images with channels last, as suites have them: convolutions are faster, and round differently."""
+
+    inner: Attack
+    name: ClassVar[str] = "channels-last"
+
+    def run(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
+        return self.inner(model, x.contiguous(memory_format=torch.channels_last), y, threat=threat, stream=stream)
 
 
-def _gate(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, list[float] | list[bool]]:
+def _alpha_columns(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, list[float] | list[bool]]:
     if not isinstance(model, MixedClassifier):
         return {}
-    g, h = model.both(x)
-    return {"weight": [round(value, 6) for value in model.alphas(x).tolist()], "possible": perfect(g, h, y).tolist()}
+    g, h = model.log_probabilities(x)
+    return {"image_alpha": [round(value, 6) for value in model.alphas(x).tolist()],
+            "oracle_correct": oracle_is_correct(g, h, y).tolist()}

@@ -1,77 +1,49 @@
-"""What an evaluation is made of: models under attacks, and the conditions they share."""
+"""Jobs of an evaluation: models under attacks, and the conditions they share."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import partial
-from typing import Any, Protocol
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from equipoise import models
+from equipoise import __version__, models
+from equipoise.attacks import Attack
 from equipoise.core import checks, device
-from equipoise.core.rng import Stream
+from equipoise.core.records import Run
+from equipoise.core.rows import RowKey
 from equipoise.core.threat import Threat
-
-
-class Attack(Protocol):
-    """What every attack looks like from outside; other settings are bound beforehand."""
-
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
-        """(B, C, H, W) images → attacked images."""
-
-
-def untouched(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
-    """The attack that does nothing: clean accuracy is accuracy under it."""
-    return x
+from equipoise.data import Dataset, as_dataset, pixels
 
 
 @dataclass(frozen=True)
 class Job:
-    """A model, or a mixture at one alpha, under one attack."""
+    """A model, or a mixture at one alpha of several, under one attack; the names are those of rows and reports."""
 
     name: str
-    model: nn.Module
-    attack: str
-    run: Attack
-    alpha: float | None = None
+    model: nn.Module  # images (B, C, H, W) in [0, 1] → logits (B, K)
+    attack_name: str
+    attack: Attack
+    alpha: float | None = None  # distinguishes several mixtures or target weights of one name
+
+    def key(self, index: int) -> RowKey:
+        """The key of the row of one image."""
+        return index, self.name, self.attack_name, self.alpha
 
     def __str__(self) -> str:
-        return f"{self.name}{'' if self.alpha is None else f' (alpha {self.alpha:g})'}, {self.attack}"
-
-
-def described(value: object) -> str:
-    """An attack with every setting it will use, defaults included: two that differ anywhere read differently."""
-    if isinstance(value, nn.Module):
-        return f"{type(value).__name__} {models.model_identity(value)}"
-    if isinstance(value, partial):
-        return _call(value.func, {**_defaults(value.func), **value.keywords})
-    if is_dataclass(value) and not isinstance(value, type):
-        return _call(type(value), {each.name: getattr(value, each.name) for each in fields(value)})
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(described, value))}]"
-    return _call(value, _defaults(value)) if callable(value) else repr(value)
-
-
-def _call(function: Any, settings: Mapping[str, object]) -> str:
-    inner = ", ".join(f"{key}={described(settings[key])}" for key in sorted(settings))
-    return f"{getattr(function, '__qualname__', type(function).__name__)}({inner})"
-
-
-def _defaults(function: Any) -> dict[str, object]:
-    found = inspect.signature(function).parameters.values()
-    return {each.name: each.default for each in found if each.default is not inspect.Parameter.empty}
+        return f"{self.name}{'' if self.alpha is None else f' (alpha {self.alpha:g})'}, {self.attack_name}"
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is the same for every subject of an evaluation."""
+    """What all jobs of an evaluation share."""
 
     threat: Threat
-    device: torch.device = field(default_factory=lambda: device.pick("auto"))
+    device: torch.device = field(default_factory=lambda: device.resolve("auto"))
     seed: int = 0
     batch_size: int = 128
     precision: str = "auto"
@@ -80,4 +52,59 @@ class Conditions:
         checks.require(isinstance(self.threat, Threat), "threat", "be a Threat", self.threat)
         checks.whole("seed", self.seed)
         checks.whole("batch_size", self.batch_size, least=1)
-        device.usable(self.precision, self.device)
+        device.check_precision(self.precision, self.device)
+
+    def environment(self) -> dict[str, Any]:
+        """What may differ between two starts of the same run, for the settings of `run.toml`."""
+        return {"batch_size": self.batch_size, "device": str(self.device), "equipoise": __version__,
+                "torch": torch.__version__, "python": platform.python_version()}
+
+
+def open_run(folder: Path | str, jobs: Sequence[Job], data: Dataset, conditions: Conditions,
+             settings: Mapping[str, Any] | None = None) -> Run:
+    """Open the run folder of these jobs, new or to be resumed; unusable models are refused before it is created."""
+    distinct = len(data.index.unique())
+    checks.require(distinct == len(data), "images", "have an index each", f"{len(data)} images with {distinct} indices")
+    for name, model in {job.name: job.model for job in jobs}.items():
+        check_model(name, model.to(conditions.device), data, conditions.device)
+    return Run(folder, identity(jobs, data, conditions), {**conditions.environment(), **(settings or {})})
+
+
+def images_for(data: Any, given: Any) -> Dataset:
+    """The data as a `Dataset`; where its classes are only known from labels, it has as many as the first module given.
+
+    A few labels may miss the last classes. `given` is a model, a reference, or several.
+    """
+    images = as_dataset(data)
+    listed = given.values() if isinstance(given, Mapping) else [given] if isinstance(given, str | nn.Module) else given
+    model = next((model for model in listed or () if isinstance(model, nn.Module)), None)
+    if isinstance(data, Dataset) or model is None:
+        return images
+    device = next(model.parameters(), images.labels).device
+    output = models.check_forward("model", model, pixels(images.images[:1].to(device)))
+    classes = output.shape[1] if output.dim() == 2 else 0
+    return images if classes <= images.num_classes else replace(images, classes=tuple(map(str, range(classes))))
+
+
+def check_model(name: str, model: nn.Module, data: Dataset, device: torch.device) -> None:
+    """Run one image through a model, so that an incompatible one is one sentence now and not a traceback later."""
+    output = models.check_forward(name, model, pixels(data.images[:1].to(device)))
+    logits = checks.logits(output, 1, name=f"logits of {name}")
+    checks.require(logits.shape[1] == data.num_classes, name,
+                   f"have as many classes as {data.name}, {data.num_classes}", logits.shape[1])
+
+
+def identity(jobs: Sequence[Job], data: Dataset, conditions: Conditions) -> dict[str, Any]:
+    """What makes two evaluations the same run: models, images, threat, attacks, seed and precision."""
+    named: dict[str, nn.Module] = {}
+    attacks: dict[str, dict[str, Any]] = {}
+    for job in jobs:
+        name = job.name if job.alpha is None else f"{job.name}@{job.alpha!r}"
+        named[name] = job.model
+        attacks.setdefault(name, {})[job.attack_name] = job.attack.describe()
+    return {
+        "command": "evaluate", "seed": conditions.seed, "precision": conditions.precision,
+        "data": data.describe(), "threat": conditions.threat.to_dict(),
+        "models": {name: models.identity(model) for name, model in named.items()},
+        "attacks": attacks,
+    }

@@ -1,75 +1,59 @@
-"""Symptoms of every model that was attacked, for `summary.json` and the report."""
+"""Sanity checks of every attacked model, for `summary.json` and the report."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import nn
 
-from equipoise.attacks import SanityCheck, Suite, black_box, run_sanity_checks
-from equipoise.core import checks, memory, records, rng
-from equipoise.core.records import Row, Run
+from equipoise.attacks import Clean, black_box_check, run_sanity_checks
+from equipoise.core import memory, rng
+from equipoise.core.checks import InputError
+from equipoise.core.records import Run
+from equipoise.core.results import SanityCheck, read_summary
+from equipoise.core.rows import AttackRow, Row
 from equipoise.data import Dataset, pixels
-from equipoise.evaluation.job import Attack, Conditions, Job, untouched
+from equipoise.evaluation.job import Conditions, Job
 
 IMAGES = 32
 
 
-def suspicion(
-    subjects: Sequence[Job], data: Dataset, conditions: Conditions, run: Run, rows: Iterable[Row]
-) -> list[Row]:
-    """One entry per model and symptom: {"model", "attack", "name", "value", "alarm", "says"}.
+def check_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: Run,
+               rows: Sequence[Row]) -> list[SanityCheck]:
+    """The sanity checks of every attacked model.
 
-    Measured once, by one process, on the first images; a finished run is not measured again. A mixture at one
-    alpha of several is left out: a sweep chooses and claims nothing.
+    They are measured once, by one process, on the first images; a finished run keeps those it has. A mixture at one
+    alpha of several is skipped: a sweep makes no claim about robustness.
     """
-    if not run.world.leads:
+    if not run.world.is_leader:
         return []
     try:
-        known: list[Row] = records.summary(run.folder).get("symptoms", [])
-    except checks.InputError:
-        known = []
-    found = []
-    for subject in subjects:
-        if subject.run is not untouched and subject.alpha is None:
-            mine = [row for row in known if _about(row, subject)]
-            found += mine or _measure(subject, data, conditions, rows)
-    return found
+        known = read_summary(run.folder).sanity_checks
+    except InputError:
+        known = ()
+    checks: list[SanityCheck] = []
+    for job in jobs:
+        if not isinstance(job.attack, Clean) and job.alpha is None:
+            own = [check for check in known if (check.model, check.attack) == (job.name, job.attack_name)]
+            checks += own or _measure(job, data, conditions, rows)
+    return checks
 
 
-def _about(row: Row, subject: Job) -> bool:
-    return (row["model"], row["attack"]) == (subject.name, subject.attack)
+def _measure(job: Job, data: Dataset, conditions: Conditions, rows: Sequence[Row]) -> list[SanityCheck]:
+    first = data.slice(0, min(IMAGES, len(data)))
 
+    def check(part: slice) -> list[SanityCheck]:
+        images = first.take(torch.arange(part.start, part.stop))
+        x, y = pixels(images.images.to(conditions.device)), images.labels.to(conditions.device)
+        return run_sanity_checks(job.model, x, y, threat=conditions.threat, surrogate=job.attack.surrogate,
+                                 stream=rng.stream(conditions.seed, "symptoms", images.index.to(conditions.device)))
 
-def _measure(subject: Job, data: Dataset, conditions: Conditions, rows: Iterable[Row]) -> list[Row]:
-    few = data.slice(0, min(IMAGES, len(data)))
-
-    def look(part: slice) -> list[SanityCheck]:
-        some = few.take(torch.arange(part.start, part.stop))
-        x, y = pixels(some.images.to(conditions.device)), some.labels.to(conditions.device)
-        return run_sanity_checks(subject.model, x, y, threat=conditions.threat, surrogate=_source(subject.run),
-                        stream=rng.stream(conditions.seed, "symptoms", some.index.to(conditions.device)))
-
-    # As many as fit at once: what came first is told.
-    _, seen = next(memory.in_batches(look, len(few), IMAGES))
-    if isinstance(subject.run, Suite) and len({_blind(stage.name) for stage in subject.run.stages}) == 2:
-        # Both kinds were tried, so they can be compared.
-        mine = [row for row in rows if _about(row, subject)]
-        broken = Counter(row["broken_by"] for row in mine if row.get("broken_by"))
-        seen.append(black_box(broken, sum(row["correct"] for row in mine)))
-    return [{"model": subject.name, "attack": subject.attack, **symptom.facts()} for symptom in seen]
-
-
-def _source(attack: Attack) -> nn.Module | None:
-    """Where an attack takes its gradients, if not from the model itself."""
-    if isinstance(attack, Suite):
-        return attack.surrogate
-    bound = attack.keywords.get("surrogate") if isinstance(attack, partial) else None
-    return bound if isinstance(bound, nn.Module) else None
-
-
-def _blind(stage: str) -> bool:
-    return stage.startswith("square")
+    _, checks = next(memory.in_batches(check, len(first), IMAGES))  # as many images as fit into memory at once
+    if len({stage.name.startswith("square") for stage in job.attack.stages()}) == 2:  # with and without gradients
+        own = [row for row in rows if isinstance(row, AttackRow)
+               and (row.model, row.attack) == (job.name, job.attack_name)]
+        broken = Counter(row.broken_by for row in own if row.broken_by)
+        checks.append(black_box_check(broken, sum(row.correct for row in own)))
+    return [replace(check, model=job.name, attack=job.attack_name) for check in checks]

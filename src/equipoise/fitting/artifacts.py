@@ -1,151 +1,113 @@
-"""A fit on disk: rows of the fitting images, and arrays for the page (margins, landscape, trade-off)."""
+"""Rows and arrays of a fit, for its run folder and report."""
 
 from __future__ import annotations
 
-import dataclasses
-import io
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.core import records
-from equipoise.core.checks import InputError
+from equipoise.core.arrays import Array, FitArrays
 from equipoise.core.losses import signed_margin
-from equipoise.core.records import Row
-from equipoise.fitting.cache import Cache
-from equipoise.fitting.calibration import Fit
-from equipoise.fitting.conformal import allowed, lose_at_most, threshold
-from equipoise.fitting.margin_grid import MarginGrid
+from equipoise.core.rows import AttackRow
+from equipoise.fitting.cached_logits import CachedLogits
+from equipoise.fitting.conformal import lose_at_most, threshold
+from equipoise.fitting.pipeline import CalibratedMixture
 from equipoise.mixing import gate_of, mix
 
-LOGITS = "logits.npz"
 ATTACK = "minimum-margin"
-FIELDS = tuple(field.name for field in dataclasses.fields(Cache))
+CURVE_TARGETS = (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # points of robust accuracy
 
 
-def rows(fit: Fit) -> list[Row]:
-    """Both models on the fitting images, clean and at the points of the smallest margin.
+def rows(fit: CalibratedMixture) -> list[AttackRow]:
+    """The robust model and the mixture on the fitting images, clean and at the points of smallest margin.
 
-    Of the mixture a row of the attack says whether it keeps its answer whatever the accurate model says there.
+    At attacked points the mixture is correct if it keeps the true class whatever the accurate model predicts there.
     """
-    cache, mixture = fit.cache, fit.mixture
-    mapped = mixture.mapped(cache.clean).exp()
-    own = cache.clean.softmax(dim=1)
-    answers = mapped.argmax(dim=1)
-    if cache.accurate is not None:
-        gap = mapped.amax(dim=1) - mapped.gather(1, cache.accurate.unsqueeze(1)).squeeze(1)
-        answers = torch.where(gap <= mixture.q, cache.accurate, answers)
-    worst = _attacked_margin(cache, mixture.mapped)
-    plain = _attacked_margin(cache, lambda z: F.log_softmax(z, dim=1))
-    first = set(cache.halves(fit.search.seed)[0].index.tolist())
-    half = ["choose" if i in first else "promise" for i in cache.index.tolist()]
-    right = cache.clean.argmax(dim=1) == cache.labels
-    found = [("robust", "clean", right, signed_margin(own, cache.labels)),
-             ("robust", ATTACK, cache.standing, plain),
-             ("mixed", "clean", answers == cache.labels, signed_margin(mapped, cache.labels)),
-             ("mixed", ATTACK, cache.standing & (worst > mixture.q), worst)]
-    return [row for model, attack, correct, margin in found
-            for row in records.rows_of(cache.index.tolist(), model=model, attack=attack, label=cache.labels.tolist(),
-                                       correct=correct.tolist(), half=half,
-                                       margin=[round(value, 6) for value in margin.tolist()])]
+    logits, mixture = fit.calibration.all_logits, fit.mixture
+    mapped, plain = mixture.map_robust(logits.clean).exp(), logits.clean.softmax(dim=1)
+    gap = mapped.amax(dim=1) - mapped.gather(1, logits.accurate.unsqueeze(1)).squeeze(1)
+    predicted = torch.where(gap <= mixture.q, logits.accurate, mapped.argmax(dim=1))
+    worst = _attacked_margin(logits, mixture.map_robust)
+    calibration = set(fit.calibration.logits.index.tolist())
+    measured = [("robust", "clean", logits.correct, signed_margin(plain, logits.labels)),
+                ("robust", ATTACK, logits.survived, _attacked_margin(logits, _log_softmax)),
+                ("mixed", "clean", predicted == logits.labels, signed_margin(mapped, logits.labels)),
+                ("mixed", ATTACK, logits.survived & (worst > mixture.q), worst)]
+    return [AttackRow(index=index, model=model, attack=attack, label=label, correct=is_correct, margin=round(value, 6),
+                      half="calibration" if index in calibration else "search")
+            for model, attack, correct, margin in measured for index, label, is_correct, value in zip(
+                logits.index.tolist(), logits.labels.tolist(), correct.tolist(), margin.tolist(), strict=True)]
 
 
-def arrays(fit: Fit) -> dict[str, NDArray[Any]]:
-    """What the page draws: margins before and after the map, the landscape, and the trade-off."""
-    cache, mixture = fit.cache, fit.mixture
-    found: dict[str, NDArray[Any]] = {"nuts_q": np.array(mixture.q)}
-    for name, log_p in (("before", lambda z: F.log_softmax(z, dim=1)), ("after", mixture.mapped)):
-        top = log_p(cache.clean).exp().topk(2, dim=1).values
-        found[f"nuts_clean_{name}"] = (top[:, 0] - top[:, 1]).numpy()
-        found[f"nuts_attacked_{name}"] = _attacked_margin(cache, log_p).abs().numpy()
-    found["nuts_clean_right"] = (cache.clean.argmax(dim=1) == cache.labels).numpy()
-    found["nuts_attacked_right"] = cache.standing.numpy()
-    scored = {family: fit.search.scored(fit.target, table) for family, table in fit.search.tables.items()}
-    worth = {family: float(one.worth.amax()) for family, one in scored.items()}
-    found["nuts_kinds"] = np.array([str(family) for family in worth])
-    found["nuts_kinds_worth"] = np.array(list(worth.values()))
-    best = max((family for family in worth if family.free), key=lambda family: worth[family])
-    found["nuts_landscape_of"] = np.array(str(best))
-    found["nuts_objective"] = np.array(fit.search.objective)
-    cube = (fit.search.start.steps,) * 3
-    grid = slice(fit.search.start.steps**3)  # it comes before all later candidates: s fastest, then p, then c
-    found["nuts_landscape"] = scored[best].plain[grid].view(cube).numpy()
-    found["nuts_landscape_usable"] = scored[best].worth[grid].isfinite().view(cube).numpy()
-    for name, axis in zip("spc", fit.search.start.axes(), strict=True):
-        found[f"nuts_axis_{name}"] = axis.numpy()
-    if mixture.logit_map is not None:
-        found["nuts_chosen"] = mixture.logit_map.numbers.numpy()
-    return found | trade_off(fit)
+def arrays(fit: CalibratedMixture) -> FitArrays:
+    """What the report draws: margins before and after the map, the landscape of the search, and the trade-off."""
+    logits, mixture, search = fit.calibration.all_logits, fit.mixture, fit.calibration.search
+    scored = {family: search.score(fit.calibration.target, table) for family, table in search.tables.items()}
+    best_scores = {family: float(table.score.amax()) for family, table in scored.items()}
+    best = max((family for family in scored if not family.scale_only), key=lambda family: best_scores[family])
+    cube = (search.space.steps,) * 3
+    grid = slice(search.space.steps**3)  # comes before all later candidates: s fastest, then p, then c
+    axis_s, axis_p, axis_c = (axis.numpy() for axis in search.space.axes())
+    map_curve, plain_curve = trade_off(fit)
+    return FitArrays(
+        q=mixture.q,
+        clean_before=_top_margin(logits, _log_softmax).numpy(),
+        clean_after=_top_margin(logits, mixture.map_robust).numpy(),
+        clean_correct=logits.correct.numpy(),
+        attacked_before=_attacked_margin(logits, _log_softmax).abs().numpy(),
+        attacked_after=_attacked_margin(logits, mixture.map_robust).abs().numpy(),
+        attacked_correct=logits.survived.numpy(),
+        landscape=scored[best].unfiltered_score[grid].view(cube).numpy(),
+        usable=scored[best].score[grid].isfinite().view(cube).numpy(),
+        axis_s=axis_s, axis_p=axis_p, axis_c=axis_c, landscape_family=str(best), objective=search.objective,
+        families=tuple(map(str, best_scores)), family_scores=np.array(list(best_scores.values())),
+        selected=None if mixture.logit_map is None else mixture.logit_map.numbers.numpy(),
+        map_curve=map_curve, plain_curve=plain_curve)
 
 
-def trade_off(fit: Fit) -> dict[str, NDArray[Any]]:
-    """Clean accuracy against what is kept whatever g says, of MixedNUTS and of plain mixing, on the second half.
+def trade_off(fit: CalibratedMixture) -> tuple[Array | None, Array | None]:
+    """Clean and worst-case accuracy (over classes of g) of fitted maps and of plain mixing, on the calibration half.
 
-    Each curve is (T, 2): clean, kept.
+    Each curve is (T, 2), or None if no target has a point on it.
     """
-    cache = fit.cache.halves(fit.search.seed)[1]
-    standing = int(cache.standing.sum())
-    ends = [[_share(cache.clean.argmax(dim=1) == cache.labels), standing / len(cache)]]
-    curves = {"nuts": list(ends), "plain": list(ends)}
-    plain = _attacked_margin(cache, lambda z: F.log_softmax(z, dim=1))[cache.standing]
-    for points in (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32):
-        lost = allowed(points / 100, len(cache))
-        if lost < 0 or lost >= standing:
+    calibration, logits = fit.calibration, fit.calibration.logits
+    count, survived = calibration.count, calibration.survived
+    start = [calibration.robust_clean, survived / count]
+    map_curve, plain_curve = [start], [start]
+    plain_margins = _attacked_margin(logits, _log_softmax)[logits.survived]
+    for points in CURVE_TARGETS:
+        target = lose_at_most(points)
+        losses = target.allowed(count, survived)
+        if not 0 <= losses < survived:
             continue
-        choice = fit.search.choose(lose_at_most(points))
-        if choice is not None:
-            table = MarginGrid(cache).one(choice.family, choice.candidate)
-            q = threshold(table.margins[0], lost)
-            by_accurate = table.gaps[0] <= q
-            right = cache.clean.argmax(dim=1) == cache.labels
-            if cache.accurate is not None:
-                right = torch.where(by_accurate, cache.accurate == cache.labels, right)
-            curves["nuts"].append([_share(right), (standing - lost) / len(cache)])
-        if cache.soft is not None:
-            alpha = 1 / (1 + float(threshold(plain, lost)))
-            mixed = mix(F.log_softmax(cache.soft, dim=1), F.log_softmax(cache.clean, dim=1), gate_of(alpha))
-            curves["plain"].append([_share(mixed.argmax(dim=1) == cache.labels), (standing - lost) / len(cache)])
-    return {f"nuts_curve_{name}": np.array(curve) for name, curve in curves.items() if len(curve) > 1}
+        selected = calibration.search.select(target)
+        if selected is not None:
+            map_curve.append([calibration.threshold(selected, losses)[1], (survived - losses) / count])
+        if logits.accurate_logits is not None:
+            alpha = 1 / (1 + float(threshold(plain_margins, losses)))
+            mixed = mix(_log_softmax(logits.accurate_logits), _log_softmax(logits.clean), gate_of(alpha))
+            correct = mixed.argmax(dim=1) == logits.labels
+            plain_curve.append([float(correct.float().mean()), (survived - losses) / count])
+    first, second = (np.array(curve) if len(curve) > 1 else None for curve in (map_curve, plain_curve))
+    return first, second
 
 
-def _attacked_margin(cache: Cache, log_p: Any) -> Tensor:
-    """(N,) the smallest signed margin of the true class over the pool."""
-    points, n, classes = cache.attacked.shape
-    p = log_p(cache.attacked.reshape(-1, classes)).exp()
-    margins: Tensor = signed_margin(p, cache.labels.repeat(points)).view(points, n).amin(dim=0)
+def _log_softmax(z: Tensor) -> Tensor:
+    return F.log_softmax(z, dim=1)
+
+
+def _top_margin(logits: CachedLogits, log_p: Callable[[Tensor], Tensor]) -> Tensor:
+    """(N,) difference of the two largest probabilities on clean images."""
+    top = log_p(logits.clean).exp().topk(2, dim=1).values
+    return top[:, 0] - top[:, 1]
+
+
+def _attacked_margin(logits: CachedLogits, log_p: Callable[[Tensor], Tensor]) -> Tensor:
+    """(N,) the smallest signed margin of the true class over the attacked points."""
+    points, n, classes = logits.attacked.shape
+    p = log_p(logits.attacked.reshape(-1, classes)).exp()
+    margins: Tensor = signed_margin(p, logits.labels.repeat(points)).view(points, n).amin(dim=0)
     return margins
-
-
-def _share(right: Tensor) -> float:
-    return float(right.float().mean())
-
-
-def save_arrays(path: Path, held: Mapping[str, NDArray[Any]]) -> None:
-    """One `.npz` file, whole or not at all."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **dict(held))  # type: ignore[arg-type]
-    records.write(path, buffer.getvalue())
-
-
-def save_cache(folder: Path, cache: Cache) -> None:
-    """Keep the logits, so that a stopped fit goes on after its attack."""
-    held = {name: getattr(cache, name) for name in FIELDS}
-    save_arrays(folder / LOGITS, {name: value.numpy() for name, value in held.items() if value is not None})
-
-
-def load_cache(folder: Path) -> Cache | None:
-    """The logits of an earlier sitting, if there are any."""
-    path = folder / LOGITS
-    if not path.exists():
-        return None
-    try:
-        with np.load(path, allow_pickle=False) as held:
-            return Cache(**{name: torch.from_numpy(held[name]) for name in held.files})
-    except (OSError, ValueError, TypeError):
-        raise InputError(f"{path} must hold the logits of this fit; remove it to compute them again") from None

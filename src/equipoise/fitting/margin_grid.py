@@ -1,7 +1,7 @@
-"""Margins of many maps at once, from cached logits.
+"""Margins of many logit maps at once, from cached logits.
 
-Everything that depends on fewer numbers is computed fewer times: the layer norm once, the clamp and the power
-once per (p, c), and only sums of exponentials for every scale s.
+Each step is computed as rarely as possible: the layer norm once, clamp and power once per (p, c), and only sums of
+exponentials for every scale s.
 """
 
 from __future__ import annotations
@@ -11,113 +11,100 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.fitting.cache import ANY, Cache
+from equipoise.fitting.cached_logits import ANY_CLASS, CachedLogits
 from equipoise.mixing import LogitMap
 from equipoise.mixing.logit_maps import CLAMPS, centred, layer_norm, power
 
 
 @dataclass(frozen=True)
-class Family:
-    """Maps that differ in s, p and c only, or in s only."""
+class MapFamily:
+    """Logit maps that differ in s, p and c only, or with `scale_only` in s only (p = 1, c = 0)."""
 
     clamp: str = "gelu-monotone"
-    rivals: float = 1.0
-    unit: float = 0.0  # 0 is the layer norm
-    free: bool = True  # p and c are searched; otherwise they stay 1 and 0
+    rivals: float = 1.0  # weight of the differences between the classes after the first: 1 in MixedNUTS, 0 in a switch
+    unit: float = 0.0  # logits are centred and divided by this; 0 is the layer norm
+    scale_only: bool = False
 
     def __str__(self) -> str:
-        kind = "maps that weigh every class" if self.rivals else "maps that ask only how sure the robust model is"
-        return f"{kind}, of {'its logits' if self.unit else 'its normed logits'}{'' if self.free else ', one number'}"
+        method = "MixedNUTS maps" if self.rivals else "confidence switches"
+        return f"{method} of {'' if self.unit else 'normalized '}logits{', scale only' if self.scale_only else ''}"
 
     def map(self, candidate: Tensor) -> LogitMap:
-        """(s, p, c) → the map."""
+        """The map of (s, p, c)."""
         s, p, c = candidate.tolist()
         return LogitMap(s, p, c, self.clamp, rivals=self.rivals, unit=self.unit or None)
 
 
 @dataclass(frozen=True, eq=False)
 class MarginTable:
-    """G maps on the images of a cache."""
+    """Margins of G maps on N images, R of which the robust model h survives."""
 
     candidates: Tensor  # (G, 3): s, p, c
-    margins: Tensor  # (G, R) of every image that h keeps: the threshold from which on it is lost
-    gaps: Tensor  # (G, N) on clean images: the threshold from which on g answers instead of h
-    reordered: Tensor  # (G,) images, clean or attacked, on which the map changes h's answer
-
-    def __len__(self) -> int:
-        return len(self.candidates)
+    margins: Tensor  # (G, R) smallest margin of a surviving image over its attacked points; lost from q ≥ margin on
+    gaps: Tensor  # (G, N) margins of the clean images; the accurate model g decides from q ≥ gap on
+    reordered: Tensor  # (G,) number of inputs, clean or attacked, on which the map changes the class of h
 
     def join(self, other: MarginTable) -> MarginTable:
-        """Both."""
-        pairs = ((getattr(self, name), getattr(other, name)) for name in ("candidates", "margins", "gaps", "reordered"))
-        return MarginTable(*(torch.cat(pair) for pair in pairs))
+        """The candidates of both tables."""
+        return MarginTable(*map(torch.cat, zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 class MarginGrid:
-    """Candidates → :class:`MarginTable`, for one cache.
+    """Computes a :class:`MarginTable` of candidates on the images of `logits`.
 
-    A clean image's gap is r_top − r_j for the class j that g says, or without g for the runner-up; the margin
-    of an attacked point is r_y − r_j for what g says there, or for the worst that g could say.
+    With r the mapped probabilities of h, the gap of a clean image is r_top − r_j for the class j that g predicts, or
+    without `use_accurate` for the runner-up. The margin of an attacked point is r_y − r_j for the class j that g
+    predicts there, or for the worst class (ANY_CLASS).
     """
 
-    def __init__(self, cache: Cache) -> None:
-        kept = cache.standing.nonzero().squeeze(1)
-        self.points, self.kept, self.rows = cache.attacked.shape[0], len(kept), kept
-        at = cache.attacked[:, kept].reshape(-1, cache.clean.shape[1]).float()
-        y = cache.labels[kept].repeat(self.points)
-        top = cache.clean.argmax(dim=1)
-        self.logits = [_own_first(z, own) for z, own in ((cache.clean.float(), top), (at, y))]
-        self.rival = None if cache.accurate is None else _column(cache.accurate, top)
-        said = None if cache.said is None else cache.said[:, kept].reshape(-1)
-        self.free = None if said is None else said == ANY
-        self.said = None if said is None else _column(torch.where(said == ANY, y, said), y)
-        self.scaled: dict[float, list[Tensor]] = {}
+    def __init__(self, logits: CachedLogits, *, use_accurate: bool = True) -> None:
+        self.rows = logits.survived.nonzero().squeeze(1)  # images that h survives
+        self.points = logits.attacked.shape[0]
+        attacked = logits.attacked[:, self.rows].reshape(-1, logits.clean.shape[1]).float()
+        labels = logits.labels[self.rows].repeat(self.points)
+        top = logits.clean.argmax(dim=1)
+        predicted = logits.accurate_attacked[:, self.rows].reshape(-1)
+        self.any_class = predicted == ANY_CLASS
+        # All logits have their own class (the top one of clean images, the label of attacked ones) in column 0.
+        self.logits = [_swap_to_front(z, own) for z, own in ((logits.clean.float(), top), (attacked, labels))]
+        self.gap_column = _column(logits.accurate, top) if use_accurate else None
+        self.margin_column = _column(torch.where(self.any_class, labels, predicted), labels)
+        # Where g is correct, no threshold loses the image.
+        self.safe = (self.margin_column.squeeze(1) == 0) & ~self.any_class
+        self.normalized: dict[float, list[Tensor]] = {}  # by unit
 
-    def grid(self, family: Family, scales: Tensor, powers: Tensor, shifts: Tensor) -> MarginTable:
-        """Every combination, s fastest, then p, then c."""
+    def grid(self, family: MapFamily, scales: Tensor, powers: Tensor, shifts: Tensor) -> MarginTable:
+        """Every combination; s varies fastest, then p, then c."""
         pairs = torch.cartesian_prod(shifts, powers)[:, [1, 0]]
         return self.at(family, pairs, scales.expand(len(pairs), -1))
 
-    def one(self, family: Family, candidate: Tensor) -> MarginTable:
+    def one(self, family: MapFamily, candidate: Tensor) -> MarginTable:
         """A single candidate (s, p, c)."""
         return self.at(family, candidate[1:].unsqueeze(0), candidate[:1].unsqueeze(0))
 
-    def at(self, family: Family, pairs: Tensor, scales: Tensor) -> MarginTable:
-        """(M, 2) pairs (p, c), each with its (M, S) scales: G = M·S candidates."""
-        if family.unit not in self.scaled:
-            self.scaled[family.unit] = [centred(z, family.unit) if family.unit else layer_norm(z) for z in self.logits]
-        clean, attacked = self.scaled[family.unit]
+    def at(self, family: MapFamily, pairs: Tensor, scales: Tensor) -> MarginTable:
+        """(M, 2) pairs (p, c), each with its own (M, S) scales: G = M·S candidates."""
+        if family.unit not in self.normalized:
+            self.normalized[family.unit] = [centred(z, family.unit) if family.unit else layer_norm(z)
+                                            for z in self.logits]
+        clean, attacked = self.normalized[family.unit]
         clamp = CLAMPS[family.clamp]
         margins, gaps, reordered = [], [], []
         for (p, c), s in zip(pairs.tolist(), scales.float(), strict=True):
             v, w = (power(clamp(u + c), p) for u in (clean, attacked))
-            gaps.append(self._gap(v, s, family.rivals))
-            margins.append(self._margin(w, s, family.rivals))
+            other = v[:, 1:].amax(dim=1) if self.gap_column is None else v.gather(1, self.gap_column).squeeze(1)
+            gaps.append(_probability_margin(v, other, s, family.rivals))
+            rival = torch.where(self.any_class, w[:, 1:].amax(dim=1), w.gather(1, self.margin_column).squeeze(1))
+            margin = torch.where(self.safe, torch.inf, _probability_margin(w, rival, s, family.rivals))
+            margins.append(margin.view(len(s), self.points, len(self.rows)).amin(dim=1))
             changed = sum((u[:, 0] < u[:, 1:].amax(dim=1)).sum() for u in (v, w))
             reordered.append(torch.as_tensor(changed).expand(len(s)))
-        spread = pairs.repeat_interleave(scales.shape[1], dim=0)
-        candidates = torch.cat([scales.reshape(-1, 1), spread], dim=1).double()
+        candidates = torch.cat([scales.reshape(-1, 1), pairs.repeat_interleave(scales.shape[1], dim=0)], dim=1).double()
         return MarginTable(candidates, torch.cat(margins), torch.cat(gaps), torch.cat(reordered))
 
-    def _gap(self, v: Tensor, s: Tensor, rivals: float) -> Tensor:
-        rival = v[:, 1:].amax(dim=1) if self.rival is None else v.gather(1, self.rival).squeeze(1)
-        return _margin(v, rival, s, rivals)
 
-    def _margin(self, w: Tensor, s: Tensor, rivals: float) -> Tensor:
-        """(S, kept) of every image the smallest over its points."""
-        worst = w[:, 1:].amax(dim=1)
-        if self.said is None or self.free is None:
-            margin = _margin(w, worst, s, rivals)
-        else:
-            named = w.gather(1, self.said).squeeze(1)
-            margin = _margin(w, torch.where(self.free, worst, named), s, rivals)
-            # Where g is right no threshold loses the image.
-            margin = torch.where((self.said.squeeze(1) == 0) & ~self.free, torch.inf, margin)
-        return margin.view(len(s), self.points, self.kept).amin(dim=1)
-
-
-def _own_first(z: Tensor, own: Tensor) -> Tensor:
-    """(R, K) with the column of `own` swapped to the front."""
+def _swap_to_front(z: Tensor, own: Tensor) -> Tensor:
+    """(R, K) with the column of class `own` swapped with column 0."""
     z = z.clone()
     first, mine = z[:, 0].clone(), z.gather(1, own.unsqueeze(1)).squeeze(1)
     z.scatter_(1, own.unsqueeze(1), first.unsqueeze(1))
@@ -126,17 +113,17 @@ def _own_first(z: Tensor, own: Tensor) -> Tensor:
 
 
 def _column(classes: Tensor, own: Tensor) -> Tensor:
-    """(R, 1) where a class stands after :func:`_own_first`."""
+    """(R, 1) the column of each class after :func:`_swap_to_front`."""
     moved = torch.where(classes == 0, own, classes)
     return torch.where(classes == own, 0, moved).unsqueeze(1)
 
 
-def _margin(v: Tensor, rival: Tensor, s: Tensor, rivals: float) -> Tensor:
-    """(S, R) r_own − r_rival under softmax(s·v) with rivals evened out, own being the first column."""
+def _probability_margin(v: Tensor, other: Tensor, s: Tensor, rivals: float) -> Tensor:
+    """(S, R) r_own − r_other for r = softmax(s·v) with the differences of the other classes weighted by `rivals`."""
     top = v.amax(dim=1)
-    weights = ((v - top.unsqueeze(1)) * s.view(-1, 1, 1)).exp_().sum(dim=2)
-    own, other = (((u - top) * s.view(-1, 1)).exp_() for u in (v[:, 0], rival))
+    total = ((v - top.unsqueeze(1)) * s.view(-1, 1, 1)).exp_().sum(dim=2)
+    r_own, r_other = (((u - top) * s.view(-1, 1)).exp_() for u in (v[:, 0], other))
     if rivals == 1:
-        return (own - other) / weights
-    even = (weights - own) / (v.shape[1] - 1)
-    return (own - rivals * other - (1 - rivals) * even) / weights
+        return (r_own - r_other) / total
+    mean = (total - r_own) / (v.shape[1] - 1)
+    return (r_own - rivals * r_other - (1 - rivals) * mean) / total

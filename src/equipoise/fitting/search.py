@@ -1,195 +1,219 @@
-"""From margins to the best map: a grid, then smaller and smaller steps around the best candidates.
+"""Search of the best logit map: a grid, then random steps of decreasing size around the best candidates.
 
-Pure functions of cached logits; no model is run.
+Everything here is a function of cached logits; no model is run.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from equipoise.core import checks, rng
-from equipoise.fitting.cache import Cache
+from equipoise.core import rng
+from equipoise.fitting.cached_logits import CachedLogits
 from equipoise.fitting.conformal import Target, threshold
-from equipoise.fitting.margin_grid import Family, MarginGrid, MarginTable
-from equipoise.fitting.search_space import LIMITS, SearchSpace
-from equipoise.mixing import LogitMap
+from equipoise.fitting.margin_grid import MapFamily, MarginGrid, MarginTable
 
-FRAGILE = 1e-3  # a threshold nearer to 0 or 1 hangs on the last digits of fp32
-OBJECTIVES = ("mixture", "surrogate")
-RULES = ("auto", "nuts", "switch")
-SPLITS = 4
+LIMITS = ((0.01, 50.0), (0.5, 8.0), (-3.0, 1.0))  # s, p, c: beyond these, rounding errors change predictions
+NAMES = ("s", "p", "c")
+MIN_Q = 1e-3  # a threshold nearer to 0 or 1 depends on rounding errors of fp32
+SPLITS = 4  # random splits for the comparison of families
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """A box of s (on a logarithmic scale), p and c. The default is the paper's for CIFAR-10."""
+
+    s: tuple[float, float] = (0.05, 5.0)
+    p: tuple[float, float] = (1.0, 4.0)
+    c: tuple[float, float] = (-1.1, 0.0)
+    steps: int = 8
+
+    def axes(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The values of s, p and c on the grid."""
+        low, high = (math.log(end) for end in self.s)
+        return (torch.linspace(low, high, self.steps, dtype=torch.float64).exp(),
+                torch.linspace(*self.p, self.steps, dtype=torch.float64),
+                torch.linspace(*self.c, self.steps, dtype=torch.float64))
+
+    def widened(self, edges: Sequence[str]) -> SearchSpace:
+        """The box extended by half of its width beyond every named edge, such as "s high"."""
+        ranges: dict[str, Any] = {}
+        for name, ends, limits in zip(NAMES, (self.s, self.p, self.c), LIMITS, strict=True):
+            scale, unscale = (math.log, math.exp) if name == "s" else (float, float)
+            low, high, lowest, highest = map(scale, (*ends, *limits))
+            half = (high - low) / 2
+            ranges[name] = (unscale(max(lowest, low - half) if f"{name} low" in edges else low),
+                            unscale(min(highest, high + half) if f"{name} high" in edges else high))
+        return replace(self, **ranges)
+
+    def edges(self, candidate: Tensor) -> list[str]:
+        """The edges on which a candidate lies, except those at the limits."""
+        edges = []
+        for name, value, (low, high), (lowest, highest) in zip(
+                NAMES, candidate.tolist(), (self.s, self.p, self.c), LIMITS, strict=True):
+            tolerance = 1e-6 * max(abs(low), abs(high))
+            edges += [f"{name} low"] if value <= low + tolerance and low > lowest + tolerance else []
+            edges += [f"{name} high"] if value >= high - tolerance and high < highest - tolerance else []
+        return edges
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
-    """Candidates of a family with their thresholds and worth under one target."""
+class ScoredTable:
+    """Candidates of a family with their thresholds and scores under one target."""
 
     table: MarginTable
     q: Tensor  # (G,)
-    worth: Tensor  # (G,) more is better; −inf where rejected
-    plain: Tensor  # (G,) the same with rejected ones, for the landscape
-    rejected: dict[str, int]  # reason → candidates
+    score: Tensor  # (G,) higher is better; −inf where rejected
+    unfiltered_score: Tensor  # (G,) the same, without rejections
 
     @property
-    def any(self) -> bool:
-        """Whether a candidate is left."""
-        return bool(self.worth.isfinite().any())
+    def has_candidates(self) -> bool:
+        """Whether a candidate was not rejected."""
+        return bool(self.score.isfinite().any())
 
     @property
     def best(self) -> int:
-        """The most worthy; of equals the one with the most ordinary threshold."""
-        return _best(self.worth, self.q)
+        """The candidate with the highest score."""
+        return _best(self.score, self.q)
 
 
 @dataclass(frozen=True, eq=False)
-class ChosenMap:
-    """The map that a search settles on."""
+class SelectedMap:
+    """The map selected by a search."""
 
-    family: Family
+    family: MapFamily
     candidate: Tensor  # (3,) s, p, c
-    worth: float
-
-    def map(self) -> LogitMap:
-        """As a module."""
-        return self.family.map(self.candidate)
+    score: float
 
 
-@dataclass
 class MapSearch:
-    """The search on one half of the images, kept so that further targets cost next to nothing.
+    """Search on one half of the fitting images; its tables make further targets cheap.
 
-    `families` are compared on random halves of the images, each half choosing for the other, because the best
-    of many candidates flatters a large family more than a small one.
+    Families are compared by cross-validation, because the best of many candidates overestimates a large family more
+    than a small one. The objective `mixture` scores clean accuracy of the mixture, `surrogate` the share of the robust
+    model's clean errors on which the accurate model may decide [Bai2024nuts].
     """
 
-    cache: Cache
-    families: Sequence[Family] = (Family(),)
-    objective: str = "mixture"
-    seed: int = 0
-    start: SearchSpace = field(default_factory=SearchSpace)
-    notes: list[str] = field(default_factory=list)
-    tables: dict[Family, MarginTable] = field(init=False)
-    landscape: MarginTable = field(init=False)
+    def __init__(self, logits: CachedLogits, families: Sequence[MapFamily] = (MapFamily(),), objective: str = "mixture",
+                 seed: int = 0, space: SearchSpace | None = None) -> None:
+        self.logits, self.families, self.objective, self.seed = logits, families, objective, seed
+        self.space = space or SearchSpace()
+        self.notes: list[str] = []
+        self.grid = MarginGrid(logits, use_accurate=objective == "mixture")
+        self.correct, self.accurate_correct = logits.correct, logits.accurate == logits.labels
+        self.spaces = dict.fromkeys(families, self.space)
+        self.tables = {family: self._initial_table(family) for family in families}
 
-    def __post_init__(self) -> None:
-        checks.one_of("objective", self.objective, OBJECTIVES)
-        known = self.cache if self.objective == "mixture" else replace(self.cache, accurate=None)
-        if self.objective == "mixture":
-            checks.require(known.accurate is not None, "objective", "be surrogate without an accurate model", "mixture")
-        self.look = MarginGrid(known)
-        self.right = self.cache.clean.argmax(dim=1) == self.cache.labels
-        self.right_accurate = None if known.accurate is None else known.accurate == self.cache.labels
-        self.boxes = dict.fromkeys(self.families, self.start)
-        self.tables = {family: self._grid(family) for family in self.families}
-        self.landscape = self.tables[self.families[0]]
-
-    def _grid(self, family: Family) -> MarginTable:
-        if family.free:
-            return self.look.grid(family, *self.boxes[family].axes())
-        low, high = (math.log(end) for end in LIMITS[0])
-        scales = torch.linspace(low, high, 4 * self.start.steps, dtype=torch.float64).exp()
+    def _initial_table(self, family: MapFamily) -> MarginTable:
+        if not family.scale_only:
+            return self.grid.grid(family, *self.spaces[family].axes())
         one = torch.ones(1, dtype=torch.float64)
-        return self.look.grid(family, scales, one, 0 * one)
+        return self.grid.grid(family, SearchSpace(s=LIMITS[0], steps=4 * self.space.steps).axes()[0], one, 0 * one)
 
-    def choose(self, target: Target) -> ChosenMap | None:
-        """The best candidate of the family that does best on images that did not choose it."""
-        scored = {family: self.scored(target, self.tables[family]) for family in self.families}
-        usable = [family for family in self.families if scored[family].any]
+    def run(self, target: Target) -> SelectedMap | None:
+        """Search for one target: widen the grids, refine, and select."""
+        self.widen(target)
+        self.refine(target)
+        return self.select(target)
+
+    def select(self, target: Target) -> SelectedMap | None:
+        """The best candidate of the family that does best in cross-validation; None if all were rejected."""
+        scored = {family: self.score(target, self.tables[family]) for family in self.families}
+        usable = [family for family in self.families if scored[family].has_candidates]
         if not usable:
             return None
-        # Of equals the family with fewer numbers.
-        family = max(usable, key=lambda f: (self._across(f, scored[f], target) if len(usable) > 1 else 0.0, not f.free))
-        best = scored[family].best
-        return ChosenMap(family, scored[family].table.candidates[best], float(scored[family].worth[best]))
 
-    def scored(self, target: Target, table: MarginTable) -> Scored:
-        """Thresholds, worth and rejections of all candidates of a table."""
-        q = threshold(table.margins, target.allowed(len(self.cache), self.look.kept))
-        worth = self._worth(table, q, slice(None))
-        reordering = table.reordered > 0
-        fragile = ((q < FRAGILE) | (q > 1 - FRAGILE)) & ~reordering
-        reasons = {"reorders the robust model's classes": reordering, "threshold too near to 0 or 1": fragile}
-        usable = torch.where(reordering | fragile, -torch.inf, worth)
-        return Scored(table, q, usable, worth, {reason: int(mask.sum()) for reason, mask in reasons.items()})
+        # Of equal families the one with fewer parameters.
+        family = usable[0] if len(usable) == 1 else max(
+            usable, key=lambda family: (self._cross_validate(scored[family], target), family.scale_only))
+        best = scored[family].best
+        return SelectedMap(family, scored[family].table.candidates[best], float(scored[family].score[best]))
+
+    def score(self, target: Target, table: MarginTable) -> ScoredTable:
+        """Thresholds, scores and rejections of all candidates of a table."""
+        q = threshold(table.margins, target.allowed(len(self.logits), len(self.grid.rows)))
+        score = self._scores(table, q, slice(None))
+        rejected = (table.reordered > 0) | (q < MIN_Q) | (q > 1 - MIN_Q)
+        return ScoredTable(table, q, torch.where(rejected, -torch.inf, score), score)
 
     def rejected(self, target: Target) -> dict[str, int]:
-        """Why candidates of all families were rejected, and how many."""
-        total: dict[str, int] = {}
-        for table in self.tables.values():
-            for reason, count in self.scored(target, table).rejected.items():
-                total[reason] = total.get(reason, 0) + count
-        return total
+        """How many candidates of all families were rejected, by reason."""
+        total = sum(int(self.score(target, table).score.isinf().sum()) for table in self.tables.values())
+        reordering = sum(int((table.reordered > 0).sum()) for table in self.tables.values())
+        return {"reorders the robust model's classes": reordering, "threshold too near to 0 or 1": total - reordering}
 
-    def _worth(self, table: MarginTable, q: Tensor, rows: Tensor | slice) -> Tensor:
-        speaks = table.gaps[:, rows] <= q.unsqueeze(1)
-        right = self.right[rows]
-        if self.right_accurate is not None:
-            return torch.where(speaks, self.right_accurate[rows], right).float().mean(dim=1)
-        return speaks[:, ~right].float().mean(dim=1) if not bool(right.all()) else q
+    def _scores(self, table: MarginTable, q: Tensor, rows: Tensor | slice) -> Tensor:
+        """(G,) the objective on some of the images."""
+        by_accurate = table.gaps[:, rows] <= q.unsqueeze(1)
+        correct = self.correct[rows]
+        if self.objective == "mixture":
+            return torch.where(by_accurate, self.accurate_correct[rows], correct).float().mean(dim=1)
+        return by_accurate[:, ~correct].float().mean(dim=1) if not bool(correct.all()) else q
 
-    def _across(self, family: Family, scored: Scored, target: Target) -> float:
-        """Worth on one random half of what the other half chooses, each with its own threshold, on average."""
-        table, found = scored.table, []
+    def _cross_validate(self, scored: ScoredTable, target: Target) -> float:
+        """Mean score, on one random half, of the candidate that the other half selects; each with its own threshold."""
+        scores = []
         for number in range(SPLITS):
-            order = rng.stream(self.seed, "across", self.cache.index).at(number).words().argsort(stable=True)
-            sides = order[: len(order) // 2], order[len(order) // 2 :]
-            q, worth = zip(*(self._on(table, target, rows) for rows in sides), strict=True)
+            order = rng.stream(self.seed, "across", self.logits.index).at(number).words().argsort(stable=True)
+            halves = order[: len(order) // 2], order[len(order) // 2 :]
+            q, score = [], []
+            for rows in halves:
+                survived = torch.isin(self.grid.rows, rows)
+                allowed = target.allowed(len(rows), int(survived.sum()))
+                q.append(threshold(scored.table.margins[:, survived], allowed))
+                score.append(self._scores(scored.table, q[-1], rows))
             for one, other in ((0, 1), (1, 0)):
-                own = torch.where(scored.worth.isfinite(), worth[one], -torch.inf)
-                found.append(float(worth[other][_best(own, q[one])]))
-        return sum(found) / len(found)
-
-    def _on(self, table: MarginTable, target: Target, rows: Tensor) -> tuple[Tensor, Tensor]:
-        kept = torch.isin(self.look.rows, rows)
-        q = threshold(table.margins[:, kept], target.allowed(len(rows), int(kept.sum())))
-        return q, self._worth(table, q, rows)
+                usable = torch.where(scored.score.isfinite(), score[one], -torch.inf)
+                scores.append(float(score[other][_best(usable, q[one])]))
+        return sum(scores) / len(scores)
 
     def widen(self, target: Target, times: int = 3) -> None:
-        """Grow the boxes while their best candidate sits on an edge."""
+        """Extend the grids while their best candidate lies on an edge."""
         for family in self.families:
-            for _ in range(times if family.free else 0):
-                scored = self.scored(target, self.tables[family])
-                edges = self.boxes[family].edges(scored.table.candidates[scored.best]) if scored.any else []
+            for _ in range(0 if family.scale_only else times):
+                scored = self.score(target, self.tables[family])
+                edges = self.spaces[family].edges(scored.table.candidates[scored.best]) if scored.has_candidates else []
                 if not edges:
                     break
-                self.notes.append(f"{family}: the best sat on the edge of the box ({', '.join(edges)}), widened")
-                self.boxes[family] = self.boxes[family].widened(edges)
-                self.tables[family] = self.tables[family].join(self._grid(family))
+                self.notes.append(f"{family}: the best candidate lay on the edge of the search space "
+                                  f"({', '.join(edges)}), which was widened")
+                self.spaces[family] = self.spaces[family].widened(edges)
+                self.tables[family] = self.tables[family].join(self._initial_table(family))
 
     def refine(self, target: Target, rounds: int = 5, tries: int = 16, scales: int = 4) -> None:
-        """Random steps around the best candidate of every family, halved every round."""
-        chance = rng.stream(self.seed, "refine", torch.arange(tries))
-        low, high = (torch.tensor([ends[side] for ends in LIMITS], dtype=torch.float64) for side in (0, 1))
-        for family in (family for family in self.families if family.free):
-            s, p, c = self.boxes[family].axes()
-            reach = torch.tensor([math.log(s[1] / s[0]), p[1] - p[0], c[1] - c[0]], dtype=torch.float64)
+        """Add random steps around the best candidate of every family; their size is halved every round."""
+        stream = rng.stream(self.seed, "refine", torch.arange(tries))
+        low, high = (torch.tensor([limits[end] for limits in LIMITS], dtype=torch.float64) for end in (0, 1))
+        for family in (family for family in self.families if not family.scale_only):
+            s, p, c = self.spaces[family].axes()
+            spacing = torch.tensor([math.log(s[1] / s[0]), p[1] - p[0], c[1] - c[0]], dtype=torch.float64)
             for number in range(rounds):
-                scored = self.scored(target, self.tables[family])
-                if not scored.any:
+                scored = self.score(target, self.tables[family])
+                if not scored.has_candidates:
                     break
                 centre = scored.table.candidates[scored.best]
-                step = chance.at("round", number).normal(2 + scales).double() * 0.5**number
-                pairs = (centre[1:] + step[:, :2] * reach[1:]).clamp(low[1:], high[1:])
-                around = (centre[0] * (step[:, 2:] * reach[0]).exp()).clamp(low[0], high[0])
-                self.tables[family] = self.tables[family].join(self.look.at(family, pairs, around))
+                step = stream.at("round", number).normal(2 + scales).double() * 0.5**number
+                pairs = (centre[1:] + step[:, :2] * spacing[1:]).clamp(low[1:], high[1:])
+                nearby = (centre[0] * (step[:, 2:] * spacing[0]).exp()).clamp(low[0], high[0])
+                self.tables[family] = self.tables[family].join(self.grid.at(family, pairs, nearby))
 
 
-def families(rule: str, cache: Cache, clamp: str) -> list[Family]:
-    """What is tried: `nuts` the paper's maps, `switch` those that ask only how sure h is, `auto` both.
+def families(rule: str, logits: CachedLogits, clamp: str) -> list[MapFamily]:
+    """The families of a rule: `nuts` MixedNUTS maps, `switch` confidence switches, `auto` both.
 
-    The unit of unnormalised logits is their usual deviation, so that one box serves all.
+    The unit of unnormalized logits is their mean standard deviation, so that one search space serves all models.
     """
-    checks.one_of("rule", rule, RULES)
-    unit = float(cache.clean.std(dim=1).mean())
-    switch = [Family(clamp, 0.0, unit), Family("linear", 0.0, unit, free=False)]
-    return {"nuts": [Family(clamp)], "switch": switch, "auto": [Family(clamp), *switch]}[rule]
+    unit = float(logits.clean.std(dim=1).mean())
+    switches = [MapFamily(clamp, 0.0, unit), MapFamily("linear", 0.0, unit, scale_only=True)]
+    return {"nuts": [MapFamily(clamp)], "switch": switches, "auto": [MapFamily(clamp), *switches]}[rule]
 
 
-def _best(worth: Tensor, q: Tensor) -> int:
-    calm = -torch.logit(q.clamp(1e-9, 1 - 1e-9).double()).abs()
-    return int(torch.where(worth == worth.amax(), calm, -torch.inf).argmax())
+def _best(score: Tensor, q: Tensor) -> int:
+    """The highest score; of equal ones the threshold nearest to 1/2 on the scale of log-odds."""
+    centrality = -torch.logit(q.clamp(1e-9, 1 - 1e-9).double()).abs()
+    return int(torch.where(score == score.amax(), centrality, -torch.inf).argmax())

@@ -1,123 +1,209 @@
-"""Choosing among mixtures of one kind, such as the ranges of a gate, by what they keep on images held out.
+"""Select among mixtures of one kind, such as the ranges of a gate, by their accuracy on held-out images.
 
-[Bai2024, D.1] sets α_min "by enforcing a desired level of either clean validation accuracy or robustness". Robustness
-of a candidate is not known before it is attacked, and attacking each one is dear. So a pool of attacked images is kept:
-every candidate is judged on all of it, the best one is attacked itself, its images join the pool, until the best one
-has been. What is chosen has always met its own attack.
+[Bai2024, D.1] sets α_min "by enforcing a desired level of either clean validation accuracy or robustness". The
+robustness of a candidate is unknown before it is attacked, and attacking every one is expensive. So attacked images
+are pooled: all candidates are scored on the whole pool, the best one is attacked itself and its images join the pool,
+until the best candidate has been attacked. The selected candidate has always been attacked itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from equipoise.core import checks
-from equipoise.fitting.candidates import CandidateLogits, Pool
-from equipoise.mixing import GatedClassifier, MixedClassifier
+from equipoise import models
+from equipoise.attacks import Attack
+from equipoise.core import checks, memory, progress, rng
+from equipoise.core.modes import inference
+from equipoise.core.results import SelectionSummary
+from equipoise.data import Dataset, pixels
+from equipoise.evaluation import Conditions
+from equipoise.mixing import GatedClassifier, MixedClassifier, mix
+from equipoise.models import checkpoint
 
-FIRST = 3  # candidates attacked before any choice
+FIRST = 3  # candidates attacked before any selection
 ROUNDS = 6
-ROUNDING = 1e-6
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class CandidateLogits:
+    """Outputs of both models and of the gate on N images; they serve all candidates with the same models and gate."""
+
+    g: Tensor  # (N, K) log-probabilities
+    h: Tensor  # (N, K)
+    u: Tensor  # (N,) output of the gate before scale and shift; zero without a gate
+    y: Tensor  # (N,)
+
+    def correct(self, candidate: MixedClassifier) -> Tensor:
+        """(N,) which images a candidate classifies correctly."""
+        gate = candidate.gate
+        if isinstance(candidate, GatedClassifier):
+            gate = candidate.restrict_gate(candidate.scale * self.u + candidate.shift)
+        return mix(self.g, self.h, gate.to(self.u.device)).argmax(dim=1) == self.y
+
+
+class CandidateEvaluator:
+    """Runs and attacks candidates on images that are never evaluated on; each attack is run once.
+
+    `attack_for` gives the attack on a candidate. With a folder, which is for these images and this kind of attack only,
+    outputs on attacked images are kept, so that an interrupted selection resumes.
+    """
+
+    def __init__(self, data: Dataset, conditions: Conditions, attack_for: Callable[[MixedClassifier], Attack],
+                 folder: Path | None = None) -> None:
+        self.data, self.conditions, self.attack_for, self.folder = data, conditions, attack_for, folder
+        self.labels = data.labels.to(conditions.device)
+
+    def clean(self, model: MixedClassifier) -> CandidateLogits:
+        """Outputs on the clean images."""
+        return self._outputs(model, None)
+
+    def attacked(self, model: MixedClassifier) -> CandidateLogits:
+        """Outputs on the images that the attack on this model returns."""
+        if self.folder is None:
+            return self._outputs(model, self._attack(model))
+        identity = json.dumps(models.identity(model), sort_keys=True)
+        path = self.folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.safetensors"
+        if not path.exists():
+            logits = self._outputs(model, self._attack(model))
+            self.folder.mkdir(parents=True, exist_ok=True)
+            tensors = {name: getattr(logits, name).cpu().contiguous() for name in ("g", "h", "u")}
+            checkpoint.write_safetensors(path, tensors, {"mixture": model.extra_repr()})
+        stored = checkpoint.read_safetensors(path)[0]
+        g, h, u = (stored[name].to(self.conditions.device) for name in ("g", "h", "u"))
+        return CandidateLogits(g, h, u, self.labels)
+
+    def _outputs(self, model: MixedClassifier, images: Tensor | None) -> CandidateLogits:
+        device = self.conditions.device
+
+        def outputs(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+            x = pixels(self.data.images[rows].to(device)) if images is None else images[rows].to(device)
+            if isinstance(model, GatedClassifier):
+                g, h, z = model.log_probabilities_and_gate(x)
+                return g, h, (z - model.shift) / model.scale
+            return (*model.log_probabilities(x), x.new_zeros(len(x)))
+
+        with inference(model), torch.no_grad():
+            parts = [part for _, part in memory.in_batches(outputs, len(self.data), self.conditions.batch_size)]
+        g, h, u = (torch.cat(side) for side in zip(*parts, strict=True))
+        return CandidateLogits(g, h, u, self.labels)
+
+    def _attack(self, model: MixedClassifier) -> Tensor:
+        """(N, C, H, W) the images that the attack on this model returns."""
+        attack, conditions = self.attack_for(model), self.conditions
+
+        def run(rows: slice) -> Tensor:
+            x = pixels(self.data.images[rows].to(conditions.device)).contiguous(memory_format=torch.channels_last)
+            stream = rng.stream(conditions.seed, "candidates", self.data.index[rows].to(conditions.device))
+            return attack(model, x, self.labels[rows], threat=conditions.threat, stream=stream)
+
+        title, images = f"attacking a candidate (alpha {model.alpha:g})", []
+        with progress.task(title, total=len(self.data)) as task, inference(model):
+            for rows, part in memory.in_batches(run, len(self.data), conditions.batch_size):
+                images.append(part)
+                task.advance(rows.stop - rows.start)
+        return torch.cat(images)
 
 
 @dataclass(frozen=True)
 class Selected:
-    """A chosen mixture and what it reached on the images that chose it, which flatters it."""
+    """A selected mixture and its accuracies on the images that selected it, which are optimistic."""
 
     model: MixedClassifier
-    right: Tensor  # (N,) bool: clean images that it answers rightly
-    stands: Tensor  # (N,) bool: images that it answers rightly under every attack of the pool
-    met: bool  # whether it keeps the target
-    strikes: int  # candidates that were attacked
+    correct: Tensor  # (N,) bool: clean images classified correctly
+    survived: Tensor  # (N,) bool: images classified correctly under every attack of the pool
+    met: bool  # whether it reaches the target
+    candidates_attacked: int
 
     @property
     def clean(self) -> float:
-        """Share of clean images answered rightly."""
-        return float(self.right.float().mean())
+        """Clean accuracy."""
+        return float(self.correct.float().mean())
 
     @property
     def attacked(self) -> float:
-        """Share of images answered rightly under every attack of the pool."""
-        return float(self.stands.float().mean())
+        """Accuracy under every attack of the pool."""
+        return float(self.survived.float().mean())
 
-    def facts(self) -> dict[str, float | bool | int | str]:
-        """As it stands beside the mixture."""
-        return {"clean": round(self.clean, 6), "attacked": round(self.attacked, 6), "met": self.met,
-                "strikes": self.strikes, "mixture": self.model.extra_repr()}
+    def summary(self, *, robust_attacked: float | None = None, keep: float | None = None, target: float | None = None,
+                promise: str | None = None) -> SelectionSummary:
+        """As stored in `summary.json`."""
+        return SelectionSummary(
+            clean=round(self.clean, 6), attacked=round(self.attacked, 6), met=self.met, mixture=self.model.extra_repr(),
+            candidates_attacked=self.candidates_attacked, robust_attacked=robust_attacked, keep=keep, target=target,
+            promise=promise)
 
 
 class Selection:
-    """Candidates with the same sides (of one map and one gate, with other alphas, ranges, scales, shifts) and a pool.
+    """Selects among candidates that share both models, map and gate, and differ in alpha, range, scale or shift."""
 
-    Args:
-        candidates: the mixtures to choose from.
-        pool: the images that choose, and the attack on a candidate.
-    """
+    def __init__(self, candidates: Sequence[MixedClassifier], evaluator: CandidateEvaluator) -> None:
+        checks.require(len(candidates) > 0, "candidates", "not be empty", 0)
+        self.candidates, self.evaluator = candidates, evaluator
+        logits = evaluator.clean(candidates[0])
+        self.correct = torch.stack([logits.correct(candidate) for candidate in candidates])
+        self.survived = torch.ones_like(self.correct)
+        self.clean = self.correct.float().mean(dim=1)
+        self.attacked_candidates: list[int] = []
 
-    def __init__(self, candidates: Sequence[MixedClassifier], pool: Pool) -> None:
-        checks.require(len(candidates) > 0, "candidates", "be given", 0)
-        self.candidates, self.pool = candidates, pool
-        seen = pool.arena.look(candidates[0])
-        self.right = torch.stack([seen.right(each) for each in candidates])
-        self.stands = torch.ones_like(self.right)
-        self.accuracy = self.right.float().mean(dim=1)
-        self.struck: list[int] = []
+    def select(self, *, robust: float | None = None, clean: float | None = None, rounds: int = ROUNDS) -> Selected:
+        """The candidate with the highest clean accuracy that reaches a robust one on the pool, or the other way round.
 
-    def choose(self, *, robust: float | None = None, clean: float | None = None, rounds: int = ROUNDS) -> Selected:
-        """The candidate with the highest clean accuracy that keeps a robust one, or the other way round.
-
-        Args:
-            robust: least accuracy over the pool of attacked images; the most accurate candidate on clean images wins.
-            clean: least accuracy on clean images; the most robust candidate wins. One of the two is given.
-            rounds: candidates attacked at most, after the first few.
+        Exactly one of both is given. After the first few, at most `rounds` candidates are attacked.
         """
-        one = (robust is None) != (clean is None)
-        checks.require(one, "robust or clean", "be given, one of them", (robust, clean))
-        if not self.struck:
-            order, last = self.accuracy.argsort(stable=True).tolist(), len(self.candidates) - 1
+        checks.require((robust is None) != (clean is None), "robust or clean", "be given, one of them", (robust, clean))
+        if not self.attacked_candidates:
+            order, last = self.clean.argsort(stable=True).tolist(), len(self.candidates) - 1
             for number in dict.fromkeys(order[last * place // (FIRST + 1)] for place in range(1, FIRST + 1)):
                 self._attack(number)
         for _ in range(rounds):
-            number = _best(self.accuracy, self.kept, robust, clean)
-            if number in self.struck:
+            number = _best(self.clean, self.robust, robust, clean)
+            if number in self.attacked_candidates:
                 break
             self._attack(number)
-        own = torch.tensor(self.struck, device=self.accuracy.device)
-        number = self.struck[_best(self.accuracy[own], self.kept[own], robust, clean)]
-        held, least = (self.kept, robust) if robust is not None else (self.accuracy, clean)
-        met = float(held[number]) >= float(least or 0) - ROUNDING
-        return Selected(self.candidates[number], self.right[number], self.stands[number], met, len(self.struck))
+        attacked = torch.tensor(self.attacked_candidates, device=self.clean.device)
+        number = self.attacked_candidates[_best(self.clean[attacked], self.robust[attacked], robust, clean)]
+        reached, target = (self.robust, robust) if robust is not None else (self.clean, clean)
+        met = float(reached[number]) >= float(target or 0) - TOLERANCE
+        return Selected(self.candidates[number], self.correct[number], self.survived[number], met,
+                        len(self.attacked_candidates))
 
     @property
-    def kept(self) -> Tensor:
+    def robust(self) -> Tensor:
         """(candidates,) accuracy over the pool so far."""
-        return self.stands.float().mean(dim=1)
+        return self.survived.float().mean(dim=1)
 
     def _attack(self, number: int) -> None:
-        seen = self.pool.struck(self.candidates[number])
+        logits = self.evaluator.attacked(self.candidates[number])
         for row, candidate in enumerate(self.candidates):
-            self.stands[row] &= seen.right(candidate)
-        self.struck.append(number)
+            self.survived[row] &= logits.correct(candidate)
+        self.attacked_candidates.append(number)
 
 
-def _best(accuracy: Tensor, stands: Tensor, robust: float | None, clean: float | None) -> int:
-    """Of those that keep the target, the best in the other respect; else the one that comes nearest to it."""
-    held, other, least = (stands, accuracy, robust) if robust is not None else (accuracy, stands, clean)
-    keeps = held >= float(least or 0) - ROUNDING
-    # Of equals in the first respect, the better in the second.
-    score = torch.where(keeps, 10 + other + 1e-3 * held, held + 1e-3 * other)
+def _best(clean: Tensor, robust: Tensor, robust_target: float | None, clean_target: float | None) -> int:
+    """Of the candidates that reach the target the best in the other accuracy; otherwise the nearest to the target."""
+    constrained, other, target = (robust, clean, robust_target) if robust_target is not None else (
+        clean, robust, clean_target)
+    reaches = constrained >= float(target or 0) - TOLERANCE
+    # Ties in the first accuracy are broken by the second.
+    score = torch.where(reaches, 10 + other + 1e-3 * constrained, constrained + 1e-3 * other)
     return int(score.argmax())
 
 
-def shift_for(model: GatedClassifier, seen: CandidateLogits, clean: float, shifts: Sequence[float]) -> GatedClassifier:
-    """The same gate with the greatest shift, and so the most cautious, that still reaches a clean accuracy.
+def shift_for(model: GatedClassifier, logits: CandidateLogits, clean: float,
+              shifts: Sequence[float]) -> GatedClassifier:
+    """The same gate with the greatest shift, thus the most robust, that still reaches a clean accuracy [Bai2024, C.2].
 
-    [Bai2024, C.2]; where none does, the one that comes nearest.
+    If none does, the most accurate.
     """
-    made = [model.with_range(*model.range, shift=shift) for shift in sorted(shifts)]
-    reached = [float(seen.right(each).float().mean()) for each in made]
-    keeping = [each for each, value in zip(made, reached, strict=True) if value >= clean]
-    return keeping[-1] if keeping else made[max(range(len(made)), key=lambda at: reached[at])]
+    candidates = [model.with_range(*model.alpha_range, shift=shift) for shift in sorted(shifts)]
+    accuracies = [float(logits.correct(candidate).float().mean()) for candidate in candidates]
+    reaching = [candidate for candidate, value in zip(candidates, accuracies, strict=True) if value >= clean]
+    return reaching[-1] if reaching else candidates[max(range(len(candidates)), key=lambda row: accuracies[row])]

@@ -1,7 +1,7 @@
-"""Attacks that aim at another strength than the one in use, and where the two bases change places under them.
+"""Attacks with a target strength γ_t other than the one in use, and the strength where the accuracies of g and h cross.
 
-Against an attack on g the robust side is right, against one on h the accurate side is: as the strength γ_t at which
-the attack aims rises, their accuracies cross [Bai2022, Figure 4]. The crossing γ_0 is what the policy learns by.
+Under an attack on g the robust side is correct, under one on h the accurate side is: as γ_t rises, their accuracies
+cross [Bai2022, Figure 4]. The policy is trained with the crossing γ_0.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from equipoise.core import checks, geometry, losses, rng
 from equipoise.core.ascent import ascend, last
 from equipoise.core.modes import inference
 from equipoise.core.threat import Threat
-from equipoise.local_smoothing.smoothing import SmoothedClassifier, gate_of
+from equipoise.local_smoothing.smoothing import SmoothedClassifier, log_strength
 
 RESAMPLES = 1000
 
 
-def aimed(
+def attack_at_strengths(
     smoothed: SmoothedClassifier, x: Tensor, y: Tensor, gammas: Sequence[float], *, threat: Threat, steps: int = 10,
     step_size: float | None = None, loss: losses.Loss = losses.cross_entropy, batch_size: int | None = None,
 ) -> Tensor:
@@ -31,17 +31,15 @@ def aimed(
 
     .. math:: x \leftarrow \Pi\big(x + s \cdot \mathrm{steepest}(\nabla_x \ell(g^{\gamma_t}(x), y))\big)
 
-    As in the paper it starts at the image and its last iterate is kept: nobody asks the attacked classifier, whose
-    own strength may be another. γ_t = 0 attacks g, γ_t = ∞ attacks h.
+    As in the paper it starts at the image and returns the last iterate, whatever the classifier in use, whose strength
+    may be another, predicts.
 
     Args:
-        smoothed: the rule; its own strength does not matter.
+        smoothed: the rule; its own strength is not used.
         x, y: (B, C, H, W) images in [0, 1] and (B,) labels.
-        gammas: T targets.
-        threat: the ball.
-        steps: gradient steps.
+        gammas: T target strengths; 0 attacks g, ∞ attacks h.
+        threat, steps, loss: of the attack.
         step_size: of one step; 2.5·eps/steps if not given.
-        loss: raised per example.
         batch_size: pairs of image and target at a time; all if not given.
 
     Returns:
@@ -49,77 +47,66 @@ def aimed(
     """
     checks.whole("steps", steps, least=1)
     checks.require(len(gammas) > 0, "gammas", "hold at least one", gammas)
-    stride = 2.5 * threat.eps / steps if step_size is None else checks.positive("step_size", step_size)
-    gates = gate_of(torch.tensor(gammas, dtype=torch.float64)).to(x.device).repeat_interleave(len(x))
-    count = len(gates)
-    found = []
+    step_size = 2.5 * threat.eps / steps if step_size is None else checks.positive("step_size", step_size)
+    gates = log_strength(torch.tensor(gammas, dtype=torch.float64)).to(x.device).repeat_interleave(len(x))
+    results = []
     with inference(smoothed):
-        for rows in torch.arange(count, device=x.device).split(batch_size or max(count, 1)):
-            own = rows % len(x)
-            start, labels, gate = x[own], y[own], gates[rows]
-            iterates = ascend(lambda at, g=gate, t=labels: loss(smoothed.mixed(at, g), t),  # type: ignore[misc]
-                              start, norm=threat.norm, step_size=stride, steps=steps,
-                              project=partial(geometry.project, x=start, threat=threat))
-            found.append(last(iterates))
-    return torch.cat(found).view(len(gammas), *x.shape)
+        for rows in torch.arange(len(gates), device=x.device).split(batch_size or max(len(gates), 1)):
+            images = rows % len(x)
+            start, labels, gate = x[images], y[images], gates[rows]
+            iterates = ascend(
+                lambda at, g=gate, t=labels: loss(smoothed.forward_with_gate(at, g), t),  # type: ignore[misc]
+                start, norm=threat.norm, step_size=step_size, steps=steps,
+                project=partial(geometry.project, x=start, threat=threat))
+            results.append(last(iterates))
+    return torch.cat(results).view(len(gammas), *x.shape)
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where g overtakes h, with an interval from resampled images; `met` is false where they never cross."""
+    """Where g overtakes h, with a bootstrap interval; `exists` is false where they never cross."""
 
     gamma: float
     low: float
     high: float
-    met: bool
-
-    @property
-    def beta(self) -> float:
-        """β_0 = log γ_0."""
-        return math.log(self.gamma)
+    exists: bool
 
 
-def crossing(gammas: Sequence[float], accurate: Tensor, robust: Tensor, *, seed: int = 0,
-             confidence: float = 0.95) -> Crossing:
-    """γ_0: the strength up to which attacks leave h the better, and beyond which g.
+def find_crossing(gammas: Sequence[float], accurate: Tensor, robust: Tensor, *, seed: int = 0,
+                  confidence: float = 0.95) -> Crossing:
+    """γ_0: the target strength below which h is more accurate under attack, and above which g is.
 
-    Between two targets the difference of the accuracies is a straight line in log γ. Where it never rises
-    through zero, γ_0 is the last target (h is better there) or the first; 0 and ∞ stand one step of the grid beyond
-    their neighbours. Where it does so more than once, γ_0 is the last such place.
+    Between two targets the difference of the accuracies is interpolated linearly in log γ. Where it never rises through
+    zero, γ_0 is the last target (h is more accurate there) or the first; 0 and ∞ count as one grid step beyond their
+    neighbours. Where it rises through zero more than once, γ_0 is the last such point.
 
     Args:
         gammas: T targets in rising order, at least two of them positive and finite.
-        accurate, robust: (T, N) bool: image n, attacked at target t, answered rightly by g and by h.
-        seed: of the resampling.
-        confidence: of the interval.
+        accurate, robust: (T, N) bool: whether g and h classify image n correctly when attacked at target t.
+        seed, confidence: random seed of the resampling, and confidence of the interval.
     """
     finite = [t for t, gamma in enumerate(gammas) if 0 < gamma < math.inf]
     checks.require(len(finite) >= 2 and list(gammas) == sorted(gammas), "gammas",
                    "rise and hold two that are positive and finite", gammas)
-    gates = _places(gammas, finite)
-    ahead = accurate.double() - robust.double()
-    point, met = _meet(gates, ahead.mean(dim=1))
-    n = ahead.shape[1]
-    draws = rng.stream(seed, "crossing", torch.arange(RESAMPLES)).integers(n, n).to(ahead.device)
-    again = sorted(_meet(gates, ahead[:, rows].mean(dim=1))[0] for rows in draws)
-    tail = (1 - confidence) / 2
-    low, high = again[int(tail * RESAMPLES)], again[min(int((1 - tail) * RESAMPLES), RESAMPLES - 1)]
-    return Crossing(math.exp(point), math.exp(low), math.exp(high), met)
-
-
-def _places(gammas: Sequence[float], finite: Sequence[int]) -> list[float]:
-    """log γ, the ends 0 and ∞ one step of the grid beyond their neighbours."""
     logs = {t: math.log(gammas[t]) for t in finite}
-    step = (logs[finite[-1]] - logs[finite[0]]) / (len(finite) - 1)
-    return [logs[t] if t in logs else logs[finite[0]] - step if gammas[t] == 0 else logs[finite[-1]] + step
-            for t in range(len(gammas))]
+    first, final = logs[finite[0]], logs[finite[-1]]
+    step = (final - first) / (len(finite) - 1)
+    gates = [logs.get(t, first - step if gamma == 0 else final + step) for t, gamma in enumerate(gammas)]
+    difference = accurate.double() - robust.double()
+    point, exists = _last_crossing(gates, difference.mean(dim=1))
+    n = difference.shape[1]
+    draws = rng.stream(seed, "crossing", torch.arange(RESAMPLES)).integers(n, n).to(difference.device)
+    resampled = sorted(_last_crossing(gates, difference[:, rows].mean(dim=1))[0] for rows in draws)
+    tail = (1 - confidence) / 2
+    low, high = resampled[int(tail * RESAMPLES)], resampled[min(int((1 - tail) * RESAMPLES), RESAMPLES - 1)]
+    return Crossing(math.exp(point), math.exp(low), math.exp(high), exists)
 
 
-def _meet(gates: Sequence[float], ahead: Tensor) -> tuple[float, bool]:
-    """The last place where the difference goes from below zero to zero or above, and whether there is one."""
-    d = ahead.tolist()
+def _last_crossing(gates: Sequence[float], difference: Tensor) -> tuple[float, bool]:
+    """The last point where the difference rises from below zero to zero or above, and whether there is one."""
+    d = difference.tolist()
     for t in range(len(d) - 1, 0, -1):
         if d[t - 1] < 0 <= d[t]:
-            share = -d[t - 1] / (d[t] - d[t - 1])
-            return gates[t - 1] + share * (gates[t] - gates[t - 1]), True
+            fraction = -d[t - 1] / (d[t] - d[t - 1])
+            return gates[t - 1] + fraction * (gates[t] - gates[t - 1]), True
     return (gates[-1] if d[-1] < 0 else gates[0]), False

@@ -1,15 +1,15 @@
-"""Two classifiers become one."""
+"""Mix an accurate and a robust classifier into one."""
 
-from equipoise.mixing.classifier import HardLabels as HardLabels
-from equipoise.mixing.classifier import MixedClassifier as MixedClassifier
-from equipoise.mixing.folder import load as load
-from equipoise.mixing.folder import save as save
-from equipoise.mixing.frontier import Frontier as Frontier
-from equipoise.mixing.frontier import Point as Point
-from equipoise.mixing.gate import Gate as Gate
-from equipoise.mixing.gate import new_gate as new_gate
-from equipoise.mixing.gated import GatedClassifier as GatedClassifier
-from equipoise.mixing.logit_maps import LogitMap as LogitMap
-from equipoise.mixing.provenance import Provenance as Provenance
-from equipoise.mixing.rules import gate_of as gate_of
-from equipoise.mixing.rules import mix as mix
+from equipoise.mixing.classifier import HardLabels, MixedClassifier
+from equipoise.mixing.folder import load_gate, load_model, save, save_gate, save_mixture
+from equipoise.mixing.formula import gate_of, mix
+from equipoise.mixing.gated import Gate, GatedClassifier, new_gate
+from equipoise.mixing.logit_maps import LogitMap
+from equipoise.mixing.provenance import FrontierMixture, Provenance
+from equipoise.mixing.surrogates import AlphaPenalty, GatedSurrogate
+
+__all__ = [
+    "AlphaPenalty", "FrontierMixture", "Gate", "GatedClassifier", "GatedSurrogate", "HardLabels", "LogitMap",
+    "MixedClassifier", "Provenance", "gate_of", "load_gate", "load_model", "mix", "new_gate", "save", "save_gate",
+    "save_mixture",
+]

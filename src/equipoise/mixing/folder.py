@@ -1,122 +1,184 @@
-"""`mixture:DIR`: a mixture on disk is one small TOML file beside, or pointing at, its two bases."""
+"""Mixtures on disk: `mixture:DIR` holds `mixture.toml`, which refers to the two bases, and possibly a gate."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from equipoise import models
-from equipoise.core import checks, config, records
-from equipoise.mixing import frontier as frontiers
+from equipoise.core import checks, config, files
+from equipoise.core.serialize import from_plain, to_plain
 from equipoise.mixing.classifier import MixedClassifier
-from equipoise.mixing.gate import load_gate, save_gate
-from equipoise.mixing.gated import GatedClassifier
-from equipoise.mixing.logit_maps import LogitMap
-from equipoise.mixing.provenance import from_facts
+from equipoise.mixing.gated import Gate, GatedClassifier
+from equipoise.mixing.logit_maps import LogitMap, LogitMapSettings
+from equipoise.mixing.provenance import Frontier, Provenance
+from equipoise.models import LoadOptions, Normalized, checkpoint
+from equipoise.models.reference import ALIASES, remember_reference
 
-SCHEMA = 1
+SCHEMA = 2
 NAME = "mixture.toml"
 GATE = "gate.safetensors"
-GATED = ("alpha_max", "scale", "shift", "sharpness")
-SIDES = ("accurate", "robust")
 
 
-def save(folder: Path | str, mixture: MixedClassifier, *, accurate: str, robust: str) -> None:
-    """Write `mixture.toml`: the numbers of the formula, and the model reference and digest of each base; a gate
-    goes into a file beside it.
+@dataclass(frozen=True)
+class _Base:
+    reference: str
+    digest: str
 
-    Paths are kept relative to the folder, so that a folder with its checkpoints can be moved or sent.
+
+@dataclass(frozen=True)
+class _GateSettings:
+    alpha_max: float
+    scale: float
+    shift: float
+    logit_scales: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class _MixtureFile:
+    """The content of `mixture.toml`."""
+
+    schema: int
+    alpha: float
+    accurate: _Base
+    robust: _Base
+    hard: bool = False
+    surrogate_alpha: float = 0.9
+    frontier: Frontier = ()
+    logit_map: LogitMapSettings | None = None
+    gate: _GateSettings | None = None
+    provenance: Provenance | None = None
+
+
+def save(path: Path | str, model: nn.Module, *, accurate: str | None = None, robust: str | None = None) -> None:
+    """Save a mixture into a folder (see :func:`save_mixture`), or a model of the zoo as a `.safetensors` checkpoint."""
+    if isinstance(model, MixedClassifier):
+        save_mixture(path, model, accurate=accurate, robust=robust)
+        return
+    checks.require(isinstance(model, Normalized), "model", "be a mixture or a model of the zoo", type(model).__name__)
+    checkpoint.save(path, model)
+
+
+def save_mixture(folder: Path | str, mixture: MixedClassifier, *, accurate: str | None = None,
+                 robust: str | None = None) -> None:
+    """Write `mixture.toml`: the settings, and the model reference and digest of each base; a gate gets its own file.
+
+    Paths are stored relative to the folder, so that a folder with its checkpoints can be moved. `accurate` and `robust`
+    are references of the bases, by default those that they were loaded from.
     """
     folder = Path(folder)
+    bases = {}
+    for side, given in (("accurate", accurate), ("robust", robust)):
+        base = getattr(mixture, side)
+        reference = given or models.reference_of(base)
+        if reference is None:
+            raise checks.InputError(f"`{side}` must be a model reference, because this {type(base).__name__} was not "
+                                    "loaded from one, got None")
+        relative = models.relocate(reference, lambda path: os.path.relpath(path, folder))
+        bases[side] = _Base(relative, models.weights_digest(base))
     folder.mkdir(parents=True, exist_ok=True)
-    told: dict[str, Any] = {"schema": SCHEMA, "alpha": mixture.alpha}
-    if mixture.hard:
-        told["hard"] = True
-    if not mixture.differentiable:
-        told["surrogate_alpha"] = mixture.surrogate_alpha
-    if mixture.logit_map is not None:
-        told["map"] = mixture.logit_map.facts()
+    gate = None
     if isinstance(mixture, GatedClassifier):
-        told["gate"] = {"alpha_max": mixture.range[1], "scale": mixture.scale, "shift": mixture.shift,
-                        "sharpness": list(mixture.sharpness)}
+        gate = _GateSettings(mixture.alpha_range[1], mixture.scale, mixture.shift, mixture.logit_scales)
         save_gate(folder / GATE, mixture.network, mixture.accurate, mixture.robust)
-    if mixture.fitted is not None:
-        told["fitted"] = mixture.fitted.facts()
-    if mixture.frontier:
-        told["frontier"] = frontiers.columns(mixture.frontier)
-    for side, text in zip(SIDES, (accurate, robust), strict=True):
-        near = models.placed(text, lambda path: os.path.relpath(path, folder))
-        told[side] = {"reference": near, "digest": models.weights_digest(getattr(mixture, side))}
-    records.write(folder / NAME, config.dumps(told))
+    content = _MixtureFile(SCHEMA, mixture.alpha, hard=mixture.hard, surrogate_alpha=mixture.surrogate_alpha, gate=gate,
+                           logit_map=None if mixture.logit_map is None else mixture.logit_map.settings,
+                           frontier=mixture.frontier, provenance=mixture.provenance, **bases)
+    files.write_atomic(folder / NAME, config.dumps(to_plain(content)))
 
 
-def load(reference: str, **settings: Any) -> nn.Module:
-    """A module from any model reference: `mixture:DIR`, or one of :data:`equipoise.models.SCHEMES`."""
-    folder = _folder(reference)
-    if folder is not None:
-        return _mixture(folder, **settings)
-    scheme, colon, _ = reference.partition(":")
+def load_model(reference: str | Path, options: LoadOptions | None = None, **settings: Any) -> nn.Module:
+    """Load a model from any reference, in evaluation mode.
+
+    Args:
+        reference: `mixture:DIR` (or the bare folder), or one of :data:`equipoise.models.SCHEMES`.
+        options, settings: as for :func:`equipoise.models.load`; those of a mixture are used for both bases.
+    """
+    checks.require(isinstance(reference, str | Path), "model", "be a reference or a path", type(reference).__name__)
+    reference = str(reference)
+    scheme, colon, body = reference.partition(":")
+    if (colon and scheme == "mixture") or (Path(reference) / NAME).exists():
+        mixture = load_mixture(Path(body if scheme == "mixture" else reference), options, **settings)
+        remember_reference(mixture, reference)
+        return mixture
     if colon and scheme not in models.SCHEMES and not Path(reference).exists():
-        checks.one_of("scheme of a model", scheme, [*models.SCHEMES, "mixture"])
-    return models.load(reference, **settings)
+        checks.one_of("scheme of a model", scheme, [*models.SCHEMES, *ALIASES, "mixture"])
+    return models.load(reference, options, **settings)
 
 
-def _folder(reference: str) -> Path | None:
-    if reference.startswith("mixture:"):
-        return Path(reference.removeprefix("mixture:"))
-    return Path(reference) if (Path(reference) / NAME).exists() else None
-
-
-def _mixture(folder: Path, **settings: Any) -> MixedClassifier:
-    checks.require((folder / NAME).exists(), "mixture", f"be a folder that holds {NAME}", str(folder))
-    told = config.read(folder / NAME)
-    where = str(folder / NAME)
-    config.known(told, ("schema", "alpha", "hard", "surrogate_alpha", "map", "gate", "fitted", "frontier", *SIDES),
-                 where)
-    checks.require(told.get("schema") == SCHEMA, "schema", f"be {SCHEMA} in {folder / NAME}", told.get("schema"))
-    bases = [_base(folder, side, told.get(side, {}), **settings) for side in SIDES]
-    alpha = checks.fraction("alpha", told.get("alpha", "missing"))
+def load_mixture(folder: Path, options: LoadOptions | None = None, *,
+                 bases: tuple[nn.Module, nn.Module] | None = None, **settings: Any) -> MixedClassifier:
+    """Load the mixture of a folder; `bases` are used instead of loading them, and must have the saved weights."""
+    path = folder / NAME
+    checks.require(path.exists(), "mixture", f"be a folder that holds {NAME}", str(folder))
+    table = config.read(path)
+    schema = table.get("schema")
+    checks.require(schema in (1, SCHEMA), "schema", f"be 1 or {SCHEMA} in {path}", schema)
+    content = from_plain(_MixtureFile, _upgrade(table) if schema == 1 else table, str(path))
+    given = (None, None) if bases is None else bases
+    accurate = _load_base(path, "accurate", content.accurate, given[0], options, settings)
+    robust = _load_base(path, "robust", content.robust, given[1], options, settings)
     shared: dict[str, Any] = {
-        "logit_map": _map(told["map"], where) if "map" in told else None, "hard": bool(told.get("hard", False)),
-        "surrogate_alpha": checks.fraction("surrogate_alpha", told.get("surrogate_alpha", 0.9)),
-        "fitted": from_facts(told["fitted"], where) if "fitted" in told else None}
-    if "gate" in told:
-        return _gated(folder, bases, alpha, told["gate"], shared)
-    frontier = frontiers.from_columns(told["frontier"], where) if "frontier" in told else ()
-    return MixedClassifier(bases[0], bases[1], alpha, frontier=frontier, **shared).eval()
+        "logit_map": content.logit_map and LogitMap(**asdict(content.logit_map)), "hard": content.hard,
+        "surrogate_alpha": content.surrogate_alpha, "provenance": content.provenance}
+    if content.gate is None:
+        return MixedClassifier(accurate, robust, content.alpha, frontier=content.frontier, **shared).eval()
+    gate = load_gate(folder / GATE, accurate, robust)
+    return GatedClassifier(accurate, robust, gate, alpha_min=content.alpha, **asdict(content.gate), **shared).eval()
 
 
-def _gated(folder: Path, bases: list[nn.Module], alpha_min: float, told: dict[str, Any],
-           shared: dict[str, Any]) -> GatedClassifier:
-    where = f"[gate] of {folder / NAME}"
-    config.known(told, GATED, where)
-    checks.require(set(told) == set(GATED) and isinstance(told["sharpness"], list) and len(told["sharpness"]) == 2,
-                   where, f"hold {', '.join(GATED)}, the last one two numbers", told)
-    numbers: dict[str, Any] = {key: checks.fraction(key, told[key]) for key in GATED[:3]}
-    sharpness = (checks.fraction("sharpness", told["sharpness"][0]), checks.fraction("sharpness", told["sharpness"][1]))
-    network = load_gate(folder / GATE, bases[0], bases[1])
-    return GatedClassifier(bases[0], bases[1], network, alpha_min=alpha_min, sharpness=sharpness, **numbers,
-                           **shared).eval()
+def _load_base(path: Path, side: str, base: _Base, given: nn.Module | None, options: LoadOptions | None,
+               settings: Mapping[str, Any]) -> nn.Module:
+    reference = models.relocate(base.reference, lambda relative: str(path.parent / relative))
+    model = models.load(reference, options, **settings) if given is None else given
+    if models.weights_digest(model) != base.digest:
+        raise checks.InputError(f"the {side} base {reference} must be the one {path} was saved with, but its weights "
+                                "have changed")
+    return model
 
 
-def _map(told: dict[str, Any], where: str) -> LogitMap:
-    keys = ("clamp", "scale", "power", "shift", "rivals")
-    config.known(told, (*keys, "unit"), f"[map] of {where}")
-    checks.require(all(key in told for key in keys), f"[map] of {where}", f"hold {', '.join(keys)}", sorted(told))
-    scale, power, shift, rivals = (checks.fraction(key, told[key]) for key in keys[1:])
-    unit = checks.fraction("unit", told["unit"]) if "unit" in told else None
-    return LogitMap(scale, power, shift, str(told["clamp"]), rivals=rivals, unit=unit)
+def _upgrade(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of schema 1 in the form of schema 2."""
+    table = {{"map": "logit_map", "fitted": "provenance"}.get(key, key): value for key, value in table.items()}
+    if "gate" in table:
+        table["gate"] = {"logit_scales" if key == "sharpness" else key: value for key, value in table["gate"].items()}
+    if "frontier" in table:
+        columns = table["frontier"]
+        checks.require(len({len(column) for column in columns.values()}) == 1, "frontier", "have equally long columns",
+                       sorted(columns))
+        table["frontier"] = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return table
 
 
-def _base(folder: Path, side: str, told: dict[str, Any], **settings: Any) -> nn.Module:
-    config.known(told, ("reference", "digest"), f"[{side}] of {folder / NAME}")
-    checks.require("reference" in told, side, f"have a reference in {folder / NAME}", told)
-    text = models.placed(told["reference"], lambda path: str(folder / path))
-    base = models.load(text, **settings)
-    if models.weights_digest(base) != told.get("digest"):
-        raise checks.InputError(f"the {side} base {text} must be the one {folder / NAME} was made with, "
-                                "but its weights have changed")
-    return base
+def save_gate(path: Path | str, gate: Gate, accurate: nn.Module, robust: nn.Module,
+              metadata: Mapping[str, str] | None = None) -> None:
+    """Write the gate alone; its metadata hold its feature layers and the digests of the bases it was trained for."""
+    own = {"feature_layers": ";".join(",".join(names) for names in gate.feature_layers),
+           "shape": ",".join(map(str, gate.shape)), "accurate": models.weights_digest(accurate),
+           "robust": models.weights_digest(robust)}
+    checkpoint.write_safetensors(Path(path), gate.state_dict(), {**(metadata or {}), **own})
+
+
+def load_gate(path: Path | str, accurate: nn.Module, robust: nn.Module) -> Gate:
+    """Load a gate, in evaluation mode; bases other than those it was trained for are an error."""
+    state, metadata = checkpoint.read_safetensors(Path(path))
+    metadata.setdefault("feature_layers", metadata.pop("taps", ""))  # the old name of the key
+    missing = [key for key in ("feature_layers", "shape", "accurate", "robust") if not metadata.get(key)]
+    checks.require(not missing, str(path), "hold a gate, with " + ", ".join(missing), sorted(metadata))
+    for side, base in (("accurate", accurate), ("robust", robust)):
+        digest = models.weights_digest(base)
+        checks.require(digest == metadata[side], side, f"be the base that {path} was trained for, with weights "
+                       f"{metadata[side][:12]}", digest[:12])
+    first, second = (tuple(names.split(",")) for names in metadata["feature_layers"].split(";"))
+    shallow, deep, width = map(int, metadata["shape"].split(","))
+    gate = Gate(((first[0], first[1]), (second[0], second[1])), shallow, deep, width)
+    expected = {key: value.shape for key, value in gate.state_dict().items()}
+    checks.require({key: value.shape for key, value in state.items()} == expected, str(path),
+                   f"hold the {len(expected)} tensors of this gate", f"{len(state)}, not all of their names and shapes")
+    gate.load_state_dict(state)
+    return gate.eval()

@@ -1,25 +1,103 @@
-"""The adaptive mixture: a gate looks at both bases and gives every image its own alpha."""
+"""The adaptive mixture: a gate network uses features of both bases to select an alpha for every image."""
 
 from __future__ import annotations
 
 import math
-from typing import Self
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.core import checks
+from equipoise.core.modes import inference
 from equipoise.mixing.classifier import MixedClassifier
-from equipoise.mixing.gate import Gate
-from equipoise.mixing.gated_surrogate import GatedHinges, GatedSurrogate
-from equipoise.mixing.logit_maps import LogitMap, wide
+from equipoise.mixing.formula import mix
+from equipoise.mixing.logit_maps import LogitMap, at_least_float32, one_hot
 from equipoise.mixing.provenance import Provenance
-from equipoise.mixing.rules import mix
-from equipoise.mixing.surrogate import BYPASS
-from equipoise.models.feature_hooks import tapped
+from equipoise.mixing.surrogates import BYPASS, GatedHinges, GatedSurrogate
+from equipoise.models import feature_hooks
+from equipoise.models.feature_hooks import FeatureLayers, FeatureMaps, forward_with_features
+from equipoise.models.inspection import Described
+from equipoise.models.resnet import PreActBlock, he_init
 
+WIDTH = 96  # 6.3 million parameters for a pair of ResNet-18
+OFFICIAL_WIDTH = 256  # the official network for that pair: 44 million
 SCALE, SHIFT = 2.0, 0.4  # of the gate in training, as published
+PairOfLayers = tuple[FeatureLayers, FeatureLayers]  # feature layers of the accurate and of the robust base
+
+
+class Gate(Described):
+    """The mixing network: one number per image from feature maps of two depths of both bases [Bai2024, Figure 10].
+
+    Three stages of two pre-activation blocks, each halving the map: the first on the joined shallow maps; its output is
+    added to the joined deep maps (through a 1×1 convolution where the channels differ, average-pooled where the sizes
+    do); global average; a linear layer without bias; batch norm without a scale, so that the output cannot shrink or
+    grow during training. The statistics are the batch's in training mode and running ones otherwise; nothing else
+    depends on the mode.
+
+    Args:
+        feature_layers: the submodules of both bases whose outputs it gets.
+        shallow, deep: channels of the joined maps of both bases.
+        width: channels of the first stage; the next have twice and four times as many.
+        momentum: of the running statistics of the output.
+    """
+
+    description = ("gate", "feature_layers", "shape")
+
+    def __init__(self, feature_layers: PairOfLayers, shallow: int, deep: int, width: int = WIDTH,
+                 momentum: float = 0.05) -> None:
+        super().__init__()
+        self.feature_layers = feature_layers
+        self.shape = (shallow, deep, checks.whole("width", width, least=1))
+        self.first = _stage(shallow, width)
+        self.join: nn.Module = nn.Identity() if deep == width else nn.Conv2d(deep, width, 1, bias=False)
+        self.second = _stage(width, 2 * width)
+        self.third = _stage(2 * width, 4 * width)
+        self.fc = nn.Linear(4 * width, 1, bias=False)
+        self.output = nn.BatchNorm1d(1, affine=False, momentum=momentum)
+        he_init(self)
+
+    def forward(self, features: Sequence[FeatureMaps]) -> Tensor:
+        """(B,) from the maps of the accurate and of the robust base; about standard normal on training images."""
+        shallow, deep = feature_hooks.join_features(features)
+        checks.require((shallow.shape[1], deep.shape[1]) == self.shape[:2], "bases", "be those of the gate, with "
+                       f"{self.shape[0]} and {self.shape[1]} channels at its feature layers",
+                       (shallow.shape[1], deep.shape[1]))
+        matched = feature_hooks.match_sizes([self.first(shallow), self.join(deep)])
+        last = self.third(self.second(matched[0] + matched[1])).mean(dim=(2, 3))
+        # In bfloat16 this one number would hide from an attack what it gains by changing it.
+        with torch.autocast(last.device.type, enabled=False):
+            output: Tensor = self.output(self.fc(last.to(self.fc.weight.dtype)))
+        return output.squeeze(1)
+
+
+def _stage(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(PreActBlock(inputs, outputs, 2), PreActBlock(outputs, outputs, 1))
+
+
+def new_gate(accurate: nn.Module, robust: nn.Module, example: Tensor, *, feature_layers: PairOfLayers | None = None,
+             width: int = WIDTH, momentum: float = 0.05, seed: int = 0) -> Gate:
+    """A gate with random weights for two bases.
+
+    Args:
+        accurate, robust: images (B, C, H, W) in [0, 1] → logits (B, K).
+        example: a few images, to find the channels of the feature maps.
+        feature_layers: two submodule names per base, found if not given.
+        width, momentum: of the :class:`Gate`.
+        seed: the same seed gives the same weights.
+    """
+    layers = feature_layers
+    valid = layers is None or [len(names) if isinstance(names, tuple | list) else 0 for names in layers] == [2, 2]
+    checks.require(valid, "feature_layers", "hold two names for the accurate and two for the robust base", layers)
+    with torch.no_grad(), inference(accurate, robust):
+        layers = layers or (feature_hooks.find_feature_layers(accurate, example),
+                            feature_hooks.find_feature_layers(robust, example))
+        shallow, deep = feature_hooks.joined_channels((accurate, robust), layers, example)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return Gate(layers, shallow, deep, width, momentum)
 
 
 class GatedClassifier(MixedClassifier):
@@ -28,43 +106,45 @@ class GatedClassifier(MixedClassifier):
     .. math:: \alpha(x) = \alpha_{min} + (\alpha_{max} - \alpha_{min})\,
               \mathrm{sigmoid}(scale \cdot u_\theta(x) + shift)
 
-    u is the :class:`~equipoise.mixing.gate.Gate`, fed by one forward pass of each base. Range, scale and shift can be
-    changed without retraining (:meth:`with_range`); a gate learns over all of (0, 1) whatever the range is, because
-    its objective mixes by :meth:`parts`. :attr:`alpha` is α_min, the least say that the robust side ever has: all that
-    holds for a fixed mixture with this alpha and any accurate side holds here too, :meth:`predict` and certificates
-    included. Train or evaluation mode reaches the gate alone: the bases stay frozen and in evaluation mode.
+    u is the :class:`Gate`; each base runs once. Range, scale and shift can be changed without training
+    (:meth:`with_range`); a gate is trained over all of (0, 1) whatever the range is, because its objective mixes by
+    :meth:`log_probabilities_and_gate`. :attr:`alpha` is α_min, the least weight of the robust side: all that holds for
+    a fixed mixture with this alpha and any accurate side holds here too, :meth:`predict` and certificates included.
+    Train or evaluation mode changes the gate alone: the bases stay frozen and in evaluation mode.
 
     Args:
         accurate, robust: images (B, C, H, W) in [0, 1] → logits (B, K).
         network: the gate, trained for these two.
-        alpha_min, alpha_max: ends of the range, in [0, 1].
-        scale, shift: of the gate's answer before the sigmoid.
-        sharpness: factors of the logits of g and of h [Bai2024, D.1].
-        logit_map, hard, surrogate_alpha, fitted: see :class:`~equipoise.mixing.classifier.MixedClassifier`.
+        alpha_min, alpha_max: range of alpha, in [0, 1].
+        scale, shift: of the gate's output before the sigmoid.
+        logit_scales: factors of the logits of g and of h (inverse temperatures) [Bai2024, D.1].
+        logit_map, hard, surrogate_alpha, provenance: see :class:`~equipoise.mixing.classifier.MixedClassifier`.
     """
+
+    description = ("gated-mixture", "alpha_range", "scale", "shift", "logit_scales", "hard", "surrogate_alpha")
 
     def __init__(
         self, accurate: nn.Module, robust: nn.Module, network: Gate, *, alpha_min: float = 0.0, alpha_max: float = 1.0,
-        scale: float = SCALE, shift: float = SHIFT, sharpness: tuple[float, float] = (1.0, 1.0),
+        scale: float = SCALE, shift: float = SHIFT, logit_scales: tuple[float, float] = (1.0, 1.0),
         logit_map: LogitMap | None = None, hard: bool = False, surrogate_alpha: float = 0.9,
-        fitted: Provenance | None = None,
+        provenance: Provenance | None = None,
     ) -> None:
         checks.within("alpha_min", alpha_min, 0, 1)
         checks.within("alpha_max", alpha_max, 0, 1)
         checks.require(alpha_min < alpha_max, "alpha_min", f"be below alpha_max, {alpha_max:g}", alpha_min)
         checks.positive("scale", scale)
         checks.require(math.isfinite(shift), "shift", "be finite", shift)
-        for factor in sharpness:
-            checks.positive("sharpness", factor)
+        for factor in logit_scales:
+            checks.positive("logit_scales", factor)
         super().__init__(accurate, robust, alpha_min, logit_map=logit_map, hard=hard, surrogate_alpha=surrogate_alpha,
-                         fitted=fitted)
-        self.network = network
-        self.range, self.scale, self.shift, self.sharpness = (alpha_min, alpha_max), scale, shift, sharpness
+                         provenance=provenance)
+        self.network, self.alpha_range = network, (alpha_min, alpha_max)
+        self.scale, self.shift, self.logit_scales = scale, shift, logit_scales
         for base in (accurate, robust):
             base.requires_grad_(False).eval()
 
     def train(self, mode: bool = True) -> Self:
-        """Only the gate changes its mode."""
+        """Change the mode of the gate only."""
         super().train(mode)
         self.accurate.eval()
         self.robust.eval()
@@ -72,113 +152,103 @@ class GatedClassifier(MixedClassifier):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, K) log-probabilities, which serve as logits."""
-        g, h, z = self.parts(x)
-        return mix(g, h, self.ranged(z))
+        g, h, z = self.log_probabilities_and_gate(x)
+        return mix(g, h, self.restrict_gate(z))
 
-    def parts(self, x: Tensor, *, soft: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities of both sides (B, K), and the gate over all of (0, 1), (B,): one pass of each base.
+    def log_probabilities_and_gate(self, x: Tensor, *, soft: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities of both sides (B, K), and the gate's log-odds over all of (0, 1), (B,).
 
-        With `soft`, the sides that adversaries follow, in which neither a hard decision nor a map hides the way.
+        With `soft`, sides for attacks: the accurate one is never one-hot, and most of the robust one bypasses the map.
         """
-        g, h, z = self.answers(x)
-        mapped, sure = self.mapped(h), F.log_softmax(self.sharpness[0] * wide(g), dim=1)
+        g, h, z = self.logits_and_gate(x)
+        log_p_g, log_p_h = F.log_softmax(self.logit_scales[0] * at_least_float32(g), dim=1), self.map_robust(h)
         if soft and self.logit_map is not None:
-            direct = F.log_softmax(self.sharpness[1] * wide(h), dim=1)
-            mapped = torch.logaddexp(direct + math.log(BYPASS), mapped + math.log(1 - BYPASS))
-        return self._one_hot(g, mapped) if self.hard and not soft else sure, mapped, z
+            unmapped = F.log_softmax(self.logit_scales[1] * at_least_float32(h), dim=1)
+            log_p_h = torch.logaddexp(unmapped + math.log(BYPASS), log_p_h + math.log(1 - BYPASS))
+        if self.hard and not soft:
+            log_p_g = one_hot(g.argmax(dim=1), g.shape[1], log_p_h.dtype)
+        return log_p_g, log_p_h, z
 
-    def answers(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of both bases (B, K), and the gate over all of (0, 1), (B,): one pass of each base."""
-        taps = self.network.taps
-        (g, left), (h, right) = tapped(self.accurate, taps[0], x), tapped(self.robust, taps[1], x)
+    def logits_and_gate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of both bases (B, K), and the gate's log-odds over all of (0, 1), (B,): one pass of each base."""
+        layers = self.network.feature_layers
+        g, features_g = forward_with_features(self.accurate, layers[0], x)
+        h, features_h = forward_with_features(self.robust, layers[1], x)
         checks.require(g.shape == h.shape, "accurate and robust", "have equal numbers of classes",
                        (tuple(g.shape), tuple(h.shape)))
-        return g, h, self.scale * self.network((left, right)) + self.shift
+        return g, h, self.scale * self.network((features_g, features_h)) + self.shift
 
-    def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def log_probabilities(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(B, K) log-probabilities of the accurate side, and of the robust one."""
-        return self.parts(x)[:2]
+        return self.log_probabilities_and_gate(x)[:2]
 
-    def mapped(self, h: Tensor) -> Tensor:
+    def map_robust(self, h: Tensor) -> Tensor:
         """(B, K) logits of h → log-probabilities of the robust side."""
-        return super().mapped(self.sharpness[1] * wide(h))
+        return super().map_robust(self.logit_scales[1] * at_least_float32(h))
 
-    def ranged(self, z: Tensor) -> Tensor:
-        """Log-odds over (0, 1) → log-odds over (α_min, α_max), without ever forming an alpha that rounds to 1."""
-        low, high = self.range
+    def restrict_gate(self, z: Tensor) -> Tensor:
+        """Log-odds over (0, 1) → log-odds over (α_min, α_max), without computing an alpha that could round to 1."""
+        low, high = self.alpha_range
         if (low, high) == (0.0, 1.0):
             return z
-        wide = math.log(high - low)
-        take, keep = wide + F.logsigmoid(z), wide + F.logsigmoid(-z)
+        width = math.log(high - low)
+        log_alpha, log_rest = width + F.logsigmoid(z), width + F.logsigmoid(-z)
         if low > 0:
-            take = torch.logaddexp(take, torch.full_like(take, math.log(low)))
+            log_alpha = torch.logaddexp(log_alpha, torch.full_like(log_alpha, math.log(low)))
         if high < 1:
-            keep = torch.logaddexp(keep, torch.full_like(keep, math.log1p(-high)))
-        return take - keep
+            log_rest = torch.logaddexp(log_rest, torch.full_like(log_rest, math.log1p(-high)))
+        return log_alpha - log_rest
 
     @property
-    def steep(self) -> bool:
-        """Whether the gate is steeper than it was trained: its own gradient then vanishes a little off its middle."""
+    def steeper_than_trained(self) -> bool:
+        """Whether the gate has a larger scale than in training: its gradient then vanishes away from its middle."""
         return self.scale > SCALE
 
-    def gentle(self, z: Tensor) -> Tensor:
-        """Log-odds of the gate, no steeper than in training, for those who look for a way down."""
-        return z * (SCALE / self.scale) if self.steep else z
+    def limit_gate_slope(self, z: Tensor) -> Tensor:
+        """Log-odds of the gate with at most the scale of training, which keeps a gradient for attacks."""
+        return z * (SCALE / self.scale) if self.steeper_than_trained else z
 
     def alphas(self, x: Tensor) -> Tensor:
         """(B,) the weight of the robust side for every image."""
-        return torch.sigmoid(self.ranged(self.parts(x)[2]))
+        return torch.sigmoid(self.restrict_gate(self.log_probabilities_and_gate(x)[2]))
 
-    @torch.no_grad()
-    def predict(self, x: Tensor) -> Tensor:
-        """(B,) classes, the same as `forward(x).argmax(1)`; g and the gate run only where they can decide."""
-        h = self.mapped(self.robust(x))
-        answer = h.argmax(dim=1)
-        rows = self.undecided(h).nonzero().squeeze(1)
-        if len(rows):
-            answer[rows] = self(x[rows]).argmax(dim=1)
-        return answer
+    def _predict_with_accurate(self, x: Tensor, h: Tensor) -> Tensor:
+        logits: Tensor = self(x)
+        return logits.argmax(dim=1)
 
     def with_range(self, alpha_min: float, alpha_max: float, *, scale: float | None = None,
                    shift: float | None = None) -> GatedClassifier:
         """The same gate with another range, scale or shift [Bai2024, Table 7]; nothing is trained."""
-        return self._with(self.logit_map, self.hard, self.surrogate_alpha, (alpha_min, alpha_max), scale, shift)
+        return self._copy(alpha_min=alpha_min, alpha_max=alpha_max, scale=self.scale if scale is None else scale,
+                          shift=self.shift if shift is None else shift)
 
-    def on(self, mixture: MixedClassifier) -> GatedClassifier:
-        """The same gate over the sides of another mixture of these bases, such as one with a map of MixedNUTS."""
+    def with_settings_of(self, mixture: MixedClassifier) -> GatedClassifier:
+        """The same gate with the logit map, hard labels and surrogate alpha of another mixture of the same bases."""
         same = mixture.accurate is self.accurate and mixture.robust is self.robust
-        checks.require(same, "mixture", "be one of the gate's own bases", "another pair")
-        return self._with(mixture.logit_map, mixture.hard, mixture.surrogate_alpha, self.range, None, None)
+        checks.require(same, "mixture", "be a mixture of the gate's own bases", "another pair")
+        return self._copy(logit_map=mixture.logit_map, hard=mixture.hard, surrogate_alpha=mixture.surrogate_alpha)
 
-    def _with(self, logit_map: LogitMap | None, hard: bool, surrogate_alpha: float, ends: tuple[float, float],
-              scale: float | None, shift: float | None) -> GatedClassifier:
-        made = GatedClassifier(
-            self.accurate, self.robust, self.network, alpha_min=ends[0], alpha_max=ends[1],
-            scale=self.scale if scale is None else scale, shift=self.shift if shift is None else shift,
-            sharpness=self.sharpness, logit_map=logit_map, hard=hard, surrogate_alpha=surrogate_alpha,
-            fitted=self.fitted)
-        return made.to(self.gate.device).train(self.training)
+    def _copy(self, **changes: Any) -> GatedClassifier:
+        same = {name: getattr(self, name) for name in ("scale", "shift", "logit_scales", "logit_map", "hard",
+                                                       "surrogate_alpha", "provenance")}
+        ends = {"alpha_min": self.alpha_range[0], "alpha_max": self.alpha_range[1]}
+        copy = GatedClassifier(self.accurate, self.robust, self.network, **{**same, **ends, **changes})
+        return copy.to(self.gate.device).train(self.training)
 
-    def surrogate(self, *, stand_in: nn.Module | None = None, bypass: float = BYPASS) -> nn.Module:
-        """What adversaries follow where the mixture itself hides the way; the gate shows its own."""
-        _alone(stand_in)
-        return GatedSurrogate(self, relaxed=True)
+    def surrogate(self, *, stand_in: nn.Module | None = None) -> nn.Module:
+        """The differentiable mixture that adaptive attacks take gradients from, through the gate too."""
+        _refuse_stand_in(stand_in)
+        return GatedSurrogate(self, soft=True)
 
     def hinges(self, *, stand_in: nn.Module | None = None) -> nn.Module:
         """Scores for an attack on both sides at once, with every image's own alpha."""
-        _alone(stand_in)
+        _refuse_stand_in(stand_in)
         return GatedHinges(self)
 
-    def stopped(self) -> nn.Module:
-        """The mixture for a grey-box adversary: no gradient comes through the gate [Bai2024, adversary A]."""
-        return GatedSurrogate(self, stopped=True, relaxed=not self.differentiable)
-
-    def extra_repr(self) -> str:
-        """The numbers of the formula."""
-        low, high = self.range
-        aside = f"scale={self.scale:g}, shift={self.shift:g}, sharpness={self.sharpness}"
-        return f"alpha_min={low:.15g}, alpha_max={high:.15g}, {aside}, hard={self.hard}, map={self.logit_map}"
+    def without_gate_gradient(self) -> nn.Module:
+        """The mixture for a grey-box adversary: no gradient through the gate [Bai2024, adversary A]."""
+        return GatedSurrogate(self, detach_gate=True, soft=not self.differentiable)
 
 
-def _alone(stand_in: nn.Module | None) -> None:
-    checks.require(stand_in is None, "stand_in", "be left out for a gate, which looks into g itself", "a model")
+def _refuse_stand_in(stand_in: nn.Module | None) -> None:
+    checks.require(stand_in is None, "stand_in", "be left out for a gate, which uses features of g itself", "a model")

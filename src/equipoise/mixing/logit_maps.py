@@ -1,105 +1,108 @@
-"""Maps of logits that change how sure a classifier is, and, if they are monotone, never what it answers.
+"""Maps of logits that change a classifier's confidence and, if they are monotone, never its class.
 
-The map of MixedNUTS [Bai2024nuts, Eq. (4)] makes the robust classifier less sure where classes compete, which
-is where it errs, and leaves it sure where one class stands out.
+The map of MixedNUTS [Bai2024nuts, Eq. (4)] lowers the confidence of the robust classifier where classes compete, which
+is where it errs, and keeps it high where one class stands out.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from equipoise.core import checks
+from equipoise.models.inspection import Described
 
-LOWEST = -0.751791524693564  # where GELU turns: it falls before and rises after
-TOP = 250  # classes that give the mean and deviation of the layer norm, where there are more
-BOUND = 1e3  # of centred logits: their softmax is 0 or 1 long before
+LOWEST = -0.751791524693564  # minimum of GELU: it falls before and rises after
+TOP = 250  # with more classes than this, the largest so many logits give the mean and variance of the layer norm
+BOUND = 1e3  # centred logits are clamped to ±BOUND, far beyond where softmax saturates
 
-Clamp = Callable[[Tensor], Tensor]
-CLAMPS: dict[str, Clamp] = {
-    "linear": lambda u: u,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu-monotone": lambda u: F.gelu(u.clamp_min(LOWEST)),
-    "elu": F.elu,
-    "softplus": F.softplus,
-}
-MONOTONE = frozenset(CLAMPS) - {"gelu"}
-
-
-def temperature(z: Tensor, t: float) -> Tensor:
-    """z / t for t > 0; temperature 0 is :func:`one_hot`."""
-    return wide(z) / checks.positive("temperature", t)
+CLAMPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear": lambda u: u, "relu": F.relu, "gelu": F.gelu, "gelu-monotone": lambda u: F.gelu(u.clamp_min(LOWEST)),
+    "elu": F.elu, "softplus": F.softplus}
 
 
 def one_hot(classes: Tensor, num_classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """(B,) classes → (B, K) log-probabilities: 0 for the class, −inf for the others (temperature 0)."""
-    none = torch.full((len(classes), num_classes), -math.inf, dtype=dtype, device=classes.device)
-    return none.scatter(1, classes.unsqueeze(1), 0.0)
+    log_p = torch.full((len(classes), num_classes), -math.inf, dtype=dtype, device=classes.device)
+    return log_p.scatter(1, classes.unsqueeze(1), 0.0)
 
 
 def layer_norm(z: Tensor, top: int | None = TOP) -> Tensor:
     """(B, K) logits with mean 0 and (unbiased) variance 1 over the `top` largest of every row.
 
-    The bulk of many classes says little and would rule the mean and variance, so only the largest count
-    [Bai2024nuts, D.7]. Two classes would all become ±0.71 and their margin be lost: they are only centred.
+    With many classes the small logits carry little information but would dominate the mean and variance, so only the
+    largest are used [Bai2024nuts, D.7]. Two logits, which would always become ±0.71, are only centred.
 
-    Scaled by the largest entry first, so that squares neither overflow nor vanish; a variance of 1e-8 is
-    added, as in the published code, so that equal logits stay 0.
+    Scaled by the largest entry first, so that squares neither overflow nor underflow; a variance of 1e-8 is added, as
+    in the published code, so that equal logits become 0.
     """
-    z = wide(z)
+    z = at_least_float32(z)
     classes = z.shape[1]
     if classes == 2:
         return centred(z, 1.0)
     largest = z.detach().abs().amax(dim=1, keepdim=True).clamp_min(1e-12)
     z = z / largest
-    counted = z if top is None or top >= classes else z.topk(top, dim=1).values
-    centre = counted.mean(dim=1, keepdim=True)
-    floor = (1e-4 / largest) * math.sqrt(counted.shape[1] - 1)
-    # A norm has a gradient at 0, which the root of a variance has not.
-    length = torch.linalg.vector_norm(torch.cat([counted - centre, floor], dim=1), dim=1, keepdim=True)
-    normed: Tensor = (z - centre) * (math.sqrt(counted.shape[1] - 1) / length)
+    largest_logits = z if top is None or top >= classes else z.topk(top, dim=1).values
+    centre = largest_logits.mean(dim=1, keepdim=True)
+    root = math.sqrt(largest_logits.shape[1] - 1)
+    # A norm has a gradient at 0; the square root of a variance does not.
+    deviations = torch.cat([largest_logits - centre, (1e-4 / largest) * root], dim=1)
+    length = torch.linalg.vector_norm(deviations, dim=1, keepdim=True)
+    normed: Tensor = (z - centre) * (root / length)
     return normed
 
 
 def centred(z: Tensor, unit: Tensor | float) -> Tensor:
-    """(B, K) logits with mean 0, in a unit of their own; cut where no softmax would notice."""
-    z = wide(z)
+    """(B, K) logits with mean 0, divided by `unit` and clamped to ±:data:`BOUND`."""
+    z = at_least_float32(z)
     return ((z - z.mean(dim=1, keepdim=True)) / unit).clamp(-BOUND, BOUND)
 
 
 def power(u: Tensor, p: Tensor | float) -> Tensor:
-    """sgn(u)·|u|^p, with a finite gradient at 0 also for p < 1 (a straight line through the last 1e-30)."""
+    """sgn(u)·|u|^p, linear for |u| ≤ 1e-30, so that the gradient at 0 is finite also for p < 1."""
     tiny = torch.full((), 1e-30, dtype=u.dtype, device=u.device)
     size = u.abs()
     return torch.where(size > tiny, u.sign() * size.maximum(tiny) ** p, u * tiny ** (p - 1))
 
 
-def flatten(log_p: Tensor, rivals: Tensor | float) -> Tensor:
-    """Log-probabilities in which the classes after the first keep only a share `rivals` of their differences.
+def flatten_rivals(log_p: Tensor, rivals: Tensor | float) -> Tensor:
+    """Log-probabilities in which the classes other than the top one keep only a share `rivals` of their differences.
 
-    r_i = rivals·p_i + (1 − rivals)·(1 − p_top)/(K − 1) for every class but the first, which keeps its p. At 1
-    nothing changes; at 0 all others are equal, and only how sure the first is counts.
+    r_i = rivals·p_i + (1 − rivals)·(1 − p_top)/(K − 1) for every class but the top one, which keeps its p. At 1 nothing
+    changes; at 0 all rivals are equal, and only the confidence of the top class matters.
     """
-    top, place = log_p.max(dim=1, keepdim=True)
+    top, top_class = log_p.max(dim=1, keepdim=True)
     rest = torch.log1p(-top.exp().clamp(max=1 - torch.finfo(log_p.dtype).eps)) - math.log(log_p.shape[1] - 1)
     share = torch.as_tensor(rivals, dtype=log_p.dtype, device=log_p.device)
-    even = torch.logaddexp(log_p + share.log(), rest + torch.log1p(-share))
-    return torch.where(torch.arange(log_p.shape[1], device=place.device) == place, log_p, even)
+    flat = torch.logaddexp(log_p + share.log(), rest + torch.log1p(-share))
+    return torch.where(torch.arange(log_p.shape[1], device=top_class.device) == top_class, log_p, flat)
 
 
-class LogitMap(nn.Module):
-    r"""The map of MixedNUTS, with two more numbers.
+@dataclass(frozen=True)
+class LogitMapSettings:
+    """The settings of a :class:`LogitMap`, as in `mixture.toml`."""
+
+    clamp: str
+    scale: float
+    power: float
+    shift: float
+    rivals: float
+    unit: float | None = None
+
+
+class LogitMap(Described):
+    r"""The map of MixedNUTS, with two more parameters.
 
     .. math:: M(z) = s \cdot \mathrm{sgn}(u)\,|u|^p, \qquad u = \mathrm{clamp}(\mathrm{LN}(z) + c)
 
-    [Bai2024nuts, Eq. (4)]. With `unit` the logits are centred and divided by this number instead of by their
-    own deviation, so that how far apart they lie still counts. With `rivals` below 1 the other classes are
-    evened out (:func:`flatten`); at 0 a mixture becomes a switch: g answers wherever h is unsure.
+    [Bai2024nuts, Eq. (4)]. With `unit` the logits are centred and divided by this number instead of by their own
+    standard deviation, so that their spread still matters. With `rivals` below 1 the differences between the other
+    classes shrink (:func:`flatten_rivals`); at 0 a mixture becomes a switch: g decides wherever h is not confident.
 
     Computed in fp32 at least: of half-precision logits the result is fp32.
 
@@ -107,12 +110,13 @@ class LogitMap(nn.Module):
         scale: s > 0.
         power: p > 0.
         shift: c.
-        clamp: a key of :data:`CLAMPS`. `gelu` is the paper's; it dips below 0 and can rank another class
-            first, which `gelu-monotone` never does.
+        clamp: a key of :data:`CLAMPS`. `gelu` is the paper's; it is not monotone and can change the top class, which
+            `gelu-monotone` never does.
         rivals: in [0, 1]; 1 is the paper's.
         unit: None is the paper's layer norm.
     """
 
+    description = ("logit-map", "settings")
     numbers: Tensor
 
     def __init__(self, scale: float, power: float, shift: float, clamp: str = "gelu-monotone", *, rivals: float = 1.0,
@@ -125,31 +129,31 @@ class LogitMap(nn.Module):
         if unit is not None:
             checks.positive("unit", unit)
         self.clamp = checks.one_of("clamp", clamp, CLAMPS)
-        self.normed, self.flat = unit is None, rivals < 1
-        # A buffer, so that they count in the digest of a mixture and move with it.
-        numbers = torch.tensor([scale, power, shift, rivals, unit or 1.0], dtype=torch.float64)
-        self.register_buffer("numbers", numbers)
+        self.uses_layer_norm, self.flattens_rivals = unit is None, rivals < 1
+        # A buffer, so that it is part of a mixture's weights digest and moves with it.
+        self.register_buffer("numbers", torch.tensor([scale, power, shift, rivals, unit or 1.0], dtype=torch.float64))
 
     def forward(self, z: Tensor) -> Tensor:
         """(B, K) logits → (B, K) mapped logits."""
-        s, p, c, rivals, unit = self.numbers.to(wide(z).dtype).unbind()
-        u = layer_norm(z) if self.normed else centred(z, unit)
+        s, p, c, rivals, unit = self.numbers.to(at_least_float32(z).dtype).unbind()
+        u = layer_norm(z) if self.uses_layer_norm else centred(z, unit)
         mapped: Tensor = s * power(CLAMPS[self.clamp](u + c), p)
-        return flatten(F.log_softmax(mapped, dim=1), rivals) if self.flat else mapped
+        return flatten_rivals(F.log_softmax(mapped, dim=1), rivals) if self.flattens_rivals else mapped
 
-    def facts(self) -> dict[str, str | float]:
-        """As it stands in `mixture.toml`."""
+    @property
+    def settings(self) -> LogitMapSettings:
+        """The clamp and the numbers of the formula."""
         s, p, c, rivals, unit = self.numbers.tolist()
-        told: dict[str, str | float] = {"clamp": self.clamp, "scale": s, "power": p, "shift": c, "rivals": rivals}
-        return told if self.normed else {**told, "unit": unit}
+        return LogitMapSettings(self.clamp, s, p, c, rivals, None if self.uses_layer_norm else unit)
 
     def extra_repr(self) -> str:
-        """The numbers of the formula."""
+        """The settings with the symbols of the paper, to four digits."""
         s, p, c, rivals, unit = self.numbers.tolist()
-        more = (f", rivals={rivals:g}" if self.flat else "") + ("" if self.normed else f", unit={unit:.4g}")
+        more = f", rivals={rivals:g}" if self.flattens_rivals else ""
+        more += "" if self.uses_layer_norm else f", unit={unit:.4g}"
         return f"s={s:.4g}, p={p:.4g}, c={c:.4g}, clamp={self.clamp}{more}"
 
 
-def wide(z: Tensor) -> Tensor:
-    """fp32 for half precision; wider logits as they are."""
+def at_least_float32(z: Tensor) -> Tensor:
+    """Half precision as fp32; wider logits unchanged."""
     return z.float() if z.dtype in (torch.float16, torch.bfloat16) else z

@@ -1,72 +1,95 @@
-"""Which images a mixture was fitted on, so that nobody evaluates it on them unawares."""
+"""What a fitted mixture knows about its fit: the images that were used, and the other mixtures on the frontier."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import groupby
 
 from torch import Tensor
 
 from equipoise.core import checks
 from equipoise.data import Dataset
-
-KEYS = ("data", "split", "images", "promise")
+from equipoise.mixing.logit_maps import LogitMap
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """The fitting images by data set, split and position, and what the fit promised on their strength."""
+    """The fitting images by data set, split and position, and what the fit promised; prevents evaluation on them."""
 
     data: str
     split: str
-    images: tuple[str, ...]  # positions in the split, as "9000-9999"
+    images: tuple[str, ...]  # positions in the split, such as "9000-9999"
     promise: str
 
     @classmethod
-    def on(cls, data: Dataset, promise: str) -> Provenance:
-        """Fitted on these images."""
-        return cls(data.name, data.split, ranges(data.index), promise)
+    def of(cls, data: Dataset, promise: str) -> Provenance:
+        """The provenance of a mixture that was fitted on these images."""
+        return cls(data.name, data.split, index_ranges(data.index), promise)
 
-    def slid(self, lose_at_most: float) -> Provenance:
-        """The same images with the promise of another point of the frontier, a share of all images."""
+    def with_target(self, lose_at_most: float) -> Provenance:
+        """The same images with the promise of another mixture of the frontier; `lose_at_most` is in [0, 1]."""
         return replace(self, promise=f"loses at most {100 * lose_at_most:.3g} points of robust accuracy in "
                        "expectation, as one of several mixtures fitted on the same images")
-
-    def facts(self) -> dict[str, Any]:
-        """As it stands in `mixture.toml`."""
-        return {key: getattr(self, key) for key in KEYS}
 
     def overlap(self, data: Dataset) -> tuple[str, ...]:
         """The images of `data` that the mixture was fitted on, as ranges; empty if there are none."""
         if (self.data, self.split) != (data.name, data.split):
             return ()
-        own = {i for text in self.images for i in _range(text)}
-        return ranges(data.index[[i in own for i in data.index.tolist()]])
+        ends = [text.partition("-") for text in self.images]
+        fitted = {i for low, _, high in ends for i in range(int(low), int(high or low) + 1)}
+        return index_ranges(data.index[[i in fitted for i in data.index.tolist()]])
 
 
-def ranges(index: Tensor) -> tuple[str, ...]:
-    """Positions as runs of neighbours.
+def index_ranges(index: Tensor) -> tuple[str, ...]:
+    """Positions as ranges of consecutive numbers.
 
     >>> import torch
-    >>> ranges(torch.tensor([3, 4, 5, 9]))
+    >>> index_ranges(torch.tensor([3, 4, 5, 9]))
     ('3-5', '9')
     """
-    found: list[list[int]] = []
-    for i in sorted(index.tolist()):
-        if found and i == found[-1][1] + 1:
-            found[-1][1] = i
-        else:
-            found.append([i, i])
-    return tuple(f"{low}-{high}" if high > low else f"{low}" for low, high in found)
+    # Within consecutive numbers, the difference between number and position is constant.
+    runs = groupby(enumerate(sorted(index.tolist())), key=lambda item: item[1] - item[0])
+    ends = [(run[0][1], run[-1][1]) for run in (list(items) for _, items in runs)]
+    return tuple(f"{low}-{high}" if high > low else f"{low}" for low, high in ends)
 
 
-def from_facts(told: Mapping[str, Any], where: str) -> Provenance:
-    """Read back what `facts` told."""
-    checks.require(set(told) == set(KEYS), f"fitted in {where}", f"hold {', '.join(KEYS)}", sorted(told))
-    return Provenance(told["data"], told["split"], tuple(told["images"]), told["promise"])
+@dataclass(frozen=True)
+class FrontierMixture:
+    """One mixture of the frontier between promised robustness and clean accuracy."""
+
+    lose_at_most: float  # promised upper bound of the robust accuracy lost, in [0, 1]
+    clean: float  # accuracy on clean images that were not used to select it
+    alpha: float
+    clamp: str
+    scale: float
+    power: float
+    shift: float
+    rivals: float = 1.0
+    unit: float = 0.0  # 0 is the layer norm
+
+    def logit_map(self) -> LogitMap:
+        """The map of the robust side."""
+        return LogitMap(self.scale, self.power, self.shift, self.clamp, rivals=self.rivals, unit=self.unit or None)
 
 
-def _range(text: str) -> range:
-    low, _, high = text.partition("-")
-    return range(int(low), int(high or low) + 1)
+Frontier = tuple[FrontierMixture, ...]
+
+
+def pareto_frontier(mixtures: Iterable[FrontierMixture]) -> Frontier:
+    """Sorted by the promise, only the mixtures that are more accurate than every mixture that loses less."""
+    frontier: list[FrontierMixture] = []
+    for mixture in sorted(mixtures, key=lambda m: (m.lose_at_most, -m.clean)):
+        if not frontier or mixture.clean > frontier[-1].clean:
+            frontier.append(mixture)
+    return tuple(frontier)
+
+
+def select_mixture(frontier: Frontier, lose_at_most: float) -> FrontierMixture:
+    """The most accurate mixture that promises to lose at most so many points (of 100) of robust accuracy."""
+    checks.require(len(frontier) > 0, "mixture", "have a fitted frontier", "none")
+    checks.within("lose_at_most", lose_at_most, 0, 100)
+    allowed = [mixture for mixture in frontier if mixture.lose_at_most <= lose_at_most / 100 + 1e-12]
+    least = 100 * min(mixture.lose_at_most for mixture in frontier)
+    checks.require(bool(allowed), "lose_at_most", f"be at least {least:.3g}, the least that was fitted", lose_at_most)
+    return max(allowed, key=lambda mixture: mixture.clean)

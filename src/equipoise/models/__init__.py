@@ -1,26 +1,12 @@
-"""Classifiers: the zoo of architectures, checkpoints, and references that name a model in one string."""
+"""Classifiers: a zoo of architectures, checkpoints, and references that name a model in one string."""
 
-from equipoise.models.checkpoint import facts, model_identity, weights_digest
-from equipoise.models.normalize import Normalize, Normalized
-from equipoise.models.probe import probe
-from equipoise.models.reference import SCHEMES, Reference, digest, load, parse, placed
-from equipoise.models.tta import TTAClassifier
+from equipoise.models.checkpoint import read_metadata
+from equipoise.models.inspection import check_forward, identity, weights_digest
+from equipoise.models.preprocessing import Normalize, Normalized, TTAClassifier
+from equipoise.models.reference import SCHEMES, LoadOptions, Reference, load, parse, reference_of, relocate
 from equipoise.models.zoo import ARCHITECTURES, build
 
 __all__ = [
-    "ARCHITECTURES",
-    "SCHEMES",
-    "Normalize",
-    "Normalized",
-    "Reference",
-    "TTAClassifier",
-    "build",
-    "digest",
-    "facts",
-    "load",
-    "model_identity",
-    "parse",
-    "placed",
-    "probe",
-    "weights_digest",
+    "ARCHITECTURES", "SCHEMES", "LoadOptions", "Normalize", "Normalized", "Reference", "TTAClassifier", "build",
+    "check_forward", "identity", "load", "parse", "read_metadata", "reference_of", "relocate", "weights_digest",
 ]

@@ -1,128 +1,102 @@
-"""Weights on disk: one safetensors file that says what it is, read strictly and written atomically.
+"""Checkpoints: one safetensors file with metadata that describe the model, read strictly and written atomically.
 
-The metadata hold `arch`, `num_classes`, `image_shape` ("3,32,32") and any further facts as text. Weights
-may be half precision and are used in fp32. State dicts of torch (`.pt`, `.pth`) are read too, weights only;
-they do not say what they are, so the caller does.
+The metadata hold `arch`, `num_classes`, `image_shape` ("3,32,32") and any further text. Weights may be stored in half
+precision and are used in fp32. State dicts of torch (`.pt`, `.pth`) are read too, weights only; they have no metadata,
+so the caller provides them. Reading never executes anything, and a damaged or foreign file is an :class:`InputError`.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+import json
+import pickle
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
-from equipoise.core import checks
+from equipoise.core import checks, files
 from equipoise.core.checks import InputError
-from equipoise.models import formats, zoo
-from equipoise.models.normalize import Normalized
+from equipoise.models import zoo
+from equipoise.models.preprocessing import Normalized
 
 TORCH_SUFFIXES = (".pt", ".pth")
-IDENTITY = ("arch", "num_classes", "image_shape")
-_COUNTER = "num_batches_tracked"
+REQUIRED = ("arch", "num_classes", "image_shape")
 
 
-def save(path: str | Path, model: nn.Module, facts: Mapping[str, str], *, half: bool = False) -> None:
-    """Write the weights and facts of a model; the file is whole or not there at all.
-
-    The same weights and facts give the same bytes.
+def save(path: str | Path, model: nn.Module, metadata: Mapping[str, str] | None = None, *, half: bool = False) -> None:
+    """Write the weights and metadata of a model atomically; the same contents give the same bytes.
 
     Args:
-        path: a `.safetensors` file; replaced if it exists.
-        model: built by the zoo, or any module whose `facts` hold `arch`, `num_classes`, `image_shape`.
-        facts: how it was made, as text.
-        half: store weights of two and more dimensions in fp16; batch norm, biases, mean and std stay.
+        path: a `.safetensors` file.
+        model: built by the zoo, or any module if `metadata` hold `arch`, `num_classes`, `image_shape`.
+        metadata: how it was trained, as text.
+        half: store weights of two and more dimensions in fp16, but not mean and std.
     """
-    path = Path(path)
+    path, metadata = Path(path), metadata or {}
     checks.require(path.suffix == ".safetensors", "path", "end with .safetensors", str(path))
-    identity = model.identity if isinstance(model, Normalized) else {}
-    for key in IDENTITY:
-        checks.require(key in identity or key in facts, "facts", f"hold {key}", dict(facts))
-        known = identity.get(key, facts.get(key))
-        said = facts.get(key, known)
-        checks.require(said == known, key, f"be {known!r}, as the model has it", said)
-    state = {key: value.detach().cpu().contiguous() for key, value in sorted(model.state_dict().items())}
-    if half:
-        state = {key: _halved(key, value) for key, value in state.items()}
-    formats.write_safetensors(path, state, {**facts, **identity})
+    config = model.config if isinstance(model, Normalized) else {}
+    content = {**metadata, **config}
+    for key in REQUIRED:
+        checks.require(key in content, "metadata", f"hold {key}", dict(metadata))
+        given = metadata.get(key, content[key])
+        checks.require(given == content[key], key, f"be {content[key]!r}, as in the model", given)
+    state = {key: _to_half(key, value) if half else value for key, value in model.state_dict().items()}
+    write_safetensors(path, state, content)
 
 
-def load(
-    path: str | Path, arch: str | None = None, *, num_classes: int | None = None,
-    image_shape: tuple[int, int, int] | None = None, mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-) -> Normalized:
+def load(path: str | Path, arch: str | None = None, *, num_classes: int | None = None,
+         image_shape: tuple[int, int, int] | None = None, mean: Sequence[float] | None = None,
+         std: Sequence[float] | None = None) -> Normalized:
     """The model of a checkpoint in fp32, in evaluation mode, on the CPU.
 
-    Whatever the file says and the caller says must agree. Nothing is guessed, with one exception: a
-    `.pt` file without `image_shape` is taken to be for (3, 32, 32), which weights of another shape refuse.
+    The file and the arguments must agree. Nothing is guessed, with one exception: a `.pt` file without `image_shape`
+    is taken to be for (3, 32, 32); weights of another shape are then an error.
 
     Args:
         path: `.pt` and `.pth` are state dicts of torch, anything else is safetensors.
-        arch: needed for a state dict.
-        num_classes: for a state dict, else that of its last layer `fc`.
+        arch: required for a state dict.
+        num_classes: for a state dict, by default that of its last layer `fc`.
         image_shape: (C, H, W).
-        mean, std: needed for a file that has none; [0, …] and [1, …] say that images go in as they are.
+        mean, std: required for a file without them; use [0, …] and [1, …] for a model that does not normalise.
     """
     path = Path(path)
     if path.suffix in TORCH_SUFFIXES:
-        state = formats.read_torch(path)
-        checks.require(arch is not None, "arch", f"be given, because {path} does not say it", arch)
-        found_arch, found_shape = str(arch), (3, 32, 32) if image_shape is None else image_shape
-        found_classes = _last_layer(path, state) if num_classes is None else num_classes
+        state = _read_torch(path)
+        checks.require(arch is not None, "arch", f"be given, because {path} does not contain it", arch)
+        arch, image_shape = str(arch), (3, 32, 32) if image_shape is None else image_shape
+        num_classes = _count_classes(path, state) if num_classes is None else num_classes
     else:
-        state, metadata = formats.read_safetensors(path)
-        found_arch, found_classes, found_shape = _identity(path, metadata)
-        for name, said, found in (("arch", arch, found_arch), ("num_classes", num_classes, found_classes),
-                                  ("image_shape", image_shape, found_shape)):
-            checks.require(said is None or said == found, name, f"be {found!r}, as {path} says", said)
+        state, metadata = read_safetensors(path)
+        stored = _parse_config(path, metadata)
+        for name, given, value in zip(REQUIRED, (arch, num_classes, image_shape), stored, strict=True):
+            checks.require(given is None or given == value, name, f"be {value!r}, as in {path}", given)
+        arch, num_classes, image_shape = stored
     try:
-        model = zoo.blank(found_arch, num_classes=found_classes, image_shape=found_shape, mean=mean, std=std)
+        model = zoo.build_empty(arch, num_classes=num_classes, image_shape=image_shape)
+        model.set_normalization(mean, std)  # checks them
     except InputError as error:
         raise InputError(f"{error}, for {path}") from None
-    _settle(path, state, "mean", mean)
-    _settle(path, state, "std", std)
-    _fill(path, model, state)
+    for name, values in (("mean", mean), ("std", std)):
+        _add_normalization(path, state, name, values)
+    _load_weights(path, model, state)
     return model.eval()
 
 
-def facts(path: str | Path) -> dict[str, str]:
+def read_metadata(path: str | Path) -> dict[str, str]:
     """The metadata of a checkpoint, without its weights; a state dict of torch has none."""
     path = Path(path)
     if path.suffix in TORCH_SUFFIXES:
-        formats.need_file(path)
+        _require_file(path)
         return {}
-    return formats.read_safetensors(path, weights=False)[1]
+    return read_safetensors(path, weights=False)[1]
 
 
-def digest(path: str | Path) -> str:
-    """SHA-256 of the file, in hex."""
-    path = Path(path)
-    formats.need_file(path)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def weights_digest(module: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and values of the state dict, in the order of the names."""
-    sha = hashlib.sha256()
-    for key, value in sorted(module.state_dict().items()):
-        if isinstance(value, Tensor):
-            sha.update(f"{key}:{value.dtype}:{tuple(value.shape)};".encode())
-            sha.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return sha.hexdigest()
-
-
-def model_identity(model: nn.Module) -> str:
-    """The digest of a model's weights, and the settings it tells of itself that are no weights."""
-    said = model.extra_repr()
-    return weights_digest(model)[:32] + (f" ({said})" if said else "")
-
-
-def _halved(key: str, value: Tensor) -> Tensor:
-    """fp16 for weights of layers; small vectors stay, because their bytes are few and their range wide."""
+def _to_half(key: str, value: Tensor) -> Tensor:
+    """fp16 for the weights of layers; vectors (biases, batch norm) are small and have a wide range, so they stay."""
     if value.dim() < 2 or not value.is_floating_point() or key in ("mean", "std"):
         return value
     small = value.half()
@@ -130,67 +104,114 @@ def _halved(key: str, value: Tensor) -> Tensor:
     return small
 
 
-def _identity(path: Path, metadata: Mapping[str, str]) -> tuple[str, int, tuple[int, int, int]]:
-    missing = [key for key in IDENTITY if key not in metadata]
+def _parse_config(path: Path, metadata: Mapping[str, str]) -> tuple[str, int, tuple[int, int, int]]:
+    missing = [key for key in REQUIRED if key not in metadata]
     if missing:
-        raise InputError(f"`{path}` must say {', '.join(missing)} in its metadata, got {sorted(metadata)}")
+        raise InputError(f"`{path}` must have {', '.join(missing)} in its metadata, got {sorted(metadata)}")
     try:
         channels, height, width = map(int, metadata["image_shape"].split(","))
         return metadata["arch"], int(metadata["num_classes"]), (channels, height, width)
     except ValueError:
-        got = {key: metadata[key] for key in IDENTITY}
-        message = f"`{path}` must say num_classes as 10 and image_shape as 3,32,32, got {got}"
+        stored = {key: metadata[key] for key in REQUIRED}
+        message = f"`{path}` must have num_classes like 10 and image_shape like 3,32,32, got {stored}"
         raise InputError(message) from None
 
 
-def _last_layer(path: Path, state: Mapping[str, Tensor]) -> int:
+def _count_classes(path: Path, state: Mapping[str, Tensor]) -> int:
     weight = state.get("fc.weight")
     if weight is None or weight.dim() != 2:
-        raise InputError(f"`{path}` must hold the last layer as fc.weight, got {_few(state)}")
+        raise InputError(f"`{path}` must hold the last layer as fc.weight, got {_abbreviate(state)}")
     return len(weight)
 
 
-def _settle(path: Path, state: dict[str, Tensor], name: str, said: Sequence[float] | None) -> None:
-    """Put what the caller says of mean or std into the weights, unless the file says otherwise."""
-    found = state.get(name)
-    if said is None:
-        if found is None:
+def _add_normalization(path: Path, state: dict[str, Tensor], name: str, values: Sequence[float] | None) -> None:
+    """Add the mean or std that the caller gave to the weights, or check that it agrees with the file."""
+    stored = state.get(name)
+    if values is None:
+        if stored is None:
             raise InputError(f"`{name}` must be given (one number per channel of images in [0, 1]), "
                              f"because {path} has none, got None")
         return
-    given = torch.tensor([float(value) for value in said]).view(1, -1, 1, 1)
-    if found is None:
+    given = torch.tensor([float(value) for value in values]).view(1, -1, 1, 1)
+    if stored is None:
         state[name] = given
         return
-    # A file in half precision knows three digits.
-    same = found.shape == given.shape and torch.allclose(found.float(), given, atol=1e-3)
-    checks.require(same, name, f"be {found.flatten().tolist()}, as {path} has it", list(said))
+    # A file in half precision has three digits.
+    same = stored.shape == given.shape and torch.allclose(stored.float(), given, atol=1e-3)
+    checks.require(same, name, f"be {stored.flatten().tolist()}, as in {path}", list(values))
 
 
-def _fill(path: Path, model: Normalized, state: Mapping[str, Tensor]) -> None:
-    """Check names and shapes before any memory is taken, then copy."""
-    wanted = model.state_dict()
-    counters = {key: torch.tensor(0) for key in wanted if key.endswith(_COUNTER)}
+def _load_weights(path: Path, model: Normalized, state: Mapping[str, Tensor]) -> None:
+    """Check names and shapes before any memory is allocated, then copy."""
+    expected = model.state_dict()
+    counters = {key: torch.tensor(0) for key in expected if key.endswith("num_batches_tracked")}
     state = {**counters, **state}
-    arch = model.identity["arch"]
-    for trouble, keys in (
-        ("no", [key for key in wanted if key not in state]),
-        ("the unknown", [key for key in state if key not in wanted]),
-        ("another shape or type of", [
-            key for key, value in wanted.items() if key in state and _kind(state[key]) != _kind(value)
-        ]),
+    for problem, keys in (
+        ("no", [key for key in expected if key not in state]),
+        ("the unknown", [key for key in state if key not in expected]),
+        ("another shape or type of", [key for key, value in expected.items() if key in state and (
+            state[key].shape != value.shape or state[key].is_floating_point() != value.is_floating_point())]),
     ):
         if keys:
-            raise InputError(f"`{path}` must hold exactly the weights of {arch}, got {trouble} {_few(keys)}")
+            raise InputError(f"`{path}` must hold exactly the weights of {model.config['arch']}, got {problem} "
+                             f"{_abbreviate(keys)}")
     model.to_empty(device="cpu")
     model.load_state_dict(state)
 
 
-def _kind(value: Tensor) -> tuple[torch.Size, bool]:
-    return value.shape, value.is_floating_point()
-
-
-def _few(keys: Mapping[str, Tensor] | Sequence[str]) -> str:
+def _abbreviate(keys: Iterable[str]) -> str:
     names = list(keys)
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + rest
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _require_file(path: Path) -> None:
+    """Raise an :class:`InputError` unless the path is a file."""
+    if not path.is_file():
+        raise InputError(f"`{path}` must be a file, got {'a folder' if path.is_dir() else 'nothing there'}")
+
+
+def read_safetensors(path: Path, *, weights: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors (unless `weights` is false) and the metadata of a file."""
+    _require_file(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            state = {key: file.get_tensor(key) for key in file.keys()} if weights else {}  # noqa: SIM118
+            return state, file.metadata() or {}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise InputError(f"`{path}` must be a whole safetensors file, got one that cannot be read ({error})") from None
+
+
+def _read_torch(path: Path) -> dict[str, Tensor]:
+    """The state dict of a torch file, unwrapped; nothing in the file is executed."""
+    _require_file(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns about old pickles; the errors below are clearer
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise InputError(f"`{path}` must hold weights only, got other content, of which nothing was executed") from None
+    except Exception as error:  # a damaged file can raise any error
+        raise InputError(f"`{path}` must be a whole torch file, got one that cannot be read "
+                         f"({type(error).__name__})") from None
+    for wrapper in ("state_dict", "model", "model_state_dict"):
+        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+            content = content[wrapper]
+    if not isinstance(content, Mapping) or not content or not all(
+            isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()):
+        raise InputError(f"`{path}` must hold weights only (tensors by name), got {type(content).__name__}")
+    prefix = "module." if all(key.startswith("module.") for key in content) else ""
+    return {key.removeprefix(prefix): value for key, value in content.items()}
+
+
+def write_safetensors(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors and metadata atomically; equal contents give equal bytes."""
+    serialized = serialize({key: value.detach().cpu().contiguous() for key, value in sorted(state.items())},
+                           dict(metadata))
+    size = int.from_bytes(serialized[:8], "little")
+    header = json.loads(serialized[8 : 8 + size])
+    # The library writes metadata in the random order of a hash table.
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_atomic(path, b"".join((len(text).to_bytes(8, "little"), text, memoryview(serialized)[8 + size :])))

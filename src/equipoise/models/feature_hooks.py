@@ -1,7 +1,6 @@
-"""Looking into a classifier on its way: feature maps of two depths, caught by forward hooks that leave no trace.
+"""Feature maps at two depths of a classifier, recorded by forward hooks that are removed again.
 
-One forward pass gives the logits and the maps. Tokens are laid back into maps; maps of two classifiers are brought
-to a common size.
+One forward pass gives the logits and the maps. Tokens of a transformer are rearranged into maps.
 """
 
 from __future__ import annotations
@@ -17,30 +16,79 @@ from torch import Tensor, nn
 
 from equipoise.core import checks
 
-Taps = tuple[str, str]  # names of two submodules of a base, shallow and deep
-Maps = tuple[Tensor, Tensor]
-DEEPEST = 4  # how many levels of submodules are looked at
-PREFIX = 8  # tokens without a place (class, registers) that may stand before the others
+FeatureLayers = tuple[str, str]  # names of two submodules of a classifier, shallow and deep
+FeatureMaps = tuple[Tensor, Tensor]
+MAX_DEPTH = 4  # levels of nested submodules that are searched for feature layers
+MAX_PREFIX = 8  # class and register tokens that may precede the image tokens
 
 
-def tapped(model: nn.Module, names: Taps, x: Tensor) -> tuple[Tensor, Maps]:
-    """Logits (B, K), and the maps (B, C', H', W') that two submodules gave on the way.
+def forward_with_features(model: nn.Module, layers: FeatureLayers, x: Tensor) -> tuple[Tensor, FeatureMaps]:
+    """Logits (B, K), and the outputs (B, C', H', W') of two submodules in the same forward pass."""
+    outputs: dict[str, Any] = {}
+    logits = _forward_with_hooks(model, layers, x, outputs.__setitem__)
+    shallow, deep = (_as_map(name, outputs.get(name), x) for name in layers)
+    return logits, (shallow, deep)
 
-    Args:
-        model: images → logits; it is as before afterwards.
-        names: of its submodules, as :meth:`torch.nn.Module.get_submodule` knows them.
-        x: (B, C, H, W) images.
+
+def join_features(features: Sequence[FeatureMaps]) -> tuple[Tensor, Tensor]:
+    """The shallow and the deep maps of several classifiers, each joined along the channels."""
+    shallow, deep = (torch.cat(match_sizes([maps[depth] for maps in features]), dim=1) for depth in (0, 1))
+    return shallow, deep
+
+
+def match_sizes(maps: Sequence[Tensor]) -> list[Tensor]:
+    """Feature maps (B, C, H, W) average-pooled to the smallest height and width among them."""
+    size = (min(m.shape[2] for m in maps), min(m.shape[3] for m in maps))
+    return [m if tuple(m.shape[2:]) == size else F.adaptive_avg_pool2d(m, size) for m in maps]
+
+
+def joined_channels(bases: Sequence[nn.Module], layers: Sequence[FeatureLayers], example: Tensor) -> tuple[int, int]:
+    """Channels of the joined shallow and of the joined deep maps of several classifiers."""
+    with torch.no_grad():
+        features = [forward_with_features(base, names, example)[1] for base, names in zip(bases, layers, strict=True)]
+    return sum(maps[0].shape[1] for maps in features), sum(maps[1].shape[1] for maps in features)
+
+
+def find_feature_layers(model: nn.Module, example: Tensor) -> FeatureLayers:
+    """Select two submodules at sensible depths of any classifier.
+
+    Where maps shrink from stage to stage (ResNet, ConvNeXt), the ends of the first two stages; where they do not
+    (ViT), a quarter and half of the way through the longest sequence of equal blocks; without stages and blocks, the
+    last single layers of the first two sizes. Stages are submodules with submodules, searched level by level.
     """
-    caught: dict[str, Any] = {}
-    logits = _watched(model, names, x, caught.__setitem__)
-    return logits, (_laid(names[0], caught.get(names[0]), x), _laid(names[1], caught.get(names[1]), x))
+    grids: dict[str, tuple[int, int]] = {}  # in the order of the forward pass
+
+    def record(name: str, output: Any) -> None:
+        grid = _grid_of(output, example)
+        if grid is not None and grid != (1, 1):
+            grids[name] = grid
+
+    modules = {name: module for name, module in model.named_modules() if name and name.count(".") < MAX_DEPTH}
+    with torch.no_grad():
+        _forward_with_hooks(model, list(modules), example, record)
+    stages = {name: grid for name, grid in grids.items() if any(modules[name].children())}
+    if ends := _ends_of_two_sizes(stages):
+        return ends
+    blocks: dict[tuple[str, type], list[str]] = {}
+    for name in stages:
+        blocks.setdefault((name.rpartition(".")[0], type(modules[name])), []).append(name)
+    longest = max(blocks.values(), key=len, default=[])
+    # Before single layers: a ViT may begin with a layer that resizes or normalises, whose output is not a feature map.
+    if len(longest) >= 2:
+        return longest[max(len(longest) // 4 - 1, 0)], longest[max(len(longest) // 2 - 1, 1)]
+    ends = _ends_of_two_sizes(grids)
+    if ends is None:
+        raise checks.InputError(f"`feature_layers` must be given for {type(model).__name__}, which has neither two "
+                                f"sizes of feature maps nor a sequence of blocks, got {list(grids)[:3]}")
+    return ends
 
 
-def _watched(model: nn.Module, names: Sequence[str], x: Tensor, note: Callable[[str, Any], None]) -> Tensor:
-    """The model's answer; `note` is told what each submodule gave."""
-    found = {name: named(model, name) for name in names}  # all of them before the first is touched
-    hooks = [module.register_forward_hook(lambda module, inputs, output, name=name: note(name, output))
-             for name, module in found.items()]
+def _forward_with_hooks(model: nn.Module, names: Sequence[str], x: Tensor,
+                        record: Callable[[str, Any], None]) -> Tensor:
+    """The logits of a forward pass; `record` gets the name and output of every named submodule."""
+    modules = {name: _submodule(model, name) for name in names}  # all of them before the first hook is set
+    hooks = [module.register_forward_hook(lambda module, inputs, output, name=name: record(name, output))
+             for name, module in modules.items()]
     try:
         logits: Tensor = model(x)
     finally:
@@ -49,37 +97,38 @@ def _watched(model: nn.Module, names: Sequence[str], x: Tensor, note: Callable[[
     return logits
 
 
-def named(model: nn.Module, name: str) -> nn.Module:
-    """A submodule; an unknown name is told with the nearest ones."""
+def _submodule(model: nn.Module, name: str) -> nn.Module:
+    """A submodule by name; the error for an unknown name suggests the nearest ones."""
     try:
-        if not name:  # torch would give the model itself
+        if not name:  # torch would return the model itself
             raise AttributeError
         return model.get_submodule(name)
     except AttributeError:
-        known = [each for each, _ in model.named_modules() if each]
+        known = [path for path, _ in model.named_modules() if path]
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         hint = f" (near: {', '.join(near)})" if near else f" (there are {', '.join(known[:5])}, …)"
-        raise checks.InputError(f"`taps` must name submodules of {type(model).__name__}, got {name!r}{hint}") from None
+        raise checks.InputError(f"`feature_layers` must name submodules of {type(model).__name__}, got {name!r}{hint}"
+                                ) from None
 
 
-def _laid(name: str, output: Any, x: Tensor) -> Tensor:
+def _as_map(name: str, output: Any, x: Tensor) -> Tensor:
     """(B, C, H', W') from a map or from tokens (B, N, C)."""
     if isinstance(output, Tensor) and output.dim() == 4:
         return output
-    grid = _grid(output, x)
-    told = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    checks.require(grid is not None, f"tap {name}", "give features with a place in the image, as (B, C, H, W) or "
-                   "tokens (B, N, C) of a grid", told)
-    assert grid is not None
+    grid = _grid_of(output, x)
+    if grid is None:
+        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise checks.InputError(f"`feature layer {name}` must output features with a position in the image, as "
+                                f"(B, C, H, W) or tokens (B, N, C) of a grid, got {shape!r}")
     high, wide = grid
-    laid: Tensor = output[:, output.shape[1] - high * wide :].transpose(1, 2).unflatten(2, (high, wide))
-    return laid
+    tokens: Tensor = output[:, output.shape[1] - high * wide :].transpose(1, 2).unflatten(2, (high, wide))
+    return tokens
 
 
-def _grid(output: Any, x: Tensor) -> tuple[int, int] | None:
-    """Height and width of a map, or of tokens laid out like the image; None for what has no place in it.
+def _grid_of(output: Any, x: Tensor) -> tuple[int, int] | None:
+    """Height and width of a map, or of tokens in a grid of the image's proportions; None for anything else.
 
-    Up to :data:`PREFIX` tokens may stand before the grid; as few as possible.
+    Up to :data:`MAX_PREFIX` tokens may precede the grid; as few as possible are assumed.
     """
     if not isinstance(output, Tensor) or len(output) != len(x):
         return None
@@ -88,67 +137,18 @@ def _grid(output: Any, x: Tensor) -> tuple[int, int] | None:
     if output.dim() != 3:
         return None
     common = math.gcd(x.shape[2], x.shape[3])
-    unit = (x.shape[2] // common, x.shape[3] // common)  # the smallest grid of the image's shape
-    for prefix in range(PREFIX + 1):
+    unit = (x.shape[2] // common, x.shape[3] // common)  # the smallest grid of the image's proportions
+    for prefix in range(MAX_PREFIX + 1):
         side = math.isqrt(max(output.shape[1] - prefix, 0) // (unit[0] * unit[1]))
         if side and side * side * unit[0] * unit[1] == output.shape[1] - prefix:
             return side * unit[0], side * unit[1]
     return None
 
 
-def matched(maps: Sequence[Tensor]) -> list[Tensor]:
-    """Feature maps of two bases at the size of the smaller."""
-    least = (min(m.shape[2] for m in maps), min(m.shape[3] for m in maps))
-    return [pooled(m, least) for m in maps]
-
-
-def pooled(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """(B, C, *size) by averages; a map of that size as it is."""
-    return maps if tuple(maps.shape[2:]) == size else F.adaptive_avg_pool2d(maps, size)
-
-
-def find_taps(model: nn.Module, example: Tensor) -> Taps:
-    """Two sensible depths of any classifier.
-
-    Where maps shrink from stage to stage (ResNets, ConvNeXt), the ends of the first two stages; where they do not
-    (ViT), a quarter and half of the way through the longest row of equal blocks; without stages and blocks, the last
-    single layers of the first two sizes. Stages are submodules with submodules; both are looked at level by level.
-
-    Args:
-        model: images → logits.
-        example: a few images.
-    """
-    given: dict[str, tuple[int, int]] = {}  # in the order of the pass
-
-    def note(name: str, output: Any) -> None:
-        grid = _grid(output, example)
-        if grid is not None and grid != (1, 1):
-            given[name] = grid
-
-    modules = {name: module for name, module in model.named_modules() if name and name.count(".") < DEEPEST}
-    with torch.no_grad():
-        _watched(model, list(modules), example, note)
-    stages = {name: grid for name, grid in given.items() if any(modules[name].children())}
-    if found := _ends(stages):
-        return found
-    rows: dict[tuple[str, type], list[str]] = {}
-    for name in stages:
-        rows.setdefault((name.rpartition(".")[0], type(modules[name])), []).append(name)
-    longest = max(rows.values(), key=len, default=[])
-    # Before single layers: a ViT may begin with one that resizes or normalises, and images are no features.
-    if len(longest) >= 2:
-        return longest[max(len(longest) // 4 - 1, 0)], longest[max(len(longest) // 2 - 1, 1)]
-    found = _ends(given)
-    checks.require(found is not None, "taps", f"be given for {type(model).__name__}, which has neither two sizes of "
-                   "feature maps nor a row of blocks", list(given)[:3])
-    assert found is not None
-    return found
-
-
-def _ends(given: dict[str, tuple[int, int]]) -> Taps | None:
-    """The last submodules of the first two sizes, on the first level that has two."""
-    for level in range(DEEPEST):
-        ends = list({grid: name for name, grid in given.items() if name.count(".") == level}.values())
+def _ends_of_two_sizes(grids: dict[str, tuple[int, int]]) -> FeatureLayers | None:
+    """The last submodules of the first two sizes, on the first level that has two sizes."""
+    for level in range(MAX_DEPTH):
+        ends = list({grid: name for name, grid in grids.items() if name.count(".") == level}.values())
         if len(ends) >= 2:
             return ends[0], ends[1]
     return None

@@ -1,18 +1,18 @@
-"""Residual networks for small images [He2016]: a 3×3 stem, no max-pool, torchvision's key names."""
+"""Residual networks for small images (3×3 stem, no max-pool): ResNet, pre-activation ResNet and Wide ResNet."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.models.normalize import Normalized
+from equipoise.models.preprocessing import Normalized
 
 
 def he_init(module: nn.Module) -> None:
-    """Convolutions from N(0, 2 / fan-out) [He2015]; everything else keeps torch's own start."""
+    """Initialise convolutions from N(0, 2 / fan-out) [He2015]; everything else keeps torch's default."""
     for sub in module.modules():
         if isinstance(sub, nn.Conv2d):
             nn.init.kaiming_normal_(sub.weight, mode="fan_out", nonlinearity="relu")
@@ -29,9 +29,7 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         self.downsample: nn.Module | None = None
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) → (B, outputs, ⌈H / stride⌉, ⌈W / stride⌉)."""
@@ -40,34 +38,48 @@ class BasicBlock(nn.Module):
         return F.relu(out + (x if self.downsample is None else self.downsample(x)))
 
 
+class PreActBlock(nn.Module):
+    """x' + conv(relu(bn(conv(a)))) with a = relu(bn(x)) [He2016identity]; x' is x, or a 1×1 projection of a."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(inputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, inputs, H, W) → (B, outputs, ⌈H / stride⌉, ⌈W / stride⌉)."""
+        active = F.relu(self.bn1(x))
+        out = self.conv2(F.relu(self.bn2(self.conv1(active))))
+        total: Tensor = out + (x if self.downsample is None else self.downsample(active))
+        return total
+
+
+def _add_stages(model: nn.Module, block: Callable[[int, int, int], nn.Module], inputs: int, widths: Sequence[int],
+                blocks: int) -> list[str]:
+    """Add submodules `layer1`, `layer2`, … of `blocks` blocks each; every stage but the first halves the image."""
+    names = [f"layer{number}" for number in range(1, len(widths) + 1)]
+    for name, outputs in zip(names, widths, strict=True):
+        first = block(inputs, outputs, 1 if name == "layer1" else 2)
+        model.add_module(name, nn.Sequential(first, *(block(outputs, outputs, 1) for _ in range(blocks - 1))))
+        inputs = outputs
+    return names
+
+
 class ResNet(Normalized):
-    """Stages `layer1`, `layer2`, … of basic blocks; every stage but the first halves the image.
+    """ResNet [He2016]: stages of `blocks` basic blocks with `widths` channels; torchvision's key names."""
 
-    Args:
-        widths: channels of each stage; the stem has the first.
-        blocks: basic blocks of each stage.
-        num_classes: K.
-        image_shape: (C, H, W); only C shapes the weights.
-        mean, std: of the images, per channel.
-    """
-
-    def __init__(
-        self, widths: Sequence[int], blocks: int, *, num_classes: int, image_shape: tuple[int, int, int],
-        mean: Sequence[float] | None = None, std: Sequence[float] | None = None,
-    ) -> None:
-        super().__init__(image_shape[0], mean, std)
+    def __init__(self, widths: Sequence[int], blocks: int, *, num_classes: int,
+                 image_shape: tuple[int, int, int]) -> None:
+        super().__init__(image_shape[0])
         self.conv1 = nn.Conv2d(image_shape[0], widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
-        self.stages = [f"layer{number}" for number in range(1, len(widths) + 1)]
-        inputs = widths[0]
-        for name, outputs in zip(self.stages, widths, strict=True):
-            stride = 1 if name == "layer1" else 2
-            first = BasicBlock(inputs, outputs, stride)
-            self.add_module(name, nn.Sequential(
-                first, *(BasicBlock(outputs, outputs, 1) for _ in range(blocks - 1))
-            ))
-            inputs = outputs
-        self.fc = nn.Linear(inputs, num_classes)
+        self.stages = _add_stages(self, BasicBlock, widths[0], widths, blocks)
+        self.fc = nn.Linear(widths[-1], num_classes)
         he_init(self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,8 +91,27 @@ class ResNet(Normalized):
         return logits
 
 
-# 6n + 2 layers: three stages of n blocks of two convolutions, the stem and the last layer.
-resnet8 = partial(ResNet, (16, 32, 64), 1)
-resnet20 = partial(ResNet, (16, 32, 64), 3)
-resnet110 = partial(ResNet, (16, 32, 64), 18)
-resnet18 = partial(ResNet, (64, 128, 256, 512), 2)
+class PreActResNet(Normalized):
+    """Pre-activation ResNet [He2016identity]: `stem` channels, stages of pre-activation blocks, a final batch norm."""
+
+    def __init__(self, stem: int, widths: Sequence[int], blocks: int, *, num_classes: int,
+                 image_shape: tuple[int, int, int]) -> None:
+        super().__init__(image_shape[0])
+        self.conv1 = nn.Conv2d(image_shape[0], stem, 3, padding=1, bias=False)
+        self.stages = _add_stages(self, PreActBlock, stem, widths, blocks)
+        self.bn = nn.BatchNorm2d(widths[-1])
+        self.fc = nn.Linear(widths[-1], num_classes)
+        he_init(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1] → (B, K) logits."""
+        out = self.conv1(self.normalize(x))
+        for name in self.stages:
+            out = self.get_submodule(name)(out)
+        logits: Tensor = self.fc(F.relu(self.bn(out)).mean(dim=(2, 3)))
+        return logits
+
+
+def wide_resnet(depth: int, width: int) -> partial[PreActResNet]:
+    """WRN-depth-width [Zagoruyko2016]: depth = 6n + 4 gives n blocks per stage, `width` times 16, 32, 64 channels."""
+    return partial(PreActResNet, 16, (16 * width, 32 * width, 64 * width), (depth - 4) // 6)

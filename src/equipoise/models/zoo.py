@@ -1,85 +1,70 @@
-"""The architectures by name, with fresh weights that depend on a seed and on nothing else."""
+"""Architectures by name, and how to build them with random weights that depend on a seed only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from equipoise.core import checks
-from equipoise.models.cnn import cnn, cnn_small
-from equipoise.models.lenet import LeNet
-from equipoise.models.normalize import Normalized
-from equipoise.models.preact_resnet import preact_resnet18
-from equipoise.models.resnet import resnet8, resnet18, resnet20, resnet110
-from equipoise.models.wide_resnet import wide_resnet28_10, wide_resnet34_10, wide_resnet70_16
+from equipoise.core.registry import Registry
+from equipoise.models.cnn import CNN, LeNet
+from equipoise.models.preprocessing import Normalized
+from equipoise.models.resnet import PreActResNet, ResNet, wide_resnet
 
 
 class Builder(Protocol):
-    """What makes an architecture for K classes and images of a shape; its last layer is called `fc`."""
+    """Builds an architecture; its last layer is called `fc`."""
 
-    def __call__(
-        self, *, num_classes: int, image_shape: tuple[int, int, int], mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-    ) -> Normalized:
-        """The module, initialised from torch's default generator."""
+    def __call__(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> Normalized:
+        """The module for K classes and images (C, H, W), initialised from torch's default generator."""
 
 
-ARCHITECTURES: dict[str, Builder] = {
-    "cnn": cnn,
-    "cnn_small": cnn_small,
+ARCHITECTURES: Registry[Builder] = Registry("equipoise.architectures", "arch", {
+    "cnn": partial(CNN, 32),
+    "cnn_small": partial(CNN, 16),
     "lenet": LeNet,
-    "preact_resnet18": preact_resnet18,
-    "resnet8": resnet8,
-    "resnet18": resnet18,
-    "resnet20": resnet20,
-    "resnet110": resnet110,
-    "wide_resnet28_10": wide_resnet28_10,
-    "wide_resnet34_10": wide_resnet34_10,
-    "wide_resnet70_16": wide_resnet70_16,
-}
+    "preact_resnet18": partial(PreActResNet, 64, (64, 128, 256, 512), 2),
+    "resnet8": partial(ResNet, (16, 32, 64), 1),  # 6n + 2 layers: three stages of n blocks, the stem, the last layer
+    "resnet18": partial(ResNet, (64, 128, 256, 512), 2),
+    "resnet20": partial(ResNet, (16, 32, 64), 3),
+    "resnet110": partial(ResNet, (16, 32, 64), 18),
+    "wide_resnet28_10": wide_resnet(28, 10),
+    "wide_resnet34_10": wide_resnet(34, 10),
+    "wide_resnet70_16": wide_resnet(70, 16),
+})
 
 
-def build(
-    arch: str, *, num_classes: int, image_shape: tuple[int, int, int], mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None, seed: int = 0,
-) -> Normalized:
-    """An architecture with fresh weights, in training mode, on the CPU.
+def build(arch: str, *, num_classes: int, image_shape: tuple[int, int, int], mean: Sequence[float] | None = None,
+          std: Sequence[float] | None = None, seed: int = 0) -> Normalized:
+    """Build an architecture with random weights, in training mode, on the CPU.
 
-    Args:
-        arch: a name of `ARCHITECTURES`.
-        num_classes: K ≥ 2.
-        image_shape: (C, H, W).
-        mean, std: of the images, per channel; 0 and 1 where left out.
-        seed: the same seed gives the same weights; the global random state is left as it was.
+    `mean` and `std` are those of :meth:`Normalized.set_normalization`. The same `seed` gives the same weights; the
+    global random state is not changed.
     """
     checks.whole("seed", seed)
     checks.require(seed < 2**63, "seed", "be less than 2**63", seed)
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         # torch.manual_seed would also seed the CUDA generators, which are not forked here.
         torch.default_generator.manual_seed(seed)
-        return _construct(arch, num_classes, image_shape, mean, std)
+        model = _construct(arch, num_classes, image_shape)
+    model.set_normalization(mean, std)
+    return model
 
 
-def blank(
-    arch: str, *, num_classes: int, image_shape: tuple[int, int, int], mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-) -> Normalized:
+def build_empty(arch: str, *, num_classes: int, image_shape: tuple[int, int, int]) -> Normalized:
     """The same architecture without weights (on torch's `meta` device): names and shapes at no cost."""
     with torch.device("meta"):
-        return _construct(arch, num_classes, image_shape, mean, std)
+        return _construct(arch, num_classes, image_shape)
 
 
-def _construct(
-    arch: str, num_classes: int, image_shape: tuple[int, int, int], mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-) -> Normalized:
-    checks.one_of("arch", arch, ARCHITECTURES)
+def _construct(arch: str, num_classes: int, image_shape: tuple[int, int, int]) -> Normalized:
+    builder = ARCHITECTURES.get_entry(arch)
     checks.whole("num_classes", num_classes, least=2)
     sides = all(isinstance(side, int) and side >= 1 for side in image_shape)
     checks.require(len(image_shape) == 3 and sides, "image_shape", "be (C, H, W)", image_shape)
-    model = ARCHITECTURES[arch](num_classes=num_classes, image_shape=image_shape, mean=mean, std=std)
-    shape = ",".join(map(str, image_shape))
-    model.identity = {"arch": arch, "num_classes": str(num_classes), "image_shape": shape}
+    model = builder(num_classes=num_classes, image_shape=image_shape)
+    model.config = {"arch": arch, "num_classes": str(num_classes), "image_shape": ",".join(map(str, image_shape))}
     return model

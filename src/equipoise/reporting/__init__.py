@@ -1,3 +1,4 @@
-"""Rows → page: what a run found, as one file that a person can read anywhere."""
+"""Reports: turn a finished run folder into one self-contained HTML file."""
 
-from equipoise.reporting.render import write as write
+from equipoise.reporting.render import SECTIONS as SECTIONS
+from equipoise.reporting.render import report as report

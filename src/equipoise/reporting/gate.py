@@ -1,189 +1,168 @@
-"""The gate: what it says of clean and attacked images, what a perfect one could do, and how it was trained."""
+"""Mixtures with a trained gate: the oracle bound, the alphas it assigns, the trade-off, and how it was trained."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equipoise.core.records import Row
-from equipoise.reporting import numbers, style
-from equipoise.reporting.section import Cell, Picture, Section, Table
-from equipoise.reporting.style import Palette
-from equipoise.reporting.view import RunView
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from equipoise.core import format
+from equipoise.core.aggregation import CLEAN, WORST
+from equipoise.core.results import Result
+from equipoise.core.rows import AttackRow
+from equipoise.reporting.charts import CORRECT, Chart, Histogram, Line, Panel
+from equipoise.reporting.section import INTERVALS, Cell, RunView, Section, Table, result_cell, result_table
 
 STUDY = "adaptive-smoothing"
-KINDS = ("plain", "MixedNUTS", "gate", "gate on MixedNUTS")
-ADVERSARIES = ("A", "B", "C", "D")
-SAID = {"A": "PGD that does not see the gate's gradient", "B": "PGD through the gate",
-        "C": "a list of attacks (AutoAttack) through the gate",
-        "D": "the same with a term that pushes alpha down", "std": "PGD on the accurate model",
-        "rob": "PGD on the robust model"}
+GATED = ("gate", "gate on MixedNUTS")
+# Colour and marker of every family of mixtures.
+FAMILIES = {"plain": ("muted", "s"), "MixedNUTS": ("other_0", "^"), "gate": ("mixed", "o"),
+            "gate on MixedNUTS": ("wrong", "D")}
+ADVERSARIES = {"A": "PGD without the gate's gradient", "B": "PGD through the gate",
+               "C": "an attack suite (AutoAttack) through the gate",
+               "D": "the suite of C with a loss term that lowers alpha", "std": "PGD on the accurate model",
+               "rob": "PGD on the robust model"}
 JOINT = "C and D"
-BINS = 30
 
 
-def _own(view: RunView) -> bool:
-    return view.identity.get("study") == STUDY
-
-
-def part_of(view: RunView, name: str) -> RunView | None:
-    """A part of this study, where it is one and has been told."""
-    return view.sub(name) if _own(view) else None
-
-
-def _cell(rows: Sequence[Row], model: str, metric: str) -> Cell:
-    row = next((row for row in rows if (row["model"], row["metric"]) == (model, metric) and "alpha" not in row), None)
-    return Cell("–") if row is None else Cell(numbers.percent(row["value"]), numbers.interval(row["low"], row["high"]))
-
-
-def named(rows: Sequence[Row]) -> list[str]:
-    """The models of some results, in their order."""
-    return list(dict.fromkeys(row["model"] for row in rows))
-
-
-def looks(palette: Palette, shown: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """A colour and a mark for every kind, always the same."""
-    colours = (palette.muted, palette.others[0], palette.mixed, palette.wrong)
-    every = {kind: {"color": colour, "marker": mark} for kind, colour, mark in zip(KINDS, colours, "s^oD", strict=True)}
-    return {kind: look for kind, look in every.items() if kind in set(shown)}
-
-
-def perfect_gate(view: RunView) -> Section | None:
-    """The bound of Theorem 4.1 beside every result, and how the mixtures were chosen."""
-    bounds: list[Row] = view.summary.get("bounds", []) if _own(view) else []
-    if not bounds:
+def oracle_gate(run: RunView) -> Section | None:
+    """The bound of Theorem 4.1 for every result, and how the mixtures were selected."""
+    bounds = run.summary.oracle_gate
+    if run.identity.get("study") != STUDY or not bounds:
         return None
-    attacks = [attack for attack in ("clean", *SAID) if any(row["metric"] == attack for row in bounds)]
-    prose = ["The adversaries: " + "; ".join(f"{name} is {SAID[name]}" for name in attacks if name in SAID) + ". "
-             "Without a gate A is B and D is C. The term of D can also lead an attack astray, so C and D are counted "
-             "together as well.",
-             "A perfect gate knows the label and picks the best alpha in [0, 1] for every image. On the very images "
-             "that each adversary left, it would answer as many as the table says: what lies between a result and "
-             "its bound is what a better gate could win against this attack, and no gate over these two models can "
-             "win more on these images."]
-    body = [[Cell(model), *(_cell(bounds, model, attack) for attack in attacks)] for model in named(bounds)]
-    tables = [Table("Images that a perfect gate would answer rightly, with exact 95 % intervals.", ["model", *attacks],
-                    body)]
-    joint: list[Row] = view.summary.get("joint", [])
-    if joint:
-        body = [[Cell(model), _cell(view.results, model, "clean"), _cell(joint, model, JOINT)]
-                for model in named(joint)]
-        tables.insert(0, Table("Images answered rightly, clean and under C and D together.", ["model", "clean", JOINT],
-                               body))
-    chosen: dict[str, Any] = view.summary.get("matched", {})
-    if chosen:
-        body = [[Cell(kind), Cell(told["mixture"]), Cell(numbers.percent(told["clean"])),
-                 Cell(numbers.percent(told["attacked"]), "" if told["met"] else "target not kept")]
-                for kind, told in chosen.items()]
-        share = next(iter(chosen.values()))
-        caption = (f"Chosen on held-out images to keep {numbers.percent(share['keep'])} of the robust model's accuracy "
-                   f"under a short attack ({numbers.percent(share['target'])}); these numbers flatter what they chose.")
-        tables.append(Table(caption, ["kind", "mixture", "clean", "attacked"], body, words=True, folded=True))
-    return Section("What a perfect gate could do", prose, tables)
+    attacks = [attack for attack in (CLEAN, *ADVERSARIES) if any(result.metric == attack for result in bounds)]
+    prose = ["An oracle gate knows the label and picks the best alpha in [0, 1] for every image. The table shows its "
+             "accuracy on the images that each adversary produced. The gap between a result and its bound is what a "
+             "better gate could gain against this attack. No gate over these two models can gain more on these images.",
+             "Adversaries: " + "; ".join(f"{name} is {ADVERSARIES[name]}" for name in attacks if name in ADVERSARIES)
+             + ". Without a gate, A equals B and D equals C. The loss term of D can also mislead an attack, so C and D "
+             "are also counted together."]
+    tables = [result_table("Images that an oracle gate would classify correctly, with exact 95 % intervals", "model",
+                           _without_alpha(bounds), columns=attacks)]
+    if joint := run.summary.joint:
+        models = {result.model for result in joint}
+        clean = [result for result in _without_alpha(run.summary.results)
+                 if result.model in models and result.metric == CLEAN]
+        tables.append(result_table(f"{INTERVALS}, clean and under C and D together", "model", [*joint, *clean],
+                                   columns=(CLEAN, JOINT)))
+    if selections := run.summary.selections:
+        body = [[Cell(name), Cell(item.mixture), Cell(format.percent(item.clean)),
+                 Cell(format.percent(item.attacked), "" if item.met else "below the target")]
+                for name, item in selections.items()]
+        first = next(iter(selections.values()))
+        caption = (f"Selected on held-out images to keep {format.percent(first.keep or 0.0)} of the robust model's "
+                   f"accuracy under a short attack ({format.percent(first.target or 0.0)}). These numbers are "
+                   "optimistic: they are from the images used for the selection.")
+        tables.append(Table(caption, ["family", "mixture", "clean", "attacked"], body, is_text=True, collapsed=True))
+    return Section("Upper bound by an oracle gate", prose, tables)
 
 
-def alphas(view: RunView) -> Section | None:
-    """Histograms of alpha on clean and attacked images."""
-    if not _own(view):
+def _without_alpha(results: Iterable[Result]) -> list[Result]:
+    return [result for result in results if result.alpha is None]
+
+
+def alphas(run: RunView) -> Section | None:
+    """Histograms of the alpha that the gate assigns to clean and to attacked images."""
+    if run.identity.get("study") != STUDY:
         return None
-    groups = {model: {attack: [row["weight"] for row in view.rows if row["model"] == model and row["attack"] == attack]
-                      for attack in ("clean", "B", "D")} for model in KINDS[2:]}
-    groups = {model: held for model, held in groups.items() if all(held.values())}
+    groups: dict[str, dict[str, list[float]]] = {}
+    for model in GATED:
+        by_attack = {attack: [row.image_alpha for row in run.rows if isinstance(row, AttackRow) and row.model == model
+                              and row.attack == attack and row.image_alpha is not None] for attack in (CLEAN, "B", "D")}
+        if all(by_attack.values()):
+            groups[model] = by_attack
     if not groups:
         return None
-    told = []
-    for model, held in groups.items():
-        middle = {attack: float(np.median(values)) for attack, values in held.items()}
-        told.append(f"{model}: median alpha {middle['clean']:.3f} on clean images, {middle['B']:.3f} under B, "
-                    f"{middle['D']:.3f} under D")
-    prose = ["Alpha is the weight that the gate gives to the robust model. A gate that cannot be fooled keeps attacked "
-             "images to the right of clean ones; adversary D pushes them back to the left. " + "; ".join(told) + "."]
-
-    def draw(palette: Palette) -> Figure:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(style.WIDTH, 2.2 * len(groups)))
-        panels = np.atleast_1d(figure.subplots(len(groups), 1))
-        for axes, (model, held) in zip(panels, groups.items(), strict=True):
-            every = np.concatenate([np.asarray(values) for values in held.values()])
-            bins = np.linspace(float(every.min()), float(every.max()) + 1e-6, BINS + 1)
-            axes.hist(held["clean"], bins=bins, color=palette.accurate, alpha=0.35, label="clean")
-            axes.hist(held["B"], bins=bins, color=palette.robust, histtype="step", linewidth=1.4, label="B")
-            axes.hist(held["D"], bins=bins, color=palette.wrong, histtype="step", linewidth=1.4, linestyle="--",
-                      label="D")
-            axes.set_title(model, loc="left", color=palette.ink)
-            axes.locator_params(axis="y", nbins=3, integer=True)
-        panels[0].legend(loc="upper center", ncols=3, labelcolor=palette.ink)
-        panels[-1].set_xlabel("alpha")
-        figure.supylabel("images", fontsize=9, color=palette.muted)
-        return figure
-
-    return Section("What the gate says", prose,
-                   pictures=[Picture("gate-alphas", "Histograms of alpha on clean and attacked images", draw)])
+    medians = [f"Median alpha of {model}: " + ", ".join(
+        f"{np.median(values):.3f} {'on clean images' if attack == CLEAN else f'under {attack}'}"
+        for attack, values in by_attack.items()) + "." for model, by_attack in groups.items()]
+    prose = [" ".join(medians), "Alpha is the weight that the gate gives to the robust model. A gate that cannot be "
+             "fooled assigns larger alphas to attacked images than to clean ones; adversary D tries to lower them."]
+    styles = {CLEAN: ("accurate", True, "-"), "B": ("robust", False, "-"), "D": ("wrong", False, "--")}
+    panels = []
+    for model, by_attack in groups.items():
+        every = np.concatenate([np.asarray(values) for values in by_attack.values()])
+        low, high = float(every.min()), float(every.max()) + 1e-6
+        bins = np.linspace(low, high, 31).tolist()
+        marks = [Histogram(values=by_attack[attack], bins=bins, color=color, label=attack, filled=filled,
+                           linestyle=linestyle) for attack, (color, filled, linestyle) in styles.items()]
+        panels.append(Panel(marks, title=model, x_range=(low, high)))
+    chart = Chart("gate-alphas", "Histograms of alpha on clean and attacked images", panels, x_label="alpha",
+                  y_label="images", height=0.2 + 2.0 * len(panels))
+    return Section("Alpha assigned by the gate", prose, pictures=[chart])
 
 
-def aimed_alphas(view: RunView) -> Section | None:
-    """Attacks at a fixed alpha, which ignore the gate [Bai2022, Figure 7]."""
-    found = part_of(view, "aimed")
-    if found is None:
+def trade_off(run: RunView) -> Section | None:
+    """Clean accuracy against accuracy under C and D, of mixtures with and without a gate."""
+    parts = [part for name in ("trade-off", "trade-off-gates") if (part := run.subrun(name, STUDY)) is not None]
+    if not parts:
         return None
-    curves = {kind: sorted((row for row in found.results if row["model"] == kind and row["metric"] == "aimed"),
-                           key=lambda row: row["alpha"]) for kind in KINDS}
-    curves = {kind: rows for kind, rows in curves.items() if rows}
-    worst = [min(rows, key=lambda row: row["value"]) for rows in curves.values()]
-    said = "; ".join(f"{row['model']} {numbers.percent(row['value'])} at {row['alpha']:g}" for row in worst)
-    prose = ["PGD on the fixed mixture with the alpha on the axis, judged by each mixture: attacks that do not look at "
-             f"the gate at all. The strongest aims: {said}."]
+    points: dict[str, list[tuple[str, Result, Result]]] = {family: [] for family in FAMILIES}
+    for part in (run, *parts):
+        for joint in part.summary.joint:
+            family, _, share = (joint.model, "", "") if part is run else joint.model.rpartition(", ")
+            if part is run and (selection := run.summary.selections.get(family)) is not None:
+                share = f"{selection.keep:g}"
+            clean = part.find(joint.model, CLEAN)
+            if family in points and clean is not None:
+                points[family].append((f"{family}, keeps {share}" if share else family, clean, joint))
+    points = {family: sorted(own, key=lambda point: point[1].value) for family, own in points.items() if own}
+    prose = ["Further up and to the right is better. Each point was selected on held-out images to keep a given share "
+             "of the robust model's accuracy, and is measured here on n = "
+             f"{parts[0].summary.results[0].n} other images under the attack suites C and D. Bars are exact 95 % "
+             "intervals."]
+    if run.summary.leads:
+        leads = "; ".join(f"{lead.model} compared with {lead.versus} {format.points(lead.value)} "
+                          f"({format.points(lead.low)} to {format.points(lead.high)})" for lead in run.summary.leads)
+        prose.append("Lead in clean accuracy at equal accuracy under C and D, in percentage points with 95 % intervals "
+                     f"over images: {leads}. Mixtures without a gate are interpolated linearly between their points.")
+    body = [[Cell(name), result_cell(clean), result_cell(joint)]
+            for own in points.values() for name, clean, joint in own]
+    lines = [Line.of([100 * clean.value for _, clean, _ in own], [joint for *_, joint in own], FAMILIES[family][0],
+                     family, marker=FAMILIES[family][1], bars=True) for family, own in points.items()]
+    chart = Chart("gate-trade-off", "Accuracy under C and D against clean accuracy", [Panel(lines)],
+                  x_label="clean accuracy, %", y_label="accuracy under C and D, %", height=3.4)
+    return Section("Trade-off under adversaries C and D", prose,
+                   [Table(f"{INTERVALS}.", ["mixture", "clean", JOINT], body)], [chart])
 
-    def draw(palette: Palette) -> Figure:
-        from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(style.WIDTH, 3.0))
-        axes = figure.subplots()
-        for kind, look in looks(palette, curves).items():
-            axes.plot([row["alpha"] for row in curves[kind]], [100 * row["value"] for row in curves[kind]], label=kind,
-                      **look)
-        axes.set(xlabel="alpha at which the attack aims", ylabel="answered rightly, %")
-        axes.legend(labelcolor=palette.ink)
-        return figure
+def fixed_alphas(run: RunView) -> Section | None:
+    """Attacks on a mixture with a fixed alpha, which ignore the gate [Bai2022, Figure 7]."""
+    if (part := run.subrun("aimed", STUDY)) is None:
+        return None
+    curves = {family: curve for family in FAMILIES if (curve := part.curve(family, WORST))}
+    strongest = [min(curve, key=lambda result: result.value) for curve in curves.values()]
+    lowest = "; ".join(f"{item.model} {format.percent(item.value)} at alpha {item.alpha:g}" for item in strongest)
+    prose = ["These attacks ignore the gate: PGD on the mixture with the fixed alpha on the axis, evaluated on each "
+             f"mixture. Lowest accuracies: {lowest}."]
+    lines = [Line.of([result.alpha or 0.0 for result in curve], curve, FAMILIES[family][0], family, interval=False,
+                     marker=FAMILIES[family][1]) for family, curve in curves.items()]
+    chart = Chart("gate-fixed-alphas", "Accuracy against the alpha of the attacked mixture", [Panel(lines)],
+                  x_label="alpha of the attacked mixture", y_label=CORRECT)
+    return Section("Attacks that ignore the gate", prose, pictures=[chart])
 
-    return Section("Attacks that ignore the gate", prose,
-                   pictures=[Picture("gate-aimed", "Accuracy against the alpha at which an attack aims", draw)])
 
-
-def settings(view: RunView) -> Section | None:
+def settings(run: RunView) -> Section | None:
     """Gates trained against A, B and C under every adversary [Bai2024, Tables 2 and 3]."""
-    found = part_of(view, "settings")
-    if found is None:
+    if (part := run.subrun("settings", STUDY)) is None:
         return None
-    attacks = ("clean", *ADVERSARIES)
-    body = [[Cell(model), *(_cell(found.results, model, attack) for attack in attacks)]
-            for model in named(found.results)]
-    prose = ["One gate per kind of training attack, all over the full range of alpha and with the scale and shift of "
-             f"training; n = {found.results[0]['n']} images. A gate is only as good as the strongest attack that it "
-             "has met."]
-    return Section("Which attacks to train against", prose,
-                   [Table("Images answered rightly, with exact 95 % intervals.", ["gate", *attacks], body)])
+    prose = ["A gate is only as robust as the strongest attack it was trained against. Each gate was trained against "
+             "one kind of attack; all use the full range of alpha and the scale and shift of training."]
+    return Section("Gates by training attack", prose, [_table(part.summary.results, (CLEAN, "A", "B", "C", "D"))])
 
 
-def ablation(view: RunView) -> Section | None:
+def ablation(run: RunView) -> Section | None:
     """Loss weights and the scale before the sigmoid, at one clean accuracy [Bai2024, Tables 6 and 7]."""
-    found = part_of(view, "ablation")
-    if found is None:
+    if (part := run.subrun("ablation", STUDY)) is None:
         return None
-    tables = []
-    for title, names in (("Weights of the loss.", [m for m in named(found.results) if not m.startswith("scale")]),
-                         ("Scale of the gate before the sigmoid.",
-                          [m for m in named(found.results) if m.startswith("scale")])):
-        body = [[Cell(model), *(_cell(found.results, model, attack) for attack in ("clean", "B"))] for model in names]
-        tables.append(Table(f"{title} Images answered rightly, with exact 95 % intervals.", ["gate", "clean", "B"],
-                            body))
-    prose = ["Every gate was trained against adversary B and then shifted, so that on held-out images it answers "
-             f"{numbers.percent(found.summary['clean_target'])} of the clean ones, half-way between both bases; "
-             "`constant` is the fixed mixture of that accuracy. Differences within the intervals are none."]
-    return Section("Loss weights and scale", prose, tables)
+    prose = ["Differences within the intervals are not significant. Each gate was trained against adversary B and then "
+             f"shifted to a clean accuracy of {format.percent(part.summary.clean_target or 0.0)} on held-out images, "
+             "half-way between the base models; `constant` is the mixture with a fixed alpha of that accuracy."]
+    captions = {False: "Weights of the loss. ", True: "Scale of the gate before the sigmoid. "}
+    return Section("Loss weights and scale", prose, [
+        _table([result for result in part.summary.results if result.model.startswith("scale") == is_scale],
+               (CLEAN, "B"), caption) for is_scale, caption in captions.items()])
+
+
+def _table(results: Sequence[Result], metrics: Sequence[str], title: str = "") -> Table:
+    return result_table(title + INTERVALS, "gate", _without_alpha(results), columns=metrics)

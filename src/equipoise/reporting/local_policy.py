@@ -1,223 +1,166 @@
-"""The crossing of two bases under aimed attacks, the policy that learns from it, and gradients of both sides."""
+"""Locally biased smoothing with a learned policy: crossing, attacks on the policy, AutoAttack, gradient norms."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equipoise.reporting import numbers, style
-from equipoise.reporting.local_curves import alone, curve, gamma_of, part, place, plot, strength_axis
-from equipoise.reporting.section import Cell, Picture, Section, Table
-from equipoise.reporting.style import Palette
-from equipoise.reporting.view import RunView
+from equipoise.core import format
+from equipoise.core.aggregation import CLEAN, WORST
+from equipoise.core.arrays import Array, GradientArrays
+from equipoise.reporting.charts import CORRECT, WIDTH, Chart, Line, Palette, Panel, Picture, ReferenceLine
+from equipoise.reporting.local_smoothing import STUDY, positions, strength, strength_chart, strength_line
+from equipoise.reporting.section import INTERVALS, RunView, Section, result_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-KINDS = {"clean": "clean", "attacked_accurate": "attacked at the accurate model",
-         "attacked_robust": "attacked at the robust model"}
+INPUTS = {"clean": "clean", "attacked_accurate": "attack on the accurate model",
+          "attacked_robust": "attack on the robust model"}
+COLORS = {"accurate": "accurate", "robust": "robust", "adaptive": "mixed"}
+TARGET_STRENGTH = "strength γ of the attacked rule"
 
 
-def crossing(view: RunView) -> Section | None:
-    """Accuracy of g and h under attacks that aim at γ_t, with the crossing [Bai2022, Figure 4]."""
-    found, told = part(view, "crossing"), view.summary.get("crossing")
-    if found is None or not isinstance(told, dict):
+def crossing(run: RunView) -> Section | None:
+    """Accuracy of g and h under attacks on the rule with strength γ_t, and where they cross [Bai2022, Figure 4]."""
+    part, summary = run.subrun("crossing", STUDY), run.summary.crossing
+    if part is None or summary is None:
         return None
-    n = found.results[0]["n"]
-    if told["met"]:
-        where = (f"They cross at γ₀ = {told['gamma']:.3g} (95 % of resampled image sets: {told['low']:.3g} to "
-                 f"{told['high']:.3g}).")
-    else:
-        where = (f"They do not cross between these targets; γ₀ = {told['gamma']:.3g} stands one step beyond the last "
-                 "that one of them wins.")
-    prose = ["An attack that aims at a small strength breaks the accurate model, one at a large strength the robust "
-             f"one. {where} The policy is taught to trust the robust model against attacks below γ₀ and the accurate "
-             f"one above. n = {n} held-out images that neither base has learnt from."]
-
-    def draw(palette: Palette) -> Figure:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(style.WIDTH, 3.2))
-        axes = figure.subplots()
-        for model, colour in (("accurate", palette.accurate), ("robust", palette.robust)):
-            plot(axes, curve(found, model, "aimed"), color=colour, label=f"{model} model")
-        gammas = [gamma_of(row["alpha"]) for row in curve(found, "accurate", "aimed")]
-        _mark(axes, gammas, told, palette)
-        strength_axis(axes, gammas, "strength γ at which the attack aims")
-        axes.set_ylabel("answered rightly, %")
-        axes.legend(loc="lower right", labelcolor=palette.ink)
-        return figure
-
-    return Section("Where the bases change places", prose,
-                   pictures=[Picture("crossing", "Accuracy of both bases against the aim of the attack", draw)])
+    where = (f"Their accuracies cross at γ₀ = {summary.gamma:.3g} (95 % of resampled image sets: {summary.low:.3g} to "
+             f"{summary.high:.3g})." if summary.met else
+             f"Their accuracies do not cross at these strengths; γ₀ = {summary.gamma:.3g} is one step beyond the last "
+             "strength.")
+    prose = ["Attacks on the rule with a small strength break the accurate model, attacks with a large strength the "
+             f"robust model. {where} The policy is trained to trust the robust model under attacks below γ₀ and the "
+             f"accurate model above. Measured on n = {part.summary.results[0].n} held-out images that neither base "
+             "model was trained on."]
+    curves = {model: part.curve(model, WORST) for model in ("accurate", "robust")}
+    strengths = [strength(result) for result in curves["accurate"]]
+    ends = positions(strengths).values()
+    low, at, high = (min(max(math.log10(value), min(ends)), max(ends)) if value > 0 else min(ends)
+                     for value in (summary.low, summary.gamma, summary.high))
+    lines = [strength_line(curve, COLORS[model], f"{model} model") for model, curve in curves.items()]
+    chart = strength_chart("crossing", "Accuracy of both base models against the strength of the attacked rule", lines,
+                           strengths, x_label=TARGET_STRENGTH, references=[
+                               ReferenceLine(x=at, text=f"γ₀ = {summary.gamma:.3g}", interval=(low, high))])
+    return Section("Crossing of the base models", prose, pictures=[chart])
 
 
-def _mark(axes: Any, gammas: list[float], told: dict[str, Any], palette: Palette) -> None:
-    ends = place(gammas)
-    low, at, high = (min(max(np.log10(told[key]), min(ends.values())), max(ends.values()))
-                     for key in ("low", "gamma", "high"))
-    axes.axvspan(low, high, color=palette.muted, alpha=0.10, linewidth=0)
-    axes.axvline(at, color=palette.muted, linewidth=1.0, linestyle=(0, (1, 2)))
-    axes.annotate(f"γ₀ = {told['gamma']:.3g}", (at, 1), xycoords=("data", "axes fraction"), xytext=(4, -10),
-                  textcoords="offset points", color=palette.muted, fontsize=8)
-
-
-def targets(view: RunView) -> Section | None:
-    """The adaptive classifier under attacks at fixed γ_t [Bai2022, Figure 7]."""
-    found = part(view, "targets")
-    if found is None:
+def targets(run: RunView) -> Section | None:
+    """The adaptive classifier under attacks on rules with a fixed γ_t [Bai2022, Figure 7]."""
+    if (part := run.subrun("targets", STUDY)) is None:
         return None
-    rows = curve(found, "adaptive", "aimed")
-    worst = min(rows, key=lambda row: row["value"])
-    own = [(metric, alone(view, "adaptive", metric)) for metric in ("clean", *view.attacks)]
-    lines = {metric: row for metric, row in own if row is not None}
-    through = min((row["value"] for metric, row in lines.items() if metric != "clean"), default=None)
-    shown = {"clean": lines.get("clean"), "through the policy": alone(view, "adaptive", "worst")}
-    said = f"The strongest aim is γ = {gamma_of(worst['alpha']):.3g}: {numbers.estimate(worst)}. "
-    if through is not None:
-        said += ("It is stronger than every attack through the policy." if worst["value"] < through else
-                 "An attack through the policy itself is "
-                 f"{'stronger' if through < worst['value'] else 'as strong'} ({numbers.percent(through)}).")
-    prose = ["The adaptive classifier chooses the strength of every image by a policy; an attacker may pass through "
-             f"the policy, or ignore it and aim at a fixed strength. {said}"]
-
-    def draw(palette: Palette) -> Figure:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(style.WIDTH, 3.2))
-        axes = figure.subplots()
-        for model, colour in (("accurate", palette.accurate), ("robust", palette.robust), ("adaptive", palette.mixed)):
-            line = "-" if model == "adaptive" else "--"
-            plot(axes, curve(found, model, "aimed"), color=colour, label=model, linestyle=line)
-        for metric, row in shown.items():
-            if row is None:
-                continue
-            axes.axhline(100 * row["value"], color=palette.muted, linewidth=0.9, linestyle=(0, (1, 2)))
-            axes.annotate(f"adaptive, {metric}", (0, 100 * row["value"]), xycoords=("axes fraction", "data"),
-                          xytext=(2, 2), textcoords="offset points", color=palette.muted, fontsize=7)
-        strength_axis(axes, [gamma_of(row["alpha"]) for row in rows], "strength γ at which the attack aims")
-        axes.set_ylabel("answered rightly, %")
-        axes.legend(loc="lower right", labelcolor=palette.ink)
-        return figure
-
-    return Section("The policy under aimed attacks", prose,
-                   pictures=[Picture("targets", "Accuracy of the adaptive classifier against the aim", draw)])
+    curves = {model: part.curve(model, WORST) for model in COLORS}
+    lowest = min(curves["adaptive"], key=lambda result: result.value)
+    attacks = [result.value for attack in run.attacks if (result := run.find("adaptive", attack)) is not None]
+    prose = ["The adaptive classifier selects the strength for every image by a policy. An attacker may differentiate "
+             "through the policy, or ignore it and attack a rule with a fixed strength. The fixed strength that leaves "
+             f"the lowest accuracy is γ = {strength(lowest):.3g}: {format.estimate(lowest)}."]
+    if attacks:
+        through = min(attacks)
+        prose[0] += (" This attack is stronger than every attack through the policy." if lowest.value < through else
+                     f" Attacks through the policy are {'stronger' if through < lowest.value else 'equally strong'} "
+                     f"({format.percent(through)}).")
+    lines = [strength_line(curve, COLORS[model], model, linestyle="-" if model == "adaptive" else "--")
+             for model, curve in curves.items()]
+    levels = {"clean": run.find("adaptive", CLEAN), "through the policy": run.find("adaptive", WORST)}
+    references = [ReferenceLine(y=100 * result.value, text=f"adaptive, {name}")
+                  for name, result in levels.items() if result]
+    chart = strength_chart("targets", "Accuracy of the adaptive classifier against the strength of the attacked rule",
+                           lines, [strength(result) for result in curves["adaptive"]], x_label=TARGET_STRENGTH,
+                           references=references)
+    return Section("The policy under attacks of fixed strength", prose, pictures=[chart])
 
 
-def radii(view: RunView) -> Section | None:
-    """Other radii than the policy was trained for [Bai2022, Figure 8]."""
-    found = part(view, "radii")
-    if found is None:
+def radii(run: RunView) -> Section | None:
+    """Attacks of other radii than the policy was trained for [Bai2022, Figure 8]."""
+    if (part := run.subrun("radii", STUDY)) is None:
         return None
-    prose = ["The policy was trained at one radius; here it meets others under PGD through the policy, on n = "
-             f"{found.results[0]['n']} images."]
-    return Section("Other radii", prose, pictures=[Picture("radii", "Accuracy against the radius of the attack",
-                                                           lambda palette: _draw_radii(palette, found))])
+    prose = ["The policy was trained for one radius. Here it is attacked at others by PGD through the policy, on n = "
+             f"{part.summary.results[0].n} images."]
+    lines = []
+    for model in ("robust", "adaptive"):
+        points = sorted(((float(result.metric.split()[1]), result) for result in part.summary.results
+                         if result.model == model and result.metric.startswith("eps ")), key=lambda point: point[0])
+        lines.append(Line.of([eps for eps, _ in points], [result for _, result in points], COLORS[model], model))
+    chart = Chart("radii", "Accuracy against the radius of the attack", [Panel(lines)],
+                  x_label="radius of the attack, in [0, 1] pixels", y_label=CORRECT)
+    return Section("Attacks of other radii", prose, pictures=[chart])
 
 
-def auto(view: RunView) -> Section | None:
-    """AutoAttack where it was run: near the top, because a long list says more than the attacks there."""
-    found = part(view, "auto")
-    if found is None:
+def autoattack(run: RunView) -> Section | None:
+    """AutoAttack on the adaptive classifier; near the top, because it is stronger than the attacks of the headline."""
+    if (part := run.subrun("auto", STUDY)) is None:
         return None
-    adaptive, robust = alone(found, "adaptive", "auto"), alone(found, "robust", "auto")
-    prose = ["The numbers above are under PGD. AutoAttack, which the paper that proposed the policy did not run, is "
-             "stronger; here it meets fewer images."]
+    prose = ["The results above are under PGD. AutoAttack is stronger; it was run on fewer images, and not at all in "
+             "the paper that proposed the policy."]
+    adaptive, robust = part.find("adaptive", "auto"), part.find("robust", "auto")
     if adaptive is not None and robust is not None:
-        prose.append(f"Of the adaptive classifier it leaves {numbers.estimate(adaptive)}, of the robust model "
-                     f"{numbers.estimate(robust)}.")
-    metrics = ("clean", "auto")
-    body = [[Cell(model), *(Cell(numbers.estimate(row)) if (row := alone(found, model, metric)) else Cell("–")
-                            for metric in metrics)] for model in ("accurate", "robust", "adaptive")]
+        prose.insert(0, f"Under AutoAttack, the adaptive classifier reaches {format.estimate(adaptive)}, the robust "
+                        f"model {format.estimate(robust)}.")
+    results = [result for model in COLORS for metric in (CLEAN, "auto")
+               if (result := part.find(model, metric)) is not None]
     return Section("AutoAttack through the policy", prose,
-                   [Table("Images answered rightly, with exact 95 % intervals.", ["model", *metrics], body)])
+                   [result_table(INTERVALS, "model", results, columns=(CLEAN, "auto"))])
 
 
-def _draw_radii(palette: Palette, found: RunView) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(style.WIDTH, 3.0))
-    axes = figure.subplots()
-    for model, colour in (("robust", palette.robust), ("adaptive", palette.mixed)):
-        rows = sorted((float(row["metric"].split()[1]), row) for row in found.results
-                      if row["model"] == model and row["metric"].startswith("eps "))
-        x = [eps for eps, _ in rows]
-        axes.plot(x, [100 * row["value"] for _, row in rows], marker="o", color=colour, label=model)
-        low, high = ([100 * row[key] for _, row in rows] for key in ("low", "high"))
-        axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
-    axes.set(xlabel="radius of the attack, in [0, 1] pixels", ylabel="answered rightly, %")
-    axes.legend(labelcolor=palette.ink)
-    return figure
-
-
-def gradients(view: RunView) -> Section | None:
+def gradients(run: RunView) -> Section | None:
     """Distributions and correlations of ‖∇g_i‖ and ‖∇h_i‖ [Bai2022, Figures 2, 3 and 10]."""
-    names = [f"gradient_{kind}_of_{side}" for kind in KINDS for side in ("accurate", "robust")]
-    if any(name not in view.arrays for name in names):
+    if (arrays := GradientArrays.load(run.folder)) is None:
         return None
-    held = {name: view.arrays[name] for name in names}
-    g, h = held["gradient_clean_of_accurate"], held["gradient_clean_of_robust"]
-    steeper = float((g > h).mean())
-    prose = [f"How steep each class is, in the norm dual to the attack's, on {len(g)} images. The accurate model is "
-             f"the steeper one in {numbers.percent(steeper)} of all images and classes. The sizes of two classes "
-             f"correlate by {_mean(g, g):.2f} on average within the accurate model, by {_mean(h, h):.2f} within the "
-             f"robust one, and by {_mean(g, h):.2f} between the two."]
-    pictures = [Picture("gradient-sizes", "Distributions of gradient sizes of both models",
-                        lambda palette: _draw_sizes(palette, held)),
-                Picture("gradient-correlations", "Correlations of gradient sizes, clean and attacked",
-                        lambda palette: _draw_correlations(palette, held))]
-    return Section("Gradients of both sides", prose, pictures=pictures)
+    g, h = arrays.clean_of_accurate, arrays.clean_of_robust
+    prose = [f"The accurate model has the larger gradient for {format.percent(float((g > h).mean()))} of all images "
+             f"and classes. The mean correlation between two classes is {_mean_correlation(g, g):.2f} within the "
+             f"accurate model, {_mean_correlation(h, h):.2f} within the robust model and {_mean_correlation(g, h):.2f} "
+             f"between the two. Gradients are measured in the dual norm of the attack's, on {len(g)} images."]
+    panels = []
+    for model in GradientArrays.MODELS:
+        lines = []
+        for (images, label), linestyle in zip(INPUTS.items(), ("-", "--", ":"), strict=True):
+            norms = np.maximum(arrays.norms(images, model), 1e-12)
+            counts, edges = np.histogram(np.log10(norms).ravel(), bins=40, density=True)
+            lines.append(Line(x=((edges[1:] + edges[:-1]) / 2).tolist(), y=counts.tolist(), color=model, label=label,
+                              linestyle=linestyle, marker="", width=1.4))
+        panels.append(Panel(lines, title=f"{model} model", title_color=model))
+    return Section("Gradient norms of both models", prose, pictures=[
+        Chart("gradient-norms", "Distributions of the gradient norms of both models", panels, y_label="density",
+              x_label="log₁₀ of the gradient norm of a class", side_by_side=True),
+        Picture("gradient-correlations", "Correlations of gradient norms, clean and attacked",
+                lambda palette: draw_correlations(palette, arrays))])
 
 
-def _mean(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """Mean correlation between the columns of two arrays; a column is not compared with itself."""
-    whole = _correlations(a, b)[: a.shape[1], a.shape[1] :]
-    kept = whole[~np.eye(len(whole), dtype=bool)] if a is b else whole
-    return float(kept.mean())
+def _mean_correlation(a: Array, b: Array) -> float:
+    """Mean correlation between the columns of two arrays, without that of a column with itself."""
+    between = correlations(a, b)[: a.shape[1], a.shape[1] :]
+    return float((between[~np.eye(len(between), dtype=bool)] if a is b else between).mean())
 
 
-def _correlations(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+def correlations(a: Array, b: Array) -> Array:
+    """Correlations between all columns of two arrays; a constant column has correlation zero."""
     both = np.concatenate([a, b], axis=1).astype(np.float64)
     centred = both - both.mean(axis=0)
     spread = np.sqrt((centred**2).sum(axis=0))
-    spread[spread == 0] = 1  # a class whose gradient never changes is correlated with nothing
-    found: NDArray[Any] = (centred.T @ centred) / np.outer(spread, spread)
-    return found
+    spread[spread == 0] = 1
+    matrix: Array = (centred.T @ centred) / np.outer(spread, spread)
+    return matrix
 
 
-def _draw_sizes(palette: Palette, held: dict[str, NDArray[Any]]) -> Figure:
+def draw_correlations(palette: Palette, arrays: GradientArrays) -> Figure:
+    """A matrix per set of images: classes of the accurate model, then of the robust model."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(style.WIDTH, 3.0))
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, side, colour in zip(panels, ("accurate", "robust"), (palette.accurate, palette.robust), strict=True):
-        for kind, line in zip(KINDS, ("-", "--", ":"), strict=True):
-            logs = np.log10(np.maximum(held[f"gradient_{kind}_of_{side}"], 1e-12)).ravel()
-            counts, edges = np.histogram(logs, bins=40, density=True)
-            axes.plot((edges[1:] + edges[:-1]) / 2, counts, line, color=colour, label=KINDS[kind], linewidth=1.4)
-        axes.set_title(f"{side} model", loc="left", color=colour)
-        axes.set_xlabel("log₁₀ of the size of a class's gradient")
-    panels[0].set_ylabel("density")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, labelcolor=palette.ink)
-    return figure
-
-
-def _draw_correlations(palette: Palette, held: dict[str, NDArray[Any]]) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(style.WIDTH, 2.4))
-    panels = figure.subplots(1, 3)
-    classes = held["gradient_clean_of_accurate"].shape[1]
-    for axes, kind in zip(panels, KINDS, strict=True):
-        found = _correlations(held[f"gradient_{kind}_of_accurate"], held[f"gradient_{kind}_of_robust"])
-        image = axes.imshow(found, vmin=-1, vmax=1, cmap="RdBu_r", interpolation="none")
-        axes.set_xticks([classes / 2 - 0.5, 1.5 * classes - 0.5], ["accurate", "robust"])
-        sides = ["accurate", "robust"] if kind == "clean" else ["", ""]
-        axes.set_yticks([classes / 2 - 0.5, 1.5 * classes - 0.5], sides, rotation=90, va="center")
-        axes.set_title(KINDS[kind].replace("attacked at the ", "attacked: "), fontsize=8)
+    figure = Figure(figsize=(WIDTH, 2.4))
+    panels = figure.subplots(1, len(INPUTS))
+    classes = arrays.clean_of_accurate.shape[1]
+    centres, names = [classes / 2 - 0.5, 1.5 * classes - 0.5], ["accurate", "robust"]
+    for axes, (images, title) in zip(panels, INPUTS.items(), strict=True):
+        matrix = correlations(arrays.norms(images, "accurate"), arrays.norms(images, "robust"))
+        image = axes.imshow(matrix, vmin=-1, vmax=1, cmap="RdBu_r", interpolation="none")
+        axes.set_xticks(centres, names)
+        axes.set_yticks(centres, names if images == "clean" else ["", ""], rotation=90, va="center")
+        axes.set_title(title.replace("attack on the ", "attacked: "), fontsize=8)
         axes.grid(visible=False)
         axes.tick_params(length=0)
     figure.colorbar(image, ax=panels, shrink=0.8)

@@ -1,126 +1,127 @@
-"""Local smoothing with fixed strengths: neighbours as the oracle, the trust terms, and who attacks whom."""
+"""Locally biased smoothing with a fixed strength γ: trust terms, a fixed strength, nearest neighbours as the oracle."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from equipoise.reporting import numbers, style
-from equipoise.reporting.local_curves import alone, curve, gamma_of, names, part, plot, strength_axis, with_ends
-from equipoise.reporting.section import Cell, Picture, Section, Table
-from equipoise.reporting.style import Palette
-from equipoise.reporting.view import RunView
+from equipoise.core import format
+from equipoise.core.aggregation import CLEAN, WORST
+from equipoise.core.results import Result
+from equipoise.reporting.charts import CORRECT, OTHERS, Chart, Line, LineStyle, Panel, Point, ReferenceLine
+from equipoise.reporting.section import SAME_NUMBERS, RunView, Section, Table, result_table
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+STUDY = "local-smoothing"
 BEST = "constant, probabilities"
+RATIO = "ratio, logits"
+# Attacks on the ratio rule: label, the metric of the accurate model at γ = 0 and of the robust model at γ = ∞, colour
+# and line style.
+ATTACKS: dict[str, tuple[str, str, str, str, LineStyle]] = {
+    "clean": ("clean", "clean", "clean", "mixed", "-"),
+    "pgd-std": ("attack on the accurate model", "pgd", "", "accurate", ":"),
+    "pgd-rob": ("attack on the robust model", "", "pgd", "robust", "-."),
+    "pgd": ("attack on the rule", "pgd", "pgd", "ink", "--"),
+    "pgd-soft": ("attack on the rule, softplus", "", "", "muted", (0, (1, 1))),
+}
 
 
-def neighbours(view: RunView) -> Section | None:
-    """Accuracy with K nearest neighbours as the oracle, against γ [Bai2022, Figures 5 and 9]."""
-    found = part(view, "neighbours")
-    if found is None:
-        return None
-    n = found.results[0]["n"]
-    prose = ["The oracle is a vote of the K nearest training images, mixed into the accurate model with the strength "
-             f"γ; at 0 it is the accurate model, at ∞ the vote alone. n = {n} images, bands are exact 95 % intervals. "
-             "Attacked: the worst, image by image, of attacks through the mixture (a plain vote passes no gradient "
-             "on), of the same with softplus in the backward pass on what stands, and of one on the accurate model. "
-             "None aims at the choice of neighbours, so the right ends say how far attacks on the network carry over, "
-             "not how robust a vote is."]
-    tie = _ties(found)
-    picture = Picture("neighbours", "Clean and attacked accuracy against strength for several K",
-                      lambda palette: _draw_neighbours(palette, found))
-    return Section("Neighbours as the oracle", prose + tie, [_numbers(found, ("clean", "worst"))], [picture])
+def strength(result: Result) -> float:
+    """The strength γ of a result, whose alpha is γ / (1 + γ)."""
+    alpha = result.alpha or 0.0
+    return math.inf if alpha >= 1 else alpha / (1 - alpha)
 
 
-def _ties(found: RunView) -> list[str]:
-    """What is left of g at a large strength: it breaks the ties of plain votes."""
-    gaps = []
-    for model in names(found):
-        rows = curve(found, model, "clean")
-        if len(rows) > 1 and rows[-1]["alpha"] == 1 and "plain" in model:
-            gaps.append((rows[-2]["value"] - rows[-1]["value"], model))
-    if not gaps or max(gaps)[0] <= 0:
-        return []
-    gap, model = max(gaps)
-    return [f"Plain votes can tie, and any finite γ lets the accurate model decide then: with {model} the largest "
-            f"finite γ is {numbers.points(gap)} points above the vote alone on clean images."]
+def positions(strengths: Sequence[float]) -> dict[float, float]:
+    """γ → position on an axis of log₁₀ γ; 0 and ∞ are one unit beyond their neighbours."""
+    logs = {gamma: math.log10(gamma) for gamma in strengths if 0 < gamma < math.inf}
+    ends = {0.0: min(logs.values()) - 1, math.inf: max(logs.values()) + 1}
+    return {gamma: logs[gamma] if gamma in logs else ends[gamma] for gamma in strengths}
 
 
-def _draw_neighbours(palette: Palette, found: RunView) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(style.WIDTH, 3.4))
-    panels = figure.subplots(1, 2, sharey=True)
-    colours = [palette.accurate, palette.mixed, palette.robust, *palette.others]
-    shown = sorted(names(found), key=lambda model: (int(model.split()[0]), "plain" not in model))
-    sizes = list(dict.fromkeys(model.split()[0] for model in shown))
-    for axes, metric in zip(panels, ("clean", "worst"), strict=True):
-        base = alone(found, "accurate", metric)
-        for model in shown:
-            colour = colours[sizes.index(model.split()[0]) % len(colours)]
-            rows = curve(found, model, metric)
-            start = [] if base is None else [{**base, "alpha": 0.0}]
-            plot(axes, start + rows, color=colour, linestyle="-" if "plain" in model else "--",
-                 label=f"K = {model.split()[0]}" + ("" if "plain" in model else ", weighted"))
-        gammas = [0.0, *(gamma_of(row["alpha"]) for row in curve(found, names(found)[0], metric))]
-        strength_axis(axes, gammas, most=3)
-        axes.set_title({"clean": "clean", "worst": "attacked"}[metric], loc="left")
-    panels[0].set_ylabel("answered rightly, %")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, labelcolor=palette.ink, handlelength=2.6)
-    return figure
+def strength_ticks(strengths: Sequence[float], most: int = 5) -> dict[float, str]:
+    """Ticks at about `most` powers of ten, and at 0 and ∞ where they occur."""
+    at = positions(strengths)
+    inner = [x for gamma, x in at.items() if 0 < gamma < math.inf]
+    step = max(1, math.ceil((max(inner) - min(inner)) / most))
+    powers = range(math.ceil(min(inner) - 0.01), math.floor(max(inner) + 0.01) + 1, step)
+    ticks = {float(x): f"{10.0**x:g}" for x in powers}
+    return ticks | {at[gamma]: text for gamma, text in ((0.0, "0"), (math.inf, "∞")) if gamma in at}
 
 
-def trust(view: RunView) -> Section | None:
+def strength_line(results: Sequence[Result], color: str, label: str, linestyle: LineStyle = "-") -> Line:
+    """Accuracy with its interval against the strength."""
+    strengths = [strength(result) for result in results]
+    at = positions(strengths)
+    return Line.of([at[gamma] for gamma in strengths], results, color, label, linestyle=linestyle)
+
+
+def strength_chart(name: str, alt: str, lines: Sequence[Line], strengths: Sequence[float], *,
+                   x_label: str = "strength γ", references: Sequence[ReferenceLine] = ()) -> Chart:
+    """Accuracies against the strength in one panel."""
+    panel = Panel([*lines, *references], x_ticks=strength_ticks(strengths))
+    return Chart(name, alt, [panel], x_label=x_label, y_label=CORRECT)
+
+
+def trust(run: RunView) -> Section | None:
     """Clean against attacked accuracy for every trust term [Bai2024, Figure 1]."""
-    found = part(view, "trust")
-    if found is None:
+    if (part := run.subrun("trust", STUDY)) is None:
         return None
-    n = found.results[0]["n"]
-    prose = [envelope(found),
-             "Every point is one strength of one rule: the trust term R is constant, the gradient of each class, that "
-             "of the greatest class, or the ratio of the two models' gradients; solid lines mix probabilities, dashed "
-             f"ones logits. n = {n} images. Attacked is the worst case, image by image, over attacks through the rule, "
-             "through it with softplus in the backward pass where an image still stands (the gradient of a "
-             "ReLU network's steepness is zero), on the accurate and on the robust model."]
-    picture = Picture("trust", "Attacked against clean accuracy for four trust terms over logits and probabilities",
-                      lambda palette: _draw_trust(palette, found))
-    metrics = ("clean", "pgd", "pgd-soft", "pgd-std", "pgd-rob", "worst")
-    return Section("Trust terms", prose, [_numbers(found, metrics)], [picture])
+    prose = [envelope(part),
+             f"Each point is one strength of one rule on n = {part.summary.results[0].n} images. The trust term R is "
+             "constant, the gradient of each class, the gradient of the top class, or the ratio of the two models' "
+             "gradients. Solid lines mix probabilities, dashed lines logits.",
+             "Attacked accuracy is the worst case over attacks on the rule, on the rule with softplus in the backward "
+             "pass (the gradient norm of a ReLU network has zero gradient), on the accurate and on the robust model."]
+    models = part.swept_models()
+    terms = list(dict.fromkeys(model.split(",")[0] for model in models))
+    colors = dict(zip(terms, ("mixed", *OTHERS, "wrong"), strict=False))
+    lines = []
+    for model in models:
+        term, _, space = model.partition(", ")
+        lines.append(Line.of([100 * result.value for result in part.curve(model, CLEAN)], part.curve(model, WORST),
+                             colors[term], model, interval=False, linestyle="-" if space == "probabilities" else "--"))
+    points = [Point(x=100 * clean, y=100 * worst, text=base, color=base)
+              for base, (clean, worst) in _bases(part).items()]
+    chart = Chart("trust", "Attacked against clean accuracy for four trust terms over logits and probabilities",
+                  [Panel([*lines, *points])], x_label="clean accuracy, %", y_label="attacked accuracy, %", height=3.6)
+    table = _numbers(part, (CLEAN, "pgd", "pgd-soft", "pgd-std", "pgd-rob", WORST))
+    return Section("Trust terms", prose, [table], [chart])
 
 
-def envelope(found: RunView) -> str:
+def _bases(part: RunView) -> dict[str, tuple[float, float]]:
+    """Clean and worst-case accuracy of the base models alone, where both were measured."""
+    results = {base: (part.find(base, CLEAN), part.find(base, WORST)) for base in ("accurate", "robust")}
+    return {base: (clean.value, worst.value) for base, (clean, worst) in results.items() if clean and worst}
+
+
+def envelope(part: RunView) -> str:
     """Whether constant trust over probabilities is the upper envelope, and where it is not."""
-    ends = [(alone(found, side, "clean"), alone(found, side, "worst")) for side in ("accurate", "robust")]
-    own = [(row["value"], worst["value"])
-           for row, worst in zip(curve(found, BEST, "clean"), curve(found, BEST, "worst"), strict=True)]
-    line = sorted([*own, *((c["value"], w["value"]) for c, w in ends if c is not None and w is not None)])
+    pairs = {model: list(zip(part.curve(model, CLEAN), part.curve(model, WORST), strict=True))
+             for model in part.swept_models()}
+    line = sorted([*((clean.value, worst.value) for clean, worst in pairs.pop(BEST, [])), *_bases(part).values()])
     above = []
-    for model in names(found):
-        if model != BEST:
-            for c, w in zip(curve(found, model, "clean"), curve(found, model, "worst"), strict=True):
-                excess = w["value"] - _height(line, c["value"])
-                if excess > 0:
-                    clear = excess > (w["high"] - w["low"]) / 2
-                    past = ", past its accurate end" if c["value"] > line[-1][0] else ""
-                    above.append((excess, clear, f"{model} at γ = {gamma_of(c['alpha']):.3g}{past}"))
+    for model, curve in pairs.items():
+        for clean, worst in curve:
+            excess = worst.value - _height(line, clean.value)
+            if excess > 0:
+                beyond = ", beyond its accurate end" if clean.value > line[-1][0] else ""
+                is_clear = excess > (worst.high - worst.low) / 2
+                above.append((excess, is_clear, f"{model} at γ = {strength(clean):.3g}{beyond}"))
     if not above:
         return "Constant trust over probabilities is the upper envelope: no other rule has a point above its line."
-    clear = [text for _, sure, text in above if sure]
-    most = max(above)
-    some = (f"of other rules 1 point lies above its line, by {numbers.points(most[0])} points" if len(above) == 1 else
-            f"of other rules {len(above)} points lie above its line, at most by {numbers.points(most[0])} points")
-    told = f"Constant trust over probabilities is not the upper envelope everywhere: {some} ({most[2]}). "
-    return told + ("None by more than the half-width of its interval." if not clear else
-                   f"By more than the half-width of their intervals: {', '.join(clear)}.")
+    largest, _, where = max(above)
+    count = "1 point of another rule lies" if len(above) == 1 else f"{len(above)} points of other rules lie"
+    clear = [text for _, is_clear, text in above if is_clear]
+    return (f"Constant trust over probabilities is not the upper envelope everywhere: {count} above its line, by at "
+            f"most {format.number(100 * largest, 1)} points ({where}). "
+            + (f"By more than the half-width of their intervals: {', '.join(clear)}." if clear else
+               "None by more than the half-width of its interval."))
 
 
 def _height(line: Sequence[tuple[float, float]], clean: float) -> float:
-    """The greatest attacked accuracy that the line has at this clean accuracy or a higher one; past its end 0."""
+    """The largest attacked accuracy of the line at this clean accuracy or a higher one; 0 beyond its end."""
     best = max((attacked for own, attacked in line if own >= clean), default=0.0)
     for (x0, y0), (x1, y1) in pairwise(line):
         if x0 <= clean <= x1 and x1 > x0:
@@ -128,69 +129,79 @@ def _height(line: Sequence[tuple[float, float]], clean: float) -> float:
     return best
 
 
-def _draw_trust(palette: Palette, found: RunView) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(style.WIDTH, 4.0))
-    axes = figure.subplots()
-    terms = list(dict.fromkeys(model.split(",")[0] for model in names(found)))
-    colours = dict(zip(terms, (palette.mixed, *palette.others, palette.wrong), strict=False))
-    for model in names(found):
-        term, _, space = model.partition(", ")
-        clean, worst = curve(found, model, "clean"), curve(found, model, "worst")
-        axes.plot([100 * row["value"] for row in clean], [100 * row["value"] for row in worst], marker="o",
-                  color=colours[term], linestyle="-" if space == "probabilities" else "--", label=model)
-    for side, colour in (("accurate", palette.accurate), ("robust", palette.robust)):
-        ends = [alone(found, side, metric) for metric in ("clean", "worst")]
-        if ends[0] is not None and ends[1] is not None:
-            axes.plot(100 * ends[0]["value"], 100 * ends[1]["value"], "s", color=colour, markersize=7)
-            # Lines leave the accurate end to the left and the robust one to the right.
-            axes.annotate(side, (100 * ends[0]["value"], 100 * ends[1]["value"]), xytext=(0, 8), ha="center",
-                          textcoords="offset points", color=colour, fontsize=8)
-    axes.set(xlabel="clean, answered rightly, %", ylabel="attacked, answered rightly, %")
-    axes.margins(x=0.08)
-    figure.legend(loc="outside lower center", ncols=2, labelcolor=palette.ink, handlelength=2.6)
-    return figure
-
-
-def fixed(view: RunView) -> Section | None:
-    """The ratio rule under attacks on g, on h and on itself, against γ [Bai2022, Figure 6]."""
-    found, model = part(view, "trust"), "ratio, logits"
-    if found is None or not curve(found, model, "pgd"):
+def fixed_strength(run: RunView) -> Section | None:
+    """The ratio rule under attacks on g, on h and on the rule itself, against γ [Bai2022, Figure 6]."""
+    part = run.subrun("trust", STUDY)
+    if part is None or not part.curve(RATIO, "pgd"):
         return None
-    prose = ["The rule of the first paper: logits, trusted by the ratio of gradients; at 0 it is the accurate model, "
-             "at ∞ the robust one. Attacks on the accurate model hurt it at small strengths, attacks on the robust one "
-             "at large strengths; the attack through the rule itself should lie below both wherever it is not masked."]
-    looks = {"clean": "-", "pgd-std": ":", "pgd-rob": "-.", "pgd": "--", "pgd-soft": (0, (1, 1))}
-    told = {"clean": "clean", "pgd-std": "attack on the accurate model", "pgd-rob": "attack on the robust model",
-            "pgd": "attack through the rule", "pgd-soft": "the same, then softened"}
-
-    def draw(palette: Palette) -> Figure:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(style.WIDTH, 3.2))
-        axes = figure.subplots()
-        colours = {"clean": palette.mixed, "pgd-std": palette.accurate, "pgd-rob": palette.robust, "pgd": palette.ink,
-                   "pgd-soft": palette.muted}
-        for metric, line in looks.items():
-            if rows := with_ends(found, model, metric):
-                plot(axes, rows, color=colours[metric], linestyle=line, label=told[metric])
-        strength_axis(axes, [gamma_of(row["alpha"]) for row in with_ends(found, model, "pgd")])
-        axes.set_ylabel("answered rightly, %")
-        figure.legend(loc="outside lower center", ncols=2, labelcolor=palette.ink)
-        return figure
-
-    return Section("A fixed strength under three attacks", prose,
-                   pictures=[Picture("fixed-strength", "Accuracy of the ratio rule against strength", draw)])
+    prose = ["Attacks on the accurate model are effective at small strengths, attacks on the robust model at large "
+             "ones. The attack on the rule itself should lie below both, unless gradients are masked. The ratio rule "
+             "over logits is that of the first paper: the accurate model at γ = 0, the robust model at γ = ∞."]
+    lines = [strength_line(curve, color, label, linestyle=linestyle)
+             for metric, (label, _, _, color, linestyle) in ATTACKS.items()
+             if (curve := curve_with_ends(part, RATIO, metric))]
+    chart = strength_chart("fixed-strength", "Accuracy of the ratio rule against strength", lines,
+                           [strength(result) for result in curve_with_ends(part, RATIO, "pgd")])
+    return Section("Fixed strength under three attacks", prose, pictures=[chart])
 
 
-def _numbers(found: RunView, metrics: Sequence[str]) -> Table:
-    shown = [metric for metric in metrics if any(row["metric"] == metric for row in found.results)]
-    body = []
-    for model in names(found):
-        at = {(row["metric"], row["alpha"]): row for row in found.results if row["model"] == model}
-        for alpha in sorted({alpha for _, alpha in at}):
-            cells = [Cell(numbers.estimate(at[metric, alpha])) if (metric, alpha) in at else Cell("–")
-                     for metric in shown]
-            body.append([Cell(f"{model}, γ = {gamma_of(alpha):.4g}"), *cells])
-    return Table("The same numbers as a table.", ["rule", *shown], body, folded=True)
+def curve_with_ends(part: RunView, model: str, metric: str) -> list[Result]:
+    """A curve over γ, with the base models as its ends where they were measured under the same attack."""
+    curve = part.curve(model, metric)
+    _, at_zero, at_infinity, _, _ = ATTACKS[metric]
+    first, last = part.find("accurate", at_zero), part.find("robust", at_infinity)
+    if curve and first is not None:
+        curve.insert(0, replace(first, alpha=0.0))
+    if curve and last is not None:
+        curve.append(replace(last, alpha=1.0))
+    return curve
+
+
+def neighbours(run: RunView) -> Section | None:
+    """Accuracy with K nearest neighbours as the oracle, against γ [Bai2022, Figures 5 and 9]."""
+    if (part := run.subrun("neighbours", STUDY)) is None:
+        return None
+    prose = ["The oracle is a vote of the K nearest training images, mixed into the accurate model with strength γ: "
+             "the accurate model at 0, the vote alone at ∞. Bands are exact 95 % intervals over n = "
+             f"{part.summary.results[0].n} images.",
+             "Attacked accuracy is the worst case over attacks on the mixture (a plain vote has no gradient), on the "
+             "mixture with softplus in the backward pass, and on the accurate model. No attack targets the selection "
+             "of neighbours. The right ends show how far attacks on the network transfer, not how robust a vote is.",
+             *_ties(part)]
+    models = sorted(part.swept_models(), key=lambda model: (int(model.split()[0]), "plain" not in model))
+    sizes = list(dict.fromkeys(model.split()[0] for model in models))
+    colors = dict(zip(sizes, ("accurate", "mixed", "robust", *OTHERS) * len(sizes), strict=False))
+    panels = []
+    for metric, title in ((CLEAN, "clean"), (WORST, "attacked")):
+        base = part.find("accurate", metric)
+        start = [] if base is None else [replace(base, alpha=0.0)]
+        lines = [strength_line(start + part.curve(model, metric), colors[model.split()[0]],
+                               f"K = {model.split()[0]}" + ("" if "plain" in model else ", weighted"),
+                               linestyle="-" if "plain" in model else "--") for model in models]
+        strengths = [0.0, *(strength(result) for result in part.curve(models[0], metric))]
+        panels.append(Panel(lines, title=title, x_ticks=strength_ticks(strengths, most=3)))
+    chart = Chart("neighbours", "Clean and attacked accuracy against strength for several K", panels,
+                  x_label="strength γ", y_label=CORRECT, side_by_side=True)
+    return Section("Nearest neighbours as the oracle", prose, [_numbers(part, (CLEAN, WORST))], [chart])
+
+
+def _ties(part: RunView) -> list[str]:
+    """How much the accurate model adds to plain votes by breaking their ties."""
+    gaps = []
+    for model in part.swept_models():
+        curve = part.curve(model, CLEAN)
+        if len(curve) > 1 and curve[-1].alpha == 1 and "plain" in model:
+            gaps.append((curve[-2].value - curve[-1].value, model))
+    if not gaps or max(gaps)[0] <= 0:
+        return []
+    gap, model = max(gaps)
+    return [f"Plain votes can tie, and at any finite γ the accurate model breaks the tie. With {model}, the largest "
+            f"finite γ is {format.number(100 * gap, 1)} points above the vote alone on clean images."]
+
+
+def _numbers(part: RunView, metrics: Sequence[str]) -> Table:
+    models = part.swept_models()
+    results = sorted((result for model in models for metric in metrics for result in part.curve(model, metric)),
+                     key=lambda result: (models.index(result.model), result.alpha))
+    return result_table(SAME_NUMBERS, "rule", results, columns=metrics, collapsed=True,
+                        row=lambda result: f"{result.model}, γ = {strength(result):.4g}")

@@ -1,232 +1,185 @@
-"""How a mixture was fitted: what was promised, margins before and after the map, the landscape, the trade-off."""
+"""A fitted mixture: its guarantee, trade-off, margins, search landscape, and the cost of a prediction."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equipoise.reporting import numbers, style
-from equipoise.reporting.section import Cell, Picture, Section, Table
-from equipoise.reporting.style import Palette
-from equipoise.reporting.view import RunView
+from equipoise.core import format
+from equipoise.core.arrays import Array, FitArrays
+from equipoise.reporting.charts import WIDTH, Chart, Histogram, Line, Palette, Panel, Picture, ReferenceLine
+from equipoise.reporting.section import SAME_NUMBERS, Cell, RunView, Section, Table, model_cell
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Array = NDArray[Any]
-GROUPS = {"clean, right": ("clean", True), "clean, wrong": ("clean", False),
-          "attacked, right": ("attacked", True), "attacked, wrong": ("attacked", False)}
-BINS = 40
+PANELS_PER_ROW = 4
 
 
-def promise(view: RunView) -> Section | None:
-    """What the fit promises, and what was rejected on the way."""
-    told = view.summary.get("promise")
-    if not isinstance(told, str):
+def fitted(run: RunView) -> Section | None:
+    """What the fit guarantees, and why candidates were rejected."""
+    fit, gate = run.summary.fit, run.summary.gate
+    promise = fit.promise if fit is not None else gate.promise if gate is not None else None
+    if promise is None:
         return None
-    seen = view.summary.get("fitted", {})
-    helped = bool(view.summary.get("helped", True))
-    prose = [f"The mixture {told}." if helped else f"{told[:1].upper()}{told[1:]}."]
-    if helped and {"clean", "robust_clean"} <= seen.keys():
-        prose.append(f"On the fitting images that did not choose the map it answers "
-                     f"{numbers.percent(seen['clean'])} of the clean ones rightly, the robust model "
-                     f"{numbers.percent(seen['robust_clean'])}. Fitting images are never evaluated on.")
-    rejected = view.summary.get("rejected", {})
-    body = [[Cell(reason), Cell(str(count))] for reason, count in rejected.items()]
-    notes = [[Cell(note), Cell("")] for note in view.summary.get("notes", [])]
-    tables = [Table("Candidates that were rejected.", ["reason", "candidates"], body)] if body else []
-    if notes:
-        tables.append(Table("On the way.", ["note", ""], notes, words=True, folded=True))
-    return Section("What was fitted", prose, tables)
+    prose, tables = [f"The mixture {promise}."], []
+    if fit is not None and not fit.helped:
+        prose = [f"{promise[:1].upper()}{promise[1:]}."]
+    elif fit is not None:
+        prose.append("On the calibration half of the fitting images, the mixture classifies "
+                     f"{format.percent(fit.clean)} of the clean images correctly, the robust model "
+                     f"{format.percent(fit.robust_clean)}. Fitting images are never used for evaluation.")
+    if fit is not None and fit.rejected:
+        body = [[Cell(reason), Cell(str(count))] for reason, count in fit.rejected.items()]
+        tables.append(Table("Rejected candidates.", ["reason", "candidates"], body))
+    if fit is not None and fit.notes:
+        body = [[Cell(note)] for note in fit.notes]
+        tables.append(Table("Notes of the search.", ["note"], body, is_text=True, collapsed=True))
+    return Section("Fitted mixture", prose, tables)
 
 
-def mapped_margins(view: RunView) -> Section | None:
-    """Histograms of the robust model's margins, before and after the map."""
-    needed = [f"nuts_{kind}_{when}" for kind in ("clean", "attacked") for when in ("before", "after", "right")]
-    if any(name not in view.arrays for name in [*needed, "nuts_q"]):
+def map_margins(run: RunView) -> Section | None:
+    """Histograms of the robust model's margins before and after the logit map."""
+    if (arrays := FitArrays.load(run.folder)) is None:
         return None
-    held = {name: view.arrays[name] for name in needed}
-    q = float(view.arrays["nuts_q"])
-    medians = [[Cell(name), *(Cell(_median(held, name, when)) for when in ("before", "after"))] for name in GROUPS]
-    n = len(held["nuts_clean_before"])
-    prose = [f"The margin of the robust model is its first probability minus its second, here on the n = {n} fitting "
-             f"images, clean and at the points where an attack made the margin of the true class smallest. The map "
-             f"draws answers that are right under attack away from answers that are wrong on clean images: below the "
-             f"line, at {q:.3g}, the accurate model may speak. Bars count single images, so they carry no interval."]
-    table = Table("Median margins.", ["images", "before the map", "after the map"], medians)
-    alt = "Histograms of the robust model's margins before and after the map, right and wrong, clean and attacked"
-    return Section("Margins before and after the map", prose, [table],
-                   [Picture("nuts-margins", alt, lambda palette: draw_margins(palette, held, q))])
+    before, after = _groups(arrays, after=False), _groups(arrays, after=True)
+    prose = [f"After the logit map, the accurate model decides where the margin of the robust model is at most "
+             f"{arrays.q:.3g} (dotted line). The map separates images that are classified correctly under attack from "
+             "clean images that are misclassified.",
+             f"The margin is the largest probability of the robust model minus the second largest, on n = "
+             f"{len(arrays.clean_before)} fitting images. Attacked images are those where an attack made the margin of "
+             "the true class smallest."]
+    body = [[Cell(name), Cell(_median(before[name])), Cell(_median(after[name]))] for name in before]
+    bins = np.linspace(0, 1, 41).tolist()
+    histograms = [[Histogram(values=values.tolist(), bins=bins, label=name, filled=name.startswith("clean"),
+                             color="robust" if name.endswith(" correct") else "wrong")
+                   for name, values in groups.items()] for groups in (before, after)]
+    alt = "Histograms of the robust model's margins before and after the map, correct and wrong, clean and attacked"
+    chart = Chart("map-margins", alt, [Panel(histograms[0], title="before the map"),
+                                       Panel([*histograms[1], ReferenceLine(x=arrays.q)], title="after the map")],
+                  x_label="margin", y_label="images", height=3.6)
+    return Section("Margins before and after the logit map", prose,
+                   [Table("Median margins.", ["images", "before the map", "after the map"], body)], [chart])
 
 
-def _group(held: dict[str, Array], name: str, when: str) -> Array:
-    kind, right = GROUPS[name]
-    chosen: Array = held[f"nuts_{kind}_{when}"][held[f"nuts_{kind}_right"] == right]
-    return chosen
+def _groups(arrays: FitArrays, *, after: bool) -> dict[str, Array]:
+    clean = arrays.clean_after if after else arrays.clean_before
+    attacked = arrays.attacked_after if after else arrays.attacked_before
+    return {"clean, correct": clean[arrays.clean_correct], "clean, wrong": clean[~arrays.clean_correct],
+            "attacked, correct": attacked[arrays.attacked_correct],
+            "attacked, wrong": attacked[~arrays.attacked_correct]}
 
 
-def _median(held: dict[str, Array], name: str, when: str) -> str:
-    group = _group(held, name, when)
-    return f"{np.median(group):.3f}" if len(group) else "–"
+def _median(values: Array) -> str:
+    return f"{np.median(values):.3f}" if len(values) else "–"
 
 
-def draw_margins(palette: Palette, held: dict[str, Array], q: float) -> Figure:
-    """Two panels on a common axis; right is in the robust colour, wrong in red, attacked is outlined."""
+def landscape(run: RunView) -> Section | None:
+    """Score of every candidate of the grid over s, p and c, one panel per c."""
+    if (arrays := FitArrays.load(run.folder)) is None:
+        return None
+    score, head = "Clean accuracy of the mixture", "clean accuracy"
+    if arrays.objective == "surrogate":
+        score = "Share of the robust model's clean errors on which the accurate model decides"
+        head = "errors passed on"
+    prose = [f"{score}, for {arrays.landscape_family}, at every scale s, power p and shift c of the grid. It is "
+             "measured on the search half of the fitting images, each candidate at the threshold that meets the "
+             "target. Crosses mark rejected candidates. The search continues between the grid points, beyond the grid "
+             "and with other families of maps."]
+    if float(arrays.landscape.max()) - float(arrays.landscape.min()) < 1e-6:
+        prose.append("All candidates of the grid have the same score.")
+    if arrays.selected is not None:
+        s, p, c, *_ = arrays.selected.tolist()
+        prose.append(f"Selected: s = {s:.3g}, p = {p:.3g}, c = {c:.3g}.")
+    shown = []
+    if arrays.family_scores is not None:
+        body = [[Cell(family), Cell(format.percent(best) if np.isfinite(best) else "–")]
+                for family, best in zip(arrays.families, arrays.family_scores.tolist(), strict=True)]
+        shown.append(Table("Best candidate of every family of maps, on the search half of the fitting images.",
+                           ["family", head], body, is_text=True))
+    alt = f"Heat maps of {head} over scale and power, one for every shift"
+    return Section("Search landscape", prose, shown, [
+        Picture("landscape", alt, lambda palette: draw_landscape(palette, arrays, f"{head}, %"))])
+
+
+def draw_landscape(palette: Palette, arrays: FitArrays, label: str) -> Figure:
+    """Heat maps of p over s, one panel per c."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(style.WIDTH, 3.6))
-    panels = figure.subplots(2, 1, sharex=True)
-    bins = np.linspace(0, 1, BINS + 1)
-    for axes, when in zip(panels, ("before", "after"), strict=True):
-        for name, (kind, right) in GROUPS.items():
-            colour = palette.robust if right else palette.wrong
-            look = {"alpha": 0.35} if kind == "clean" else {"histtype": "step", "linewidth": 1.4}
-            axes.hist(_group(held, name, when), bins=bins, color=colour, label=name, **look)
-        axes.set_title(f"{when} the map", loc="left", color=palette.ink)
-        axes.locator_params(axis="y", nbins=3, integer=True)
-    panels[1].axvline(q, color=palette.muted, linewidth=1.0, linestyle=(0, (1, 2)))
-    panels[0].legend(loc="upper center", ncols=2, labelcolor=palette.ink)
-    figure.supylabel("images", fontsize=9, color=palette.muted)
-    panels[1].set_xlabel("margin")
+    scores, shifts = 100 * arrays.landscape, arrays.axis_c
+    rows = -(-len(shifts) // PANELS_PER_ROW)
+    figure = Figure(figsize=(WIDTH, 0.6 + 1.35 * rows))
+    grid = figure.subplots(rows, min(PANELS_PER_ROW, len(shifts)), sharex=True, sharey=True, squeeze=False)
+    high = float(scores.max())
+    low = min(float(scores.min()), high - 1)  # equal scores get one colour
+    for axes in grid.flat[len(shifts):]:
+        axes.set_axis_off()
+    for axes, shift, score, usable in zip(grid.flat, shifts, scores, arrays.usable, strict=False):
+        image = axes.imshow(score, origin="lower", aspect="auto", cmap="viridis", vmin=low, vmax=high)
+        axes.scatter(*np.nonzero(~usable.T), marker="x", s=8, linewidths=0.7, color=palette["paper"])
+        axes.set_title(f"c = {format.number(shift, 2)}", color=palette["muted"], fontsize=8)
+        axes.grid(visible=False)
+        for values, set_ticks in ((arrays.axis_s, axes.set_xticks), (arrays.axis_p, axes.set_yticks)):
+            set_ticks([0, len(values) - 1], [f"{values[0]:.2g}", f"{values[-1]:.2g}"])
+    figure.colorbar(image, ax=grid, label=label, fraction=0.04)
+    figure.supxlabel("s", fontsize=9, color=palette["muted"])
+    figure.supylabel("p", fontsize=9, color=palette["muted"])
     return figure
 
 
-def landscape(view: RunView) -> Section | None:
-    """The objective over s, p and c on the grid, one panel per c."""
-    names = ["nuts_landscape", "nuts_landscape_usable", *(f"nuts_axis_{name}" for name in "spc")]
-    if any(name not in view.arrays for name in names):
+def trade_off(run: RunView) -> Section | None:
+    """Clean accuracy against attacked accuracy of fitted maps and of plain mixing."""
+    arrays = FitArrays.load(run.folder)
+    if arrays is None or arrays.map_curve is None:
         return None
-    worth, usable, *axes = (view.arrays[name] for name in names)
-    kind = str(view.arrays["nuts_landscape_of"]) if "nuts_landscape_of" in view.arrays else "maps"
-    prose = [f"{_objective(view)[0]} on the half of the fitting images that chooses, for {kind}: every scale "
-             "s, power p and shift c of the grid, each at the threshold that keeps the target. A cross marks "
-             "candidates that were rejected. The search goes on between the points of the grid, beyond its edges, and "
-             "to other kinds of maps."]
-    if float(worth.max()) - float(worth.min()) < 1e-6:
-        prose.append("All of them do equally well here: a plateau.")
-    if "nuts_chosen" in view.arrays:
-        s, p, c, *_ = view.arrays["nuts_chosen"].tolist()
-        prose.append(f"The search settled on s = {s:.3g}, p = {p:.3g}, c = {c:.3g}.")
-    alt = "Heat maps of clean accuracy over scale and power, one for every shift"
-    return Section("Landscape", prose, _kinds(view), [
-        Picture("nuts-landscape", alt, lambda palette: draw_landscape(palette, worth, usable, axes,
-                                                                             _objective(view)[2]))])
+    curves = {"fitted map": arrays.map_curve}
+    if arrays.plain_curve is not None:
+        curves["plain mixing"] = arrays.plain_curve
+    prose = ["Further up and to the right is better. Each point is a mixture that may lose a given number of points "
+             "of the robust model's attacked accuracy. Both curves start at the robust model and end where a larger "
+             "loss gains nothing.",
+             "An attacked image counts only if it is classified correctly for every possible output of the accurate "
+             "model. All numbers are from the calibration half of the fitting images."]
+    body = [[Cell(name), Cell(format.percent(clean)), Cell(format.percent(attacked))]
+            for name, curve in curves.items() for clean, attacked in curve.tolist()]
+    table = Table(f"{SAME_NUMBERS}.", ["mixture", "clean", "attacked"], body, collapsed=True)
+    lines = []
+    for (name, curve), color, linestyle in zip(curves.items(), ("mixed", "muted"), ("-", "--"), strict=False):
+        clean, attacked = 100 * _gains(curve).T
+        lines.append(Line(x=clean.tolist(), y=attacked.tolist(), color=color, label=name, linestyle=linestyle))
+    chart = Chart("fit-trade-off", "Attacked accuracy against clean accuracy, for " + " and ".join(curves),
+                  [Panel(lines)], x_label="clean accuracy, %", y_label="attacked accuracy, %")
+    return Section("Trade-off compared with plain mixing", prose, [table], [chart])
 
 
-def _objective(view: RunView) -> tuple[str, str, str]:
-    """What the search raised: in words, as the head of a column, and beside a scale."""
-    if "nuts_objective" in view.arrays and str(view.arrays["nuts_objective"]) == "surrogate":
-        words = "The share of the robust model's clean errors on which the accurate model may speak,"
-        return words, "errors passed on", "errors passed on, %"
-    return "Clean accuracy of the mixture", "clean", "answered rightly, %"
-
-
-def _kinds(view: RunView) -> list[Table]:
-    """The best of every kind of map; −inf where all candidates were rejected."""
-    if "nuts_kinds" not in view.arrays:
-        return []
-    kinds, worth = (view.arrays[name].tolist() for name in ("nuts_kinds", "nuts_kinds_worth"))
-    body = [[Cell(kind), Cell(numbers.percent(best) if np.isfinite(best) else "–")]
-            for kind, best in zip(kinds, worth, strict=True)]
-    return [Table("The best of every kind of map, on the half of the fitting images that chooses.",
-                  ["maps", _objective(view)[1]], body, words=True)]
-
-
-def draw_landscape(palette: Palette, worth: Array, usable: Array, axes: list[Array],
-                   label: str = "answered rightly, %") -> Figure:
-    """(C, P, S) shares as panels of p over s."""
-    from matplotlib.figure import Figure
-
-    scales, powers, shifts = axes
-    figure = Figure(figsize=(style.WIDTH, 0.6 + 1.35 * -(-len(shifts) // 4)))
-    grid = figure.subplots(-(-len(shifts) // 4), min(4, len(shifts)), sharex=True, sharey=True, squeeze=False)
-    high = 100 * float(worth.max())
-    low = min(100 * float(worth.min()), high - 1)  # a plateau is drawn as one
-    for place, panel in enumerate(grid.flat):
-        if place >= len(shifts):
-            panel.set_axis_off()
-            continue
-        shown = panel.imshow(100 * worth[place], origin="lower", aspect="auto", cmap="viridis", vmin=low, vmax=high)
-        across, up = np.nonzero(~usable[place].T)
-        panel.scatter(across, up, marker="x", s=8, linewidths=0.7, color=palette.paper)
-        panel.set_title(f"c = {shifts[place]:.2f}", color=palette.muted, fontsize=8)
-        panel.grid(visible=False)
-        _ticks(panel, scales, powers)
-    figure.colorbar(shown, ax=grid, label=label, fraction=0.04)
-    figure.supxlabel("s", fontsize=9, color=palette.muted)
-    figure.supylabel("p", fontsize=9, color=palette.muted)
-    return figure
-
-
-def _ticks(axes: Axes, scales: Array, powers: Array) -> None:
-    ends = [0, len(scales) - 1]
-    axes.set_xticks(ends, [f"{scales[i]:.2g}" for i in ends])
-    axes.set_yticks(ends, [f"{powers[i]:.2g}" for i in ends])
-
-
-def trade_off(view: RunView) -> Section | None:
-    """Clean accuracy against what is kept under attack, of MixedNUTS and of plain mixing."""
-    found = {name: view.arrays[f"nuts_curve_{key}"] for name, key in (("fitted map", "nuts"), ("plain mixing", "plain"))
-             if f"nuts_curve_{key}" in view.arrays}
-    if "fitted map" not in found:
-        return None
-    prose = ["Every point is a mixture that may lose so much and no more: clean accuracy, and the share of images that "
-             "keep the right answer whatever the accurate model says, at the attacked points of the half of the "
-             "fitting images that did not choose the maps. Up and to the right is better; both curves begin at the "
-             "robust model and end where losing more gains nothing."]
-    body = [[Cell(name), Cell(numbers.percent(clean)), Cell(numbers.percent(kept))]
-            for name, curve in found.items() for clean, kept in curve.tolist()]
-    table = Table("The same numbers as a table.", ["mixture", "clean", "kept under attack"], body, folded=True)
-    alt = "Accuracy kept under attack against clean accuracy, for " + " and ".join(found)
-    return Section("Trade-off against plain mixing", prose, [table],
-                   [Picture("nuts-trade-off", alt, lambda palette: draw_trade_off(palette, found))])
-
-
-def _worthwhile(curve: Array) -> Array:
-    """The points of a curve that are more accurate than all that keep more."""
+def _gains(curve: Array) -> Array:
+    """The points of a curve that are more accurate than all points before them."""
     best = np.maximum.accumulate(np.concatenate([[-np.inf], curve[:-1, 0]]))
-    chosen: Array = curve[curve[:, 0] > best]
-    return chosen
+    points: Array = curve[curve[:, 0] > best]
+    return points
 
 
-def draw_trade_off(palette: Palette, found: dict[str, Array]) -> Figure:
-    """The fitted map in the mixture's colour, plain mixing dashed and grey."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(style.WIDTH, 3.2))
-    axes = figure.subplots()
-    looks = {"fitted map": ("-", palette.mixed), "plain mixing": ("--", palette.muted)}
-    for name, curve in ((name, _worthwhile(curve)) for name, curve in found.items()):
-        line, colour = looks[name]
-        axes.plot(100 * curve[:, 0], 100 * curve[:, 1], line, marker="o", color=colour, label=name)
-    axes.set(xlabel="clean images answered rightly, %", ylabel="kept under attack, %")
-    axes.legend(loc="lower left", labelcolor=palette.ink)
-    return figure
-
-
-def cost(view: RunView) -> Section | None:
+def cost(run: RunView) -> Section | None:
     """Parameters and operations per prediction."""
-    rows = view.summary.get("cost")
-    if not rows:
+    costs = run.summary.costs
+    if not costs:
         return None
-    body = [[Cell(row["model"], model=row["model"] if row["model"] in style.MODELS else ""),
-             *(Cell(_million(row.get(key))) for key in ("parameters", "flops"))] for row in rows]
+    body = [[model_cell(cost.model), Cell(_millions(cost.parameters)), Cell(_millions(cost.flops))]
+            for cost in costs]
     prose = ["Operations are those of convolutions and matrix products for one image; a multiplication with its "
              "addition counts as two."]
-    if any("flops" not in row or "parameters" not in row for row in rows):
-        prose.append("What a model computes outside of torch is not seen: a dash.")
-    gated = next((row for row in rows if "asked" in row), None)
-    if gated is not None:
-        prose.append(f"Gated prediction runs the robust side first and the accurate side only where it can still "
-                     f"change the answer: on {numbers.percent(gated['asked'])} of the clean images here. The answers "
-                     f"are the same.")
+    if any(cost.flops is None or cost.parameters is None for cost in costs):
+        prose.append("A dash marks models that compute outside of torch, whose cost is unknown.")
+    share = next((cost.accurate_share for cost in costs if cost.accurate_share is not None), None)
+    if share is not None:
+        prose.append("Gated prediction runs the robust model first, and the accurate model only where it can still "
+                     f"change the prediction: for {format.percent(share)} of the clean images. The predictions are the "
+                     "same.")
     return Section("Cost of a prediction", prose, [Table("", ["model", "parameters", "operations"], body)])
 
 
-def _million(value: float | None) -> str:
+def _millions(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value / 1e9:.2f} G" if value >= 1e9 else f"{value / 1e6:.2f} M"

@@ -1,40 +1,71 @@
-"""How the run was made: enough to make it again."""
+"""How a run was made: the training curves, and everything needed to repeat it."""
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from equipoise.reporting.section import Cell, Section, Table
-from equipoise.reporting.view import RunView
+from equipoise.core import format
+from equipoise.core.rows import EpochRow
+from equipoise.reporting.charts import CORRECT, Chart, Line, Panel
+from equipoise.reporting.section import MISSING, SAME_NUMBERS, Cell, RunView, Section, Table
+
+# Label, colour and line style of every accuracy.
+CURVES = {"accuracy": ("training", "muted", "--"), "clean": ("held out, clean", "accurate", "-"),
+          "attacked": ("held out, under PGD", "robust", "-"), "noisy": ("held out, under noise", "mixed", "-")}
 
 
-def provenance(view: RunView) -> Section:
-    """Everything `run.toml` says, and the command to repeat it where the run wrote it down."""
-    prose = ["Runs that agree in their identity are the same run; settings, versions among them, may differ between "
-             "sittings. This page was made from the run folder alone."]
-    if "seconds" in view.summary:
-        prose.append(f"The sitting that finished the run took {view.summary['seconds']} seconds.")
-    settings = {key: value for key, value in view.settings.items() if key != "command"}
-    tables = [_table("What makes it this run.", "identity", view.identity),
-              _table("What may differ.", "settings", settings)]
-    command = view.settings.get("command", "")
+def training(run: RunView) -> Section | None:
+    """Loss and accuracies of every epoch."""
+    rows = [row for row in run.rows if isinstance(row, EpochRow)]
+    if not rows:
+        return None
+    n, best = next((result.n for result in run.summary.results), 0), run.summary.best_epoch
+    prose = ["Training accuracy is that of the current weights on the inputs that the objective trains on. Held-out "
+             f"images (n = {n}) are never trained on; they are classified by the weights that are saved."]
+    if best is not None and best >= 0 and n:
+        prose.insert(0, f"The best of {len(rows)} epochs is epoch {best + 1}. It was selected on the held-out images, "
+                        "so its accuracy on them is optimistic; evaluate it on test images.")
+    accuracies = [{**row.validation, "accuracy": row.accuracy} for row in rows]
+    names = [name for name in CURVES if any(name in own for own in accuracies)]
+    marker = "o" if len(rows) < 30 else ""
+    loss = Line(x=[row.index + 1 for row in rows], y=[row.loss for row in rows], color="ink", marker=marker)
+    lines = [Line(x=[row.index + 1 for row, own in zip(rows, accuracies, strict=True) if name in own],
+                  y=[100 * own[name] for own in accuracies if name in own], color=CURVES[name][1],
+                  label=CURVES[name][0], linestyle=CURVES[name][2], marker=marker) for name in names]
+    ticks = {float(epoch): str(epoch) for epoch in range(1, len(rows) + 1, math.ceil(len(rows) / 8))}
+    chart = Chart("training", f"Loss and accuracy over {len(rows)} epochs of training",
+                  [Panel([loss], y_label="loss", x_ticks=ticks), Panel(lines, y_label=CORRECT, x_ticks=ticks)],
+                  x_label="epoch", height=4.4)
+    body = [[Cell(str(row.index + 1)), Cell(f"{row.loss:.4f}"), Cell(f"{row.lr:.4g}"),
+             *(Cell(format.percent(own[name])) if name in own else MISSING for name in names),
+             Cell(f"{row.images_per_second:.0f}")] for row, own in zip(rows, accuracies, strict=True)]
+    head = ["epoch", "loss", "learning rate", *(CURVES[name][0] for name in names), "images per second"]
+    return Section("Training", prose, [Table(f"{SAME_NUMBERS}.", head, body, collapsed=True)], [chart])
+
+
+def provenance(run: RunView) -> Section:
+    """Identity and settings from `run.toml`, and the command that repeats the run."""
+    start = "" if run.summary.command == "train" else " since it was last started"
+    prose = ["Two runs with the same identity are the same run; settings, such as versions, may differ. This report "
+             f"was made from the run folder alone. The run took {run.summary.seconds:g} seconds{start}."]
+    settings = {key: value for key, value in run.settings.items() if key != "command"}
+    parts = (("Identity of the run.", "identity", run.identity), ("Settings of the run.", "setting", settings))
+    tables = [Table(caption, [head, "value"], [[Cell(key), Cell(value)] for key, value in flat.items()],
+                    is_text=True) for caption, head, values in parts if (flat := flatten(values))]
+    command = run.settings.get("command", "")
     code = command if isinstance(command, str) else shlex.join(map(str, command))
-    return Section("How this was made", prose, [table for table in tables if table.body], code=code)
+    return Section("Provenance", prose, tables, code=code)
 
 
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested tables as dotted keys, lists as words between commas."""
-    found: dict[str, str] = {}
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested tables as dotted keys, lists as comma-separated text."""
+    flat: dict[str, str] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return found
-
-
-def _table(caption: str, name: str, told: Mapping[str, Any]) -> Table:
-    body = [[Cell(key), Cell(value)] for key, value in flat(told).items()]
-    return Table(caption, [name, "value"], body, words=True)
+            flat[prefix + key] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return flat

@@ -1,77 +1,114 @@
-"""From a run folder to `report.html`: one file, complete in itself."""
+"""Render a run folder to `report.html`, one self-contained file, and the sections that it consists of.
+
+To add a section, write a function from a run to a section and list it in :data:`SECTIONS`, or register an entry point.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.core import records
-from equipoise.reporting import style
-from equipoise.reporting.section import Picture
-from equipoise.reporting.sections import SECTIONS
-from equipoise.reporting.view import view
+from equipoise.core import files
+from equipoise.core.registry import Registry
+from equipoise.reporting import accuracy, certificates, gate, local_policy, local_smoothing, mixture_fit, provenance
+from equipoise.reporting.charts import DARK, LIGHT, Chart, Picture, styled
+from equipoise.reporting.section import RunView, Section, read_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Left empty, so that neither the day nor the version of the drawing library changes a byte.
+SectionFunction = Callable[[RunView], Section | None]
+
+# Each function returns None for runs that have nothing to show in it. Sections of other packages come before the last.
+SECTIONS: Registry[SectionFunction] = Registry("equipoise.report_sections", "report section", {
+    "headline": accuracy.headline,
+    "autoattack": local_policy.autoattack,
+    "sanity-checks": accuracy.sanity_checks,
+    "training": provenance.training,
+    "certified": certificates.certified,
+    "frontier": certificates.frontier,
+    "fit": mixture_fit.fitted,
+    "fit-trade-off": mixture_fit.trade_off,
+    "alpha": accuracy.alpha_sweep,
+    "trust": local_smoothing.trust,
+    "fixed-strength": local_smoothing.fixed_strength,
+    "neighbours": local_smoothing.neighbours,
+    "crossing": local_policy.crossing,
+    "policy-targets": local_policy.targets,
+    "policy-radii": local_policy.radii,
+    "gradients": local_policy.gradients,
+    "oracle-gate": gate.oracle_gate,
+    "gate-alphas": gate.alphas,
+    "gate-trade-off": gate.trade_off,
+    "fixed-alphas": gate.fixed_alphas,
+    "gate-settings": gate.settings,
+    "gate-ablation": gate.ablation,
+    "examples": accuracy.examples,
+    "margins": accuracy.margins,
+    "estimates": certificates.estimates,
+    "map-margins": mixture_fit.map_margins,
+    "landscape": mixture_fit.landscape,
+    "cost": mixture_fit.cost,
+    "provenance": provenance.provenance,
+})
+# Empty, so that the bytes depend neither on the date nor on the version of matplotlib.
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
-def write(folder: Path | str) -> Path:
+def ordered(sections: Registry[SectionFunction] = SECTIONS) -> list[SectionFunction]:
+    """All section functions in the order of the report: built-in ones, external ones, provenance."""
+    return [sections[name] for name in sections if name != "provenance"] + [sections["provenance"]]
+
+
+def report(folder: Path | str) -> Path:
     """Write `report.html` and `figures/` into a finished run folder.
 
-    The page is a function of what the folder holds: the same rows give the same bytes, no model is
-    loaded and nothing is fetched, by this function or by the page.
-
-    Args:
-        folder: holds `run.toml`, `rows.jsonl`, `summary.json`, perhaps `arrays.npz` and a run `sweep/`.
+    The report is a pure function of the folder (`run.toml`, `rows.jsonl`, `summary.json` and perhaps `arrays.npz` and
+    runs in subfolders): the same rows give the same bytes. No model is loaded, and neither this function nor the report
+    downloads anything.
 
     Returns:
-        The path of the page.
+        The path of the report.
     """
     import jinja2
 
-    run = view(folder)
-    sections = [section for make in SECTIONS if (section := make(run)) is not None]
-    pictures = {picture.name: _save(picture, run.folder / "figures")
-                for section in sections for picture in section.pictures}
+    run = read_run(folder)
+    shown = [section for function in ordered() if (section := function(run)) is not None]
+    images = {picture.name: _save(picture, run.folder / "figures") for section in shown for picture in section.pictures}
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
                                      lstrip_blocks=True, keep_trailing_newline=True)
-    environment.filters["tied"] = _tied
-    template = environment.from_string(resources.files("equipoise.reporting").joinpath("page.html").read_text("utf-8"))
-    page = template.render(name=run.folder.resolve().name, verb=run.summary.get("verb", "run"), sections=sections,
-                           pictures=pictures, light=style.LIGHT, dark=style.DARK)
+    # Non-breaking spaces between a number and its unit.
+    environment.filters["keep_units"] = lambda text: text.replace(" %", "\u00a0%").replace("n = ", "n\u00a0=\u00a0")
+    source = resources.files("equipoise.reporting").joinpath("report.html").read_text("utf-8")
+    content = environment.from_string(source).render(
+        name=run.folder.resolve().name, command=run.summary.command, sections=shown, images=images, light=LIGHT,
+        dark=DARK)
     path = run.folder / "report.html"
-    records.write(path, page)
+    files.write_atomic(path, content)
     return path
 
 
-def _save(picture: Picture, folder: Path) -> dict[str, str]:
-    """Keep the figure as SVG and PNG, and give it as data: URIs for both palettes."""
+def _save(picture: Chart | Picture, folder: Path) -> dict[str, str]:
+    """Save a figure as SVG and PNG; return it as data URIs for both palettes."""
     folder.mkdir(exist_ok=True)
-    inlined = {}
-    for name, palette in {"light": style.LIGHT, "dark": style.DARK}.items():
-        with style.styled(palette):
+    uris = {}
+    for name, palette in {"light": LIGHT, "dark": DARK}.items():
+        with styled(palette):
             figure = picture.draw(palette)
-            svg = _bytes(figure, format="svg", metadata=NO_METADATA)
+            svg = _encode(figure, format="svg", metadata=NO_METADATA)
             if name == "light":
-                records.write(folder / f"{picture.name}.svg", svg)
-                records.write(folder / f"{picture.name}.png", _bytes(figure, format="png",
-                                                                     metadata={"Software": None}))
-        inlined[name] = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-    return inlined
+                png = _encode(figure, format="png", metadata={"Software": None})
+                files.write_atomic(folder / f"{picture.name}.svg", svg)
+                files.write_atomic(folder / f"{picture.name}.png", png)
+        uris[name] = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+    return uris
 
 
-def _bytes(figure: Figure, **how: Any) -> bytes:
-    held = io.BytesIO()
-    figure.savefig(held, **how)
-    return held.getvalue()
-
-
-def _tied(text: str) -> str:
-    """A number is not parted from its unit at the end of a line."""
-    return text.replace(" %", "\u00a0%").replace("n = ", "n\u00a0=\u00a0")
+def _encode(figure: Figure, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, **options)
+    return buffer.getvalue()

@@ -1,20 +1,79 @@
-"""What a section of the page is made of."""
+"""What a section is made from: the run that it shows, and the prose, tables and pictures that it returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
-from equipoise.reporting.style import Palette
+from equipoise.core import config, format, records
+from equipoise.core.aggregation import CLEAN
+from equipoise.core.results import Result, Summary, read_summary
+from equipoise.core.rows import AttackRow, Row
+from equipoise.core.threat import Threat
+from equipoise.reporting.charts import MODELS, Chart, Picture
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+INTERVALS = "Images classified correctly, with exact 95 % intervals"
+SAME_NUMBERS = "The same numbers as a table"
+
+
+@dataclass(frozen=True)
+class RunView:
+    """Everything a section may use; arrays are loaded from `folder` by those that need them."""
+
+    folder: Path
+    identity: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    summary: Summary
+    rows: list[Row]
+
+    @property
+    def attacks(self) -> list[str]:
+        """Names of the attacks of the run, without `clean`."""
+        return sorted({row.attack for row in self.rows if isinstance(row, AttackRow)} - {CLEAN})
+
+    @property
+    def threat(self) -> Threat | None:
+        """The threat model, if the run had one."""
+        if given := self.identity.get("threat"):
+            return Threat(given["norm"], given["eps"])
+        return next((result.threat for result in self.summary.results if result.threat is not None), None)
+
+    def find(self, model: str, metric: str) -> Result | None:
+        """The result of a model and metric that belongs to no alpha of a sweep."""
+        return next((result for result in self.summary.results
+                     if (result.model, result.metric, result.alpha) == (model, metric, None)), None)
+
+    def curve(self, model: str, metric: str) -> list[Result]:
+        """The results of a model and metric at every alpha of a sweep, in order of alpha."""
+        return sorted((result for result in self.summary.results
+                       if (result.model, result.metric) == (model, metric) and result.alpha is not None),
+                      key=lambda result: result.alpha or 0.0)
+
+    def swept_models(self) -> list[str]:
+        """Models that were measured at several alphas, in the order of the summary."""
+        return list(dict.fromkeys(result.model for result in self.summary.results if result.alpha is not None))
+
+    def subrun(self, name: str, study: str | None = None) -> RunView | None:
+        """A finished run in a subfolder; None if there is none, or if this run is not the study that it belongs to."""
+        folder = self.folder / name
+        if (study is not None and self.identity.get("study") != study) or not (folder / "summary.json").exists():
+            return None
+        return read_run(folder)
+
+
+def read_run(folder: Path | str) -> RunView:
+    """Open a finished run folder."""
+    folder = Path(folder)
+    summary, described = read_summary(folder), config.read(folder / "run.toml")
+    return RunView(folder, described.get("identity", {}), described.get("settings", {}), summary,
+                   records.read_rows(folder))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A value, the small print under it, and the model whose colour marks it."""
+    """A value, a note in small print below it, and the model whose colour marks it."""
 
     text: str
     note: str = ""
@@ -23,30 +82,64 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a head; the first cell of a row names it. Words stand left, numbers right."""
+    """Rows below a head; the first cell of a row names it. Numbers are aligned right, or text left."""
 
     caption: str
     head: Sequence[str]
     body: Sequence[Sequence[Cell]]
-    words: bool = False
-    folded: bool = False
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure: `draw` makes it anew for each palette; `name` is its file under `figures/`."""
-
-    name: str
-    alt: str
-    draw: Callable[[Palette], Figure]
+    is_text: bool = False
+    collapsed: bool = False
 
 
 @dataclass(frozen=True)
 class Section:
-    """Title, one or two plain sentences on what is shown and how it was obtained, and the evidence."""
+    """A title, a few sentences with the main result first, and the pictures and tables that show it."""
 
     title: str
     prose: Sequence[str]
     tables: Sequence[Table] = ()
-    pictures: Sequence[Picture] = ()
+    pictures: Sequence[Chart | Picture] = ()
     code: str = ""
+
+
+MISSING = Cell("–")
+
+
+def model_cell(name: str, note: str = "") -> Cell:
+    """The name of a model, with its colour if it is a base model or the mixture."""
+    return Cell(name, note, name if name in MODELS else "")
+
+
+def result_cell(result: Result, note: str = "") -> Cell:
+    """The value of a result with its interval, and perhaps a note after it."""
+    return Cell(format.value(result), format.bounds(result) + note)
+
+
+def result_label(result: Result) -> str:
+    """The model of a result, with its alpha in a sweep."""
+    return format.label(result.model, result.alpha)
+
+
+def result_table(
+    caption: str, corner: str, results: Sequence[Result], *, row: Callable[[Result], str] = result_label,
+    column: Callable[[Result], str] = lambda result: result.metric, columns: Iterable[str] | None = None,
+    collapsed: bool = False,
+) -> Table:
+    """Results in a grid, each with its interval; the caption gets the number of images, or each cell if they differ.
+
+    Args:
+        caption, corner: the caption without a full stop, and the head of the first column.
+        results: in the order of the rows, and of the columns if `columns` is not given.
+        row, column: label of the row and of the column that a result belongs to.
+        columns: labels of the columns to show; those without any result are left out.
+        collapsed: hide the table until it is clicked on.
+    """
+    cells = {(row(result), column(result)): result for result in results}
+    present = list(dict.fromkeys(name for _, name in cells))
+    shown = present if columns is None else [name for name in columns if name in present]
+    counts = {result.n for (_, name), result in cells.items() if name in shown}
+    n = f"; n = {min(counts)} images" if len(counts) == 1 else ""
+    body = [[model_cell(name), *(MISSING if (result := cells.get((name, column))) is None else
+                                 result_cell(result, "" if n else f", n = {result.n}") for column in shown)]
+            for name in dict.fromkeys(name for name, column in cells if column in shown)]
+    return Table(f"{caption}{n}.", [corner, *shown], body, collapsed=collapsed)

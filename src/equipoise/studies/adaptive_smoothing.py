@@ -1,202 +1,201 @@
-"""Adaptive smoothing on any pair: a gate is trained, four kinds of mixtures are matched, and all are attacked.
+"""The study of adaptive smoothing [Bai2024, Sections 4 and 5.2, Appendices C.2 and D.1] on any two models.
 
-The story of [Bai2024], sections 4 and 5.2, appendices C.2 and D.1, and one combination that the papers do not have: the
-gate over the map of MixedNUTS. Parts can be told one at a time, repeated and resumed; the page shows those that are
-there.
+A gate is trained, four mixtures are selected to be equally robust, and all are attacked. The gate over the map of
+MixedNUTS is a combination that the papers do not have.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
-from equipoise import reporting
-from equipoise.attacks import pgd
-from equipoise.core import checks, records, summary
-from equipoise.core.records import Row, Run
-from equipoise.core.threat import Threat
+from torch import nn
+
+from equipoise.attacks import Apgd, Clean, Pgd, Suite, TargetedApgd, fast
+from equipoise.core import aggregation, records
+from equipoise.core.records import Run
+from equipoise.core.rows import AttackRow, Row
 from equipoise.data import Dataset, pixels
-from equipoise.evaluation import Conditions, Job, facts, untouched
-from equipoise.evaluation.gate_adversaries import adversaries, joint, leads, witnessed
+from equipoise.evaluation import Conditions, Job
+from equipoise.evaluation.gate_adversaries import adversaries, joint_results, leads, measure_with_alpha
+from equipoise.fitting.gated import CANDIDATE_ATTACK
 from equipoise.fitting.selection import shift_for
-from equipoise.mixing import GatedClassifier, MixedClassifier, new_gate
-from equipoise.mixing.gate import load_gate, save_gate
-from equipoise.models import model_identity
-from equipoise.studies.adaptive_choice import FIXED, GATED, KINDS, MixtureStore
-from equipoise.studies.adaptive_size import BEST, SHIFTS, AdaptiveStudySize
-from equipoise.studies.adaptive_size import SIZES as SIZES
-from equipoise.studies.local_pair import Pair
-from equipoise.training import TrainingPlan, train
-from equipoise.training.objectives.gate import GateLoss
+from equipoise.mixing import GatedClassifier, MixedClassifier, load_gate, new_gate, save_gate
+from equipoise.studies.adaptive_mixtures import FIXED, GATED, MIXTURES, MixtureStore, SelectionSize
+from equipoise.studies.study import Pair, Study, jobs_for, require_part
+from equipoise.training import TrainingPlan, fit_model
+from equipoise.training.objectives.gate import ADVERSARIES, GATE_PLAN, GateLoss
 
-PARTS = ("train", "choose", "adversaries", "aimed", "trade-off", "settings", "ablation")
-SETTING = "C"  # of the gate that is compared; the others are for the table of settings
+COMPARED = "C"  # training adversary of the gate that is compared
+BEST_WEIGHTS = (0.0, 1.5, 0.2)  # c_CE, c_BCE, c_prod [Bai2024, Table 6]
+FULL_PLAN = replace(GATE_PLAN, flip=True, save_seconds=60, precision="bf16")
+SMOKE_PLAN = TrainingPlan(epochs=4, batch_size=64, optimizer="adamw", lr=5e-3, weight_decay=1e-5, warmup=0.3, ema=0.8,
+                          clip=10.0, held_out=0)
 
 
-class AdaptiveSmoothingStudy:
-    """The parts of the story; each can be told again at no cost."""
+@dataclass(frozen=True)
+class AdaptiveStudySize:
+    """How much is computed; the defaults are the full size."""
 
-    def __init__(self, run: Run, pair: Pair, size: AdaptiveStudySize, conditions: Conditions) -> None:
-        self.run, self.out, self.pair = run, run.folder, pair
-        self.size, self.conditions = size, conditions
-        self.test = pair.test.slice(0, min(size.tested, len(pair.test)))
-        for base in (pair.accurate, pair.robust):
-            base.to(conditions.device).eval().requires_grad_(False)
-        self.shelf = MixtureStore(self.out / "mixtures", pair, size, conditions)
-        self.began = time.monotonic()
+    gate_plan: TrainingPlan = FULL_PLAN
+    gate_width: int = 96
+    gate_momentum: float = 0.05
+    gate_steps: int = 15  # of the training attacks; the paper has 75
+    training_adversaries: tuple[str, ...] = ADVERSARIES
+    selection: SelectionSize = field(default_factory=SelectionSize)
+    fixed_keeps: tuple[float, ...] = (0.8, 0.87, 0.97)  # further shares, for the trade-off of mixtures without a gate
+    gate_keeps: tuple[float, ...] = (0.97,)  # and of those with one
+    suite: Suite = field(default_factory=fast)  # adversaries C and D
+    short_suite: Suite = CANDIDATE_ATTACK  # C and D on gates trained against other adversaries
+    pgd_steps: int = 20
+    target_alphas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+    ablation_plan: TrainingPlan = field(default_factory=lambda: replace(FULL_PLAN, epochs=1))
+    ablation_steps: int = 8
+    ablation_weights: tuple[tuple[float, float, float], ...] = tuple(
+        (c_ce, round(1.5 - c_ce, 1), c_prod) for c_prod in (0.0, 0.1, 0.2) for c_ce in (0.0, 0.5, 1.0, 1.5))
+    ablation_scales: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
+    ablation_shifts: tuple[float, ...] = tuple(round(-8 + 0.1 * step, 1) for step in range(161))
+    test_images: int = 1000
+    batch_size: int = 500
 
-    def tell(self, parts: Sequence[str]) -> Path:
-        """Do the parts, then write the page of all that is there."""
-        for part in PARTS:
-            if part in parts:
-                getattr(self, f"_{part.replace('-', '_')}")()
-        bases = {"accurate": self.pair.accurate, "robust": self.pair.robust}
-        steep = partial(pgd, steps=self.size.pgd)
-        self._measure(self.run, [Job(name, model, attack, how) for name, model in bases.items()
-                                 for attack, how in (("clean", untouched), ("B", steep))], self.test)
-        rows, threat = self.run.finish(), self.conditions.threat
-        told: dict[str, Any] = {"bounds": _bounds(rows, threat), "joint": joint(rows, threat)}
-        if found := self.shelf.told():
-            told["matched"] = found
-        if lined := self._lined():
-            told["leads"] = leads([*rows, *lined], GATED, FIXED)
-        pairs = [("gate", "plain"), ("gate", "MixedNUTS"), ("gate on MixedNUTS", "MixedNUTS"), ("gate", "robust")]
-        self.run.summarise("reproduce", time.monotonic() - self.began, summary.results(rows, threat),
-                           study="adaptive-smoothing", differences=summary.differences(rows, pairs, threat), **told)
-        return reporting.write(self.out)
 
-    def _measure(self, run: Run, subjects: Sequence[Job], data: Dataset) -> list[Row]:
-        for subject in subjects:
-            subject.model.to(self.conditions.device)
-            witnessed(subject, data, run, self.conditions)
-        return run.finish()
+SMOKE = AdaptiveStudySize(
+    gate_plan=SMOKE_PLAN, gate_width=8, gate_momentum=0.1, gate_steps=8, fixed_keeps=(0.8,), gate_keeps=(),
+    selection=SelectionSize(keep=0.95, plain_alphas=tuple(round(0.5 + 0.02 * step, 2) for step in range(25)),
+                            nuts_thresholds=tuple(round(0.05 * step, 2) for step in range(1, 20)),
+                            gate_thresholds=(0.0, 0.1, 0.25, 0.5, 0.75, 0.95), rounds=3, map_steps=10, map_targets=3,
+                            attack=Suite(attacks=(Apgd(loss="margin", steps=10), TargetedApgd(steps=8, ranks=(1, 2))))),
+    target_alphas=(0.0, 0.5, 0.8, 0.95, 1.0), ablation_plan=replace(SMOKE_PLAN, epochs=2), ablation_steps=4,
+    test_images=120, batch_size=240)
 
-    def _part(self, name: str, subjects: Sequence[Job], **more: object) -> None:
-        """A run folder of its own with these subjects."""
-        began, data, threat = time.monotonic(), self.test, self.conditions.threat
-        models = {subject.name: subject.model for subject in subjects}  # a digest each, not one for every attack
-        identity = {"verb": "evaluate", "part": name, "seed": self.conditions.seed,
-                    "models": {known: model_identity(model) for known, model in models.items()},
-                    "attacks": sorted({str(subject) for subject in subjects}),
-                    "data": data.facts(),
-                    "threat": threat.facts()}
-        run = Run(self.out / name, identity, facts(self.conditions))
-        rows = self._measure(run, subjects, data)
-        run.summarise("evaluate", time.monotonic() - began, summary.results(rows, threat),
-                      bounds=_bounds(rows, threat), joint=joint(rows, threat), **more)
 
-    def _train(self) -> None:
-        """The gate, against the strongest training attacks."""
-        self._learnt(SETTING, self.size.plan, "gates", GateLoss(adversary=SETTING, **self._threat()))
+class AdaptiveSmoothingStudy(Study):
+    """A gate against mixtures with one alpha, under every adversary."""
 
-    def _threat(self) -> dict[str, Any]:
-        threat = self.conditions.threat
-        c_ce, c_bce, c_prod = BEST
-        return {"norm": threat.norm, "eps": threat.eps, "steps": self.size.steps, "c_ce": c_ce, "c_bce": c_bce,
-                "c_prod": c_prod}
+    name = "adaptive-smoothing"
+    sizes: ClassVar = {"smoke": SMOKE, "full": AdaptiveStudySize()}
+    compared = (("gate", "plain"), ("gate", "MixedNUTS"), ("gate on MixedNUTS", "MixedNUTS"), ("gate", "robust"))
 
-    def _learnt(self, name: str, plan: TrainingPlan, shelf: str, objective: GateLoss) -> GatedClassifier:
-        """A gate trained by this objective, now or in an earlier sitting, over all of (0, 1)."""
-        pair, path = self.pair, self.out / shelf / f"{name}.safetensors"
+    def __init__(self, main_run: Run, pair: Pair, size: AdaptiveStudySize, conditions: Conditions) -> None:
+        super().__init__(main_run, pair, size, conditions)
+        self.size = size
+        self.test = pair.test.slice(0, min(size.test_images, len(pair.test)))
+        self.mixtures = MixtureStore(self.folder / "mixtures", pair, size.selection, conditions, self._compared_gate)
+
+    def measure(self, job: Job, data: Dataset, run: Run, conditions: Conditions) -> None:
+        """Attack every image that the run has no row for; rows also hold alpha and the result of an oracle gate."""
+        measure_with_alpha(job, data, run, conditions)
+
+    def main_jobs(self) -> list[Job]:
+        """Both models, clean and under adversary B; the part `adversaries` adds the others."""
+        return self._pgd_jobs(self.pair.models)
+
+    def _pgd_jobs(self, models: Mapping[str, nn.Module]) -> list[Job]:
+        return jobs_for(models, {"clean": Clean(), "B": Pgd(steps=self.size.pgd_steps)})
+
+    def sections(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Accuracies of an oracle gate on the attacked images [Bai2024, Theorem 4.1], and under C and D together."""
+        oracle = [replace(row, correct=row.oracle_correct) for row in rows
+                  if isinstance(row, AttackRow) and row.oracle_correct is not None]
+        bounds = aggregation.accuracies(oracle, self.conditions.threat)
+        return {"oracle_gate": tuple(result for result in bounds if result.metric != aggregation.WORST),
+                "joint": tuple(joint_results(rows, self.conditions.threat))}
+
+    def main_sections(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """The selected mixtures, and the lead of those with a gate."""
+        trade_off = records.read_rows(self.folder / "trade-off") if self.is_finished("trade-off") else []
+        return {"selections": self.mixtures.selections(),
+                "leads": tuple(leads([*rows, *trade_off], GATED, FIXED)) if trade_off else ()}
+
+    def _compared_gate(self) -> GatedClassifier:
+        require_part((self.folder / "gates" / f"{COMPARED}.safetensors").exists(), "train")
+        return self.train_gate()
+
+    def train_gate(self, adversary: str = COMPARED) -> GatedClassifier:
+        """Train a gate against an adversary, by default the one with the strongest attacks."""
+        return self._fit_gate("gates", adversary, self.size.gate_plan, adversary, self.size.gate_steps, BEST_WEIGHTS)
+
+    def _fit_gate(self, group: str, name: str, plan: TrainingPlan, adversary: str, steps: int,
+                  weights: tuple[float, float, float]) -> GatedClassifier:
+        """A gate trained against an adversary, now or in an earlier run, with alpha in all of (0, 1)."""
+        pair, size, device, threat = self.pair, self.size, self.conditions.device, self.conditions.threat
+        path = self.folder / group / f"{name}.safetensors"
         if not path.exists():
-            model = self._fresh()
-            train(model, objective, pair.remembered, plan, device=self.conditions.device,
-                  out=self.out / f"{shelf}-{name}", facts={"arch": "gated"})
+            objective = GateLoss(adversary=adversary, norm=threat.norm, eps=threat.eps, steps=steps, c_ce=weights[0],
+                                 c_bce=weights[1], c_prod=weights[2])
+            gate = new_gate(pair.accurate, pair.robust, pixels(pair.held_out.images[:2].to(device)),
+                            width=size.gate_width, momentum=size.gate_momentum, seed=self.conditions.seed)
+            model = GatedClassifier(pair.accurate, pair.robust, gate).to(device)
+            fit_model(model, objective, pair.training, plan, device=device, out=self.folder / f"{group}-{name}",
+                      metadata={"arch": "gated"})
             path.parent.mkdir(exist_ok=True)
             save_gate(path, model.network, pair.accurate, pair.robust, {"objective": repr(objective)})
         gate = load_gate(path, pair.accurate, pair.robust)
-        return GatedClassifier(pair.accurate, pair.robust, gate).to(self.conditions.device).eval()
+        return GatedClassifier(pair.accurate, pair.robust, gate).to(device).eval()
 
-    def _fresh(self) -> GatedClassifier:
-        pair, size = self.pair, self.size
-        example = pixels(pair.held_out.images[:2].to(self.conditions.device))
-        gate = new_gate(pair.accurate, pair.robust, example, width=size.width, momentum=size.momentum,
-                        seed=self.conditions.seed)
-        return GatedClassifier(pair.accurate, pair.robust, gate).to(self.conditions.device)
+    def select_mixtures(self) -> None:
+        """Select the mixtures that are compared."""
+        self.mixtures.select([self.size.selection.keep])
 
-    def _gate(self) -> GatedClassifier:
-        if not (self.out / "gates" / f"{SETTING}.safetensors").exists():
-            raise checks.InputError("`part` must come after the part train, which this study has not done yet")
-        return self._learnt(SETTING, self.size.plan, "gates", GateLoss(adversary=SETTING, **self._threat()))
+    def measure_adversaries(self) -> None:
+        """Both models and all mixtures under adversaries A to D and under transferred attacks."""
+        models = {**self.pair.models, **{name: self.mixtures.load(name) for name in MIXTURES}}
+        for name, model in models.items():
+            for job in adversaries(name, model, self.size.suite, steps=self.size.pgd_steps):
+                self.measure(job, self.test, self.main_run, self.conditions)
 
-    def _choose(self) -> None:
-        """The mixtures that are compared."""
-        self.shelf.choose(self._gate, [self.size.keep])
+    def measure_target_alphas(self) -> None:
+        """Attack all mixtures at fixed target alphas, without the gate."""
+        jobs = [job for name in MIXTURES
+                for job in adversaries(name, self.mixtures.load(name), self.size.suite, steps=self.size.pgd_steps,
+                                       targets=self.size.target_alphas)]
+        self.measure_part("aimed", [job for job in jobs if job.alpha is not None])
 
-    def _adversaries(self) -> None:
-        """All four kinds and both bases under A to D and under transfer attacks."""
-        stages = self.size.version()
-        for name, model in {"accurate": self.pair.accurate, "robust": self.pair.robust}.items():
-            self._measure(self.run, adversaries(name, model, stages, steps=self.size.pgd), self.test)
-        for kind in KINDS:
-            self._measure(self.run, adversaries(kind, self.shelf.kept(kind), stages, steps=self.size.pgd), self.test)
-
-    def _aimed(self) -> None:
-        """Attacks that ignore the gate and aim at one fixed alpha."""
-        size = self.size
-        listed = [adversaries(kind, self.shelf.kept(kind), (), steps=size.pgd, targets=size.targets) for kind in KINDS]
-        self._part("aimed", [subject for some in listed for subject in some if subject.alpha is not None])
-
-    def _trade_off(self) -> None:
-        """Clean accuracy, C and D at several shares of h's robustness: lines of fixed mixtures, then more gates."""
-        for name, kinds, shares in (("trade-off", FIXED, self.size.keeps),
+    def measure_trade_off(self) -> None:
+        """Clean accuracy, C and D at several shares of the robust model's accuracy, without and with a gate."""
+        for part, names, shares in (("trade-off", FIXED, self.size.fixed_keeps),
                                     ("trade-off-gates", GATED, self.size.gate_keeps)):
-            self.shelf.choose(self._gate, shares, kinds)
-            listed = [adversaries(f"{kind}, {share:g}", self.shelf.kept(kind, share), self.size.version(),
-                                  transfer=False) for kind in kinds for share in shares]
-            subjects = [subject for some in listed for subject in some if subject.attack in ("clean", "C", "D")]
-            if subjects:
-                self._part(name, subjects)
+            self.mixtures.select(shares, names)
+            jobs = [job for name in names for share in shares
+                    for job in adversaries(f"{name}, {share:g}", self.mixtures.load(name, share), self.size.suite,
+                                           transfer=False) if job.attack_name in ("clean", "C", "D")]
+            if jobs:
+                self.measure_part(part, jobs)
 
-    def _lined(self) -> list[Row]:
-        """Rows of the fixed mixtures at other shares."""
-        return records.read(self.out / "trade-off") if (self.out / "trade-off" / "summary.json").exists() else []
+    def compare_training_adversaries(self) -> None:
+        """Gates trained against A, B and C under all four adversaries [Bai2024, Tables 2 and 3]."""
+        self.measure_part("settings", [
+            job for adversary in self.size.training_adversaries
+            for job in adversaries(f"trained against {adversary}", self.train_gate(adversary), self.size.short_suite,
+                                   steps=self.size.pgd_steps, transfer=False)])
 
-    def _settings(self) -> None:
-        """Gates trained against A, B and C under all four adversaries [Bai2024, Tables 2 and 3], over all of (0, 1)."""
-        subjects: list[Job] = []
-        for setting in self.size.settings:
-            model = self._learnt(setting, self.size.plan, "gates", GateLoss(adversary=setting, **self._threat()))
-            subjects += adversaries(f"trained against {setting}", model, self.size.light(), steps=self.size.pgd,
-                                    transfer=False)
-        self._part("settings", subjects)
+    def measure_ablation(self) -> None:
+        """Loss weights [Bai2024, Table 6] and the scale before the sigmoid [Table 7], at one clean accuracy.
 
-    def _ablation(self) -> None:
-        """Loss weights [Bai2024, Table 6] and the scale before the sigmoid [Table 7], at one clean accuracy."""
-        arena, pair = self.shelf.arena(), self.pair
-        g, h, *fixed = [self.shelf.placed(MixedClassifier(pair.accurate, pair.robust, alpha))
-                        for alpha in (0.0, 1.0, *self.size.plain)]
-        seen = arena.look(g)
+        The clean accuracy is the mean of those of both models on held-out images; `constant` is the plain mixture with
+        the largest alpha that reaches it.
+        """
+        size, store = self.size, self.mixtures
+        accurate, robust, *plain = (store.mixture(alpha) for alpha in (0.0, 1.0, *size.selection.plain_alphas))
+        logits = store.evaluator.clean(accurate)
 
-        def answered(model: MixedClassifier) -> float:
-            return float(seen.right(model).float().mean())
+        def accuracy(model: MixedClassifier) -> float:
+            return float(logits.correct(model).float().mean())
 
-        clean = (answered(g) + answered(h)) / 2
-        made = {"constant": next((each for each in reversed(fixed) if answered(each) >= clean), fixed[0])}
-        for weights in self.size.weights:
-            name = "c_CE {:g}, c_BCE {:g}, c_prod {:g}".format(*weights)
-            threat = self._threat() | dict(zip(("c_ce", "c_bce", "c_prod"), weights, strict=True))
-            threat["steps"] = self.size.ablation_steps
-            model = self._learnt("-".join(f"{w:g}" for w in weights), self.size.ablation, "ablation-gates",
-                                 GateLoss(adversary="B", **threat))
-            said = arena.look(model)
-            made[name] = shift_for(model, said, clean, SHIFTS)
-            if weights == BEST:
-                for scale in self.size.scales:
-                    scaled = model.with_range(0.0, 1.0, scale=scale)
-                    made[f"scale {scale:g}"] = shift_for(scaled, said, clean, SHIFTS)
-        steep = partial(pgd, steps=self.size.pgd)
-        self._part("ablation", [Job(name, model, kind, how) for name, model in made.items()
-                                for kind, how in (("clean", untouched), ("B", steep))], clean_target=clean)
+        target = (accuracy(accurate) + accuracy(robust)) / 2
+        models = {"constant": next((model for model in reversed(plain) if accuracy(model) >= target), plain[0])}
+        for weights in size.ablation_weights:
+            gate = self._fit_gate("ablation-gates", "-".join(f"{weight:g}" for weight in weights), size.ablation_plan,
+                                  "B", size.ablation_steps, weights)
+            outputs = store.evaluator.clean(gate)
+            gates = {"c_CE {:g}, c_BCE {:g}, c_prod {:g}".format(*weights): gate}
+            if weights == BEST_WEIGHTS:
+                gates |= {f"scale {scale:g}": gate.with_range(0.0, 1.0, scale=scale) for scale in size.ablation_scales}
+            models |= {name: shift_for(gate, outputs, target, size.ablation_shifts) for name, gate in gates.items()}
+        self.measure_part("ablation", self._pgd_jobs(models), clean_target=target)
 
-
-def _bounds(rows: Sequence[Row], threat: Threat) -> list[Row]:
-    """Results of a perfect gate on the very images that each result was measured on [Bai2024, Theorem 4.1]."""
-    seen = [{**row, "correct": row["possible"]} for row in rows if "possible" in row]
-    return [row for row in summary.results(seen, threat) if row["metric"] != "worst"]
-
-
-Study = AdaptiveSmoothingStudy
+    parts: ClassVar = {
+        "train": train_gate, "choose": select_mixtures, "adversaries": measure_adversaries,
+        "aimed": measure_target_alphas, "trade-off": measure_trade_off, "settings": compare_training_adversaries,
+        "ablation": measure_ablation}

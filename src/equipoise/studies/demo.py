@@ -1,121 +1,122 @@
-"""The whole story in about two minutes: train two classifiers, fit a mixture, attack all three, report."""
+"""The demo: train two classifiers, fit a mixture, attack all three and report, in about two minutes."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 
-from equipoise import __version__, attacks, data, models, reporting
-from equipoise.core import records, rng, summary
-from equipoise.core.records import Row, Run
+from equipoise import reporting
+from equipoise.attacks import Clean, Pgd, Suite, fast
+from equipoise.core import aggregation, arrays, results, rng, serialize, tables
+from equipoise.core.arrays import ExampleArrays, FitArrays
+from equipoise.core.device import resolve
+from equipoise.core.records import Run, read_rows
+from equipoise.core.results import Summary
+from equipoise.core.rows import Row
 from equipoise.core.threat import Threat
-from equipoise.data import Dataset, pixels, shapes
-from equipoise.evaluation import Attack, Conditions, Job, begin, facts, judge, untouched
-from equipoise.evaluation.adaptive import adaptive
-from equipoise.fitting import AttackStrength, FitSettings, artifacts, lose_at_most
-from equipoise.fitting.run import fit_into
+from equipoise.data import Dataset, load_data, pixels, shapes
+from equipoise.evaluation import Conditions, open_run, run_jobs
+from equipoise.evaluation.adaptive import adaptive_attacks
+from equipoise.fitting import fit
 from equipoise.mixing import MixedClassifier
-from equipoise.reporting.view import Arrays
-from equipoise.training import Objective, TrainingPlan, train
-from equipoise.training.objectives import Adversarial, Standard
+from equipoise.studies.study import CHECKPOINT, jobs_for, single_thread, train_bases
 
-TRAINED = 4096  # images of the train split to learn from; the mixture is fitted on the others
-EPOCHS = (6, 12)  # of the accurate and of the robust classifier
-LOSE = 1.0  # points of robust accuracy that the mixture may lose
-STRENGTH = AttackStrength(steps=20, targets=4, pool=2)  # weaker than usual, for the sake of time
-ALPHAS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of plain mixing, for comparison
-SWEPT = 256  # fitting images that plain mixing is measured on
-TESTED = 512
-EXAMPLES = 6
-FITTED = ("helped", "promise", "fitted", "rejected", "notes", "cost")  # what the page tells of the fit
+EXAMPLES = 6  # images shown in the report
+
+
+@dataclass(frozen=True)
+class DemoSize:
+    """How much the demo computes; the attack of the fit is weaker than usual, to save time."""
+
+    training_images: int = 4096  # the first of the train split
+    fit_images: int = 1024  # the next
+    test_images: int = 512
+    epochs: tuple[int, int] = (6, 12)  # of the accurate and of the robust model
+    lose_at_most: float = 1.0  # percentage points of robust accuracy
+    fit_steps: int = 20
+    fit_targets: int = 4
+    fit_pool: int = 2
+    attack: Suite = field(default_factory=fast)
+    plain_alphas: tuple[float, ...] = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of plain mixing, for comparison
+    plain_images: int = 256  # fitting images that plain mixing is measured on
+
+    def describe(self) -> dict[str, Any]:
+        """For the identity of the run."""
+        return {**serialize.to_plain(replace(self, attack=Suite())), "attack": self.attack.describe()}
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo found, and where it lies."""
+    """Results of the demo; `str()` is what the command prints."""
 
-    results: list[Row]
-    helped: bool
-    promise: str
+    summary: Summary
     threat: Threat
-    page: Path
+    report: Path
+
+    def __str__(self) -> str:
+        table, fitted = tables.accuracy_table(self.summary.results, str(self.threat)), self.summary.fit
+        assert fitted is not None
+        promise = f"the mixture {fitted.promise}" if fitted.helped else fitted.promise
+        return f"{table}\npromise, calibrated on images of its own: {promise}\nreport: {self.report}"
 
 
-def demo(out: Path, device: torch.device, seed: int = 0) -> DemoResult:
-    """Tell the story into the run folder `out`; a folder of the same demo is resumed.
+@single_thread()
+def run_demo(out: Path | str = "runs/demo", device: str = "auto", seed: int = 0, size: DemoSize | None = None) -> (
+        DemoResult):
+    """Train two classifiers on drawn shapes, fit a mixture, attack all three and write a report.
 
-    The classifiers learn from the first part of the train split, the mixture is fitted on the rest, and all three
-    are judged on images of the test split. No image has two uses.
+    The classifiers are trained on the first part of the train split, the mixture is fitted on the rest, and all three
+    are evaluated on images of the test split. No image has two uses. A run folder `out` of the same demo is resumed.
     """
-    begun = time.monotonic()
-    threat = Threat("linf", shapes.EPS)
-    conditions = Conditions(threat, device, seed, batch_size=256)
-    run = Run(out, {"verb": "demo", "seed": seed, "equipoise": __version__, "threat": threat.facts()},
-              {**facts(conditions), "command": f"equipoise demo --seed {seed}"})
-    images, test = data.load("shapes", split="train"), data.load("shapes", split="test", count=TESTED)
-    learnt, held_out = images.slice(0, TRAINED), images.slice(TRAINED, len(images) - TRAINED)
-    _base(out / "accurate", Standard(label_smoothing=0.1), learnt, conditions, epochs=EPOCHS[0], lr=3e-3)
-    _base(out / "robust", Adversarial(norm=threat.norm, eps=threat.eps, steps=4), learnt, conditions,
-          epochs=EPOCHS[1], lr=5e-3)
-    references = [f"file:{out / side / 'last.safetensors'}" for side in ("accurate", "robust")]
-    mixed = fit_into(out / "mixture", references, held_out, threat=threat, target=lose_at_most(LOSE), device=device,
-                     settings=FitSettings(seed=seed, strength=STRENGTH), batch_size=conditions.batch_size).to(device)
-    _sweep(out / "sweep", mixed, held_out.slice(0, min(SWEPT, len(held_out))), conditions)
-    fitted = records.summary(out / "mixture")
-    told = {key: fitted[key] for key in FITTED}
-    results = judge(_subjects(mixed), test, conditions, run, [("mixed", "robust"), ("mixed", "accurate")], told,
-                    verb="demo", begun=begun)
-    artifacts.save_arrays(out / "arrays.npz", {**Arrays(out / "mixture" / "arrays.npz"),
-                                             **_examples(mixed, test, records.read(out), conditions)})
-    return DemoResult(results, told["helped"], told["promise"], threat, reporting.write(out))
+    start_time, out, size, threat = time.monotonic(), Path(out), size or DemoSize(), Threat("linf", shapes.EPS)
+    conditions = Conditions(threat, resolve(device), seed, batch_size=256)
+    run = Run(out, {"command": "demo", "version": 1, "seed": seed, "size": size.describe(),
+                    "threat": threat.to_dict()},
+              {**conditions.environment(), "command": f"equipoise demo --seed {seed}"})
+    images, test = load_data("shapes", split="train"), load_data("shapes", split="test", count=size.test_images)
+    training = images.slice(0, size.training_images)
+    held_out = images.slice(size.training_images, size.fit_images)
+    train_bases(out, training, conditions, epochs=size.epochs, mean=(0.35,) * 3, std=(0.2,) * 3)
+    accurate, robust = (f"file:{out / side / CHECKPOINT}" for side in ("accurate", "robust"))
+    mixture = fit(accurate, robust, held_out, threat=threat, lose_at_most=size.lose_at_most, out=out / "mixture",
+                  device=device, seed=seed, batch_size=conditions.batch_size, steps=size.fit_steps,
+                  targets=size.fit_targets, pool=size.fit_pool).mixture.to(conditions.device)
+    # The same two models without a map, at several alphas.
+    plain = [job for alpha in size.plain_alphas
+             for job in jobs_for({"mixed": MixedClassifier(mixture.accurate, mixture.robust, alpha).eval()},
+                                 {"clean": Clean(), "pgd": Pgd(steps=10)}, alpha)]
+    few = held_out.slice(0, min(size.plain_images, len(held_out)))
+    run_jobs(plain, few, conditions, open_run(out / "sweep", plain, few, conditions))
+    # All three models under the same suite; the mixture also under attacks that know how it is built.
+    models = {"accurate": mixture.accurate, "robust": mixture.robust, "mixed": mixture}
+    jobs = [*jobs_for(models, {"clean": Clean(), "fast": size.attack}),
+            *jobs_for({"mixed": mixture}, adaptive_attacks(mixture, size.attack))]
+    fitted = results.read_summary(out / "mixture")
+    summary = run_jobs(jobs, test, conditions, run, [("mixed", "robust"), ("mixed", "accurate")], command="demo",
+                       start_time=start_time, fit=fitted.fit, costs=fitted.costs)
+    arrays.save(out, FitArrays.load(out / "mixture"), _examples(mixture, test, read_rows(out), conditions))
+    return DemoResult(summary, threat, reporting.report(out))
 
 
-def _base(out: Path, objective: Objective, images: Dataset, conditions: Conditions, *, epochs: int, lr: float) -> None:
-    """A base classifier, learnt now or in an earlier sitting."""
-    model = models.build("cnn_small", num_classes=images.num_classes, image_shape=images.image_shape,
-                         mean=(0.35,) * 3, std=(0.2,) * 3, seed=conditions.seed)
-    plan = TrainingPlan(epochs=epochs, optimizer="adamw", lr=lr, weight_decay=1e-4, schedule="one-cycle", warmup=epochs / 5,
-                held_out=0, seed=conditions.seed)
-    train(model, objective, images, plan, device=conditions.device, out=out, facts={"arch": "cnn_small"})
-
-
-def _sweep(out: Path, mixed: MixedClassifier, images: Dataset, conditions: Conditions) -> None:
-    """Plain mixing of the same two at several weights."""
-    tried: dict[str, Attack] = {"clean": untouched, "pgd": partial(attacks.pgd, steps=10)}
-    subjects = [Job("mixed", MixedClassifier(mixed.accurate, mixed.robust, alpha).eval(), name, attack, alpha)
-                for alpha in ALPHAS for name, attack in tried.items()]
-    judge(subjects, images, conditions, begin(out, subjects, images, conditions))
-
-
-def _subjects(mixed: MixedClassifier) -> list[Job]:
-    """All three under the same list of attacks; the mixture also under attacks that know how it is built."""
-    fast = attacks.named("fast")
-    bases: dict[str, nn.Module] = {"accurate": mixed.accurate, "robust": mixed.robust, "mixed": mixed}
-    plain: dict[str, Attack] = {"clean": untouched, "fast": fast}
-    listed = {name: plain | (adaptive(mixed, fast) if name == "mixed" else {}) for name in bases}
-    return [Job(name, bases[name], attack, run) for name, own in listed.items() for attack, run in own.items()]
-
-
-def _examples(mixed: MixedClassifier, test: Dataset, rows: list[Row], conditions: Conditions) -> dict[str, Any]:
-    """Pictures for the page: images that the accurate classifier loses and the mixture keeps."""
-    seen = summary.verdicts(rows)
-    kept = [i for i, right in seen["mixed", None]["worst"].items()
-            if right and seen["accurate", None]["clean"][i] and not seen["accurate", None]["fast"][i]]
-    if not kept:
-        return {}
-    chosen = test.take(torch.tensor([kept[(len(kept) - 1) * k // (EXAMPLES - 1)] for k in range(EXAMPLES)]))
-    x, y = pixels(chosen.images.to(conditions.device)), chosen.labels.to(conditions.device)
-    x_adv = attacks.pgd(mixed.accurate, x, y, threat=conditions.threat, restarts=2,
-                        stream=rng.stream(conditions.seed, "pgd", chosen.index.to(conditions.device)))
+def _examples(mixture: MixedClassifier, test: Dataset, rows: list[Row], conditions: Conditions) -> ExampleArrays | None:
+    """Images that the accurate model loses under attack and the mixture does not."""
+    correct = aggregation.correct_by_attack(rows)
+    accurate, mixed = correct["accurate", None], correct["mixed", None]
+    positions = [i for i, robust in mixed["worst"].items()
+                 if robust and accurate["clean"][i] and not accurate["fast"][i]]
+    if not positions:
+        return None
+    images = test.take(torch.tensor([positions[(len(positions) - 1) * k // (EXAMPLES - 1)] for k in range(EXAMPLES)]))
+    x, y = pixels(images.images.to(conditions.device)), images.labels.to(conditions.device)
+    x_adv = Pgd(restarts=2)(mixture.accurate, x, y, threat=conditions.threat,
+                            stream=rng.stream(conditions.seed, "pgd", images.index.to(conditions.device)))
     with torch.no_grad():
-        predicted = torch.stack([m(x_adv).argmax(1) for m in (mixed.accurate, mixed.robust, mixed)], dim=1)
-    return {"example_clean": chosen.images.numpy(), "example_label": chosen.labels.numpy(),
-            "example_attacked": (x_adv * 255).round().to(torch.uint8).cpu().numpy(),
-            "example_predicted": predicted.cpu().numpy(), "class_names": np.array(chosen.classes)}
+        predicted = torch.stack([model(x_adv).argmax(dim=1) for model in (mixture.accurate, mixture.robust, mixture)],
+                                dim=1)
+    return ExampleArrays(clean=images.images.numpy(), label=images.labels.numpy(), predicted=predicted.cpu().numpy(),
+                         attacked=(x_adv * 255).round().to(torch.uint8).cpu().numpy(),
+                         class_names=tuple(images.classes))

@@ -1,219 +1,206 @@
-"""Local smoothing on any pair: every rule of the family side by side, the crossing, and the policy.
+"""The study of local smoothing [Bai2022; Bai2024, Figure 1] on any two models.
 
-The story of [Bai2022] and of Figure 1 of [Bai2024]. Each part is a run folder of its own inside `out`, so that parts
-can be told one at a time, repeated and resumed; the page shows those that are there.
+Every rule of the family is compared; then the strength at which the accuracies of both models cross is found, and a
+policy is trained that selects a strength for every image.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from torch import nn
 
-from equipoise import reporting
-from equipoise.attacks import Suite, pgd
-from equipoise.attacks.auto import VERSIONS
-from equipoise.core import checks, summary
-from equipoise.core.records import Row, Run
+from equipoise import models
+from equipoise.attacks import Attack, Clean, Pgd, make_attack
+from equipoise.core import aggregation, arrays, checks
+from equipoise.core.records import Run
+from equipoise.core.results import CrossingSummary
+from equipoise.core.rows import Row
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset
-from equipoise.evaluation import Attack, Conditions, Job, attacked, facts, untouched
-from equipoise.local_smoothing.crossing import Crossing, crossing
-from equipoise.local_smoothing.jacobian import Softened
+from equipoise.evaluation import Conditions, Job
+from equipoise.local_smoothing.crossing import find_crossing
+from equipoise.local_smoothing.jacobian import SoftplusSurrogate
 from equipoise.local_smoothing.neighbours import Neighbours
 from equipoise.local_smoothing.policy import TARGETS, AdaptiveSmoothing
-from equipoise.models import weights_digest
-from equipoise.studies import local_figures
-from equipoise.studies.local_figures import alpha_of
-from equipoise.studies.local_pair import Pair
-from equipoise.studies.local_rules import RuleSet
-from equipoise.studies.local_size import SIZES as SIZES
-from equipoise.studies.local_size import LocalStudySize
-from equipoise.training import train
-from equipoise.training.objectives.policy import PolicyLoss
+from equipoise.local_smoothing.smoothing import SmoothedClassifier
+from equipoise.models import checkpoint
+from equipoise.studies import local_rules
+from equipoise.studies.study import Pair, Study, jobs_for, require_part
+from equipoise.training import TrainingPlan, fit_model
+from equipoise.training.objectives.gate import PolicyLoss
+from equipoise.training.recorder import LAST
 
-PARTS = ("neighbours", "trust", "policy", "radii", "auto", "gradients")
-COMPARED = ("constant", "gradient", "top-gradient", "ratio")
-SPACES = ("logits", "probabilities")
+POLICY_PLAN = TrainingPlan(epochs=3, batch_size=250, optimizer="adamw", lr=1e-3, weight_decay=1e-4, held_out=0,
+                           compile="off")
 
 
-class LocalSmoothingStudy:
-    """The parts of the story; each can be told again at no cost."""
+@dataclass(frozen=True)
+class LocalStudySize:
+    """How much is computed; the defaults are the full size, as in the papers where they say."""
 
-    def __init__(self, run: Run, pair: Pair, size: LocalStudySize, conditions: Conditions) -> None:
-        self.run, self.out, self.pair, self.size, self.conditions = run, run.folder, pair, size, conditions
-        for base in (pair.accurate, pair.robust):
-            base.to(conditions.device).eval().requires_grad_(False)
-        self.rules = RuleSet(pair, size, conditions)
-        self.digests = {"accurate": weights_digest(pair.accurate), "robust": weights_digest(pair.robust)}
-        self.began = time.monotonic()
+    neighbours: tuple[int, ...] = (1, 5, 20, 100)
+    weighted_neighbours: tuple[int, ...] = (5, 20, 100)
+    neighbour_gammas: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 0.1, 10.0)
+    weights: tuple[float, ...] = (0.4, 0.7, 0.9, 0.98)  # of the robust model at the median trust
+    steps: int = 10
+    policy_plan: TrainingPlan = POLICY_PLAN
+    policy_images: int = 10_000  # training images at most
+    policy_width: int = 64
+    policy_trust: str = "top-ratio"  # the fast variant
+    long_steps: tuple[int, ...] = (20, 100)
+    eps_factors: tuple[float, ...] = (0.5, 0.75, 1.25, 1.5)
+    suite: str = "standard"
+    suite_images: int = 200
+    batch_size: int = 500  # large: the Jacobian of all classes keeps a GPU busy only in large batches
 
-    def tell(self, parts: Sequence[str]) -> Path:
-        """Do the parts, then write the page of all that is there."""
-        for part in PARTS:
-            if part in parts:
-                getattr(self, f"_{part}")()
-        adaptive = self._kept_policy()
-        subjects = self._subjects(adaptive)
-        more = {}
-        if adaptive is not None:
-            more = {"crossing": local_figures.told(self._crossing())}
-        rows = self._measure(self.run, subjects, self.pair.test)
-        threat = self.conditions.threat
-        differences = summary.differences(rows, [("adaptive", "robust"), ("adaptive", "accurate")], threat)
-        self.run.summarise("reproduce", time.monotonic() - self.began, summary.results(rows, threat),
-                           study="local-smoothing", differences=differences, **more)
-        return reporting.write(self.out)
 
-    def _subjects(self, adaptive: AdaptiveSmoothing | None) -> list[Job]:
-        """The row of Table 1: both bases, and the adaptive classifier once there is one."""
-        long = [(f"pgd-{steps}", partial(pgd, steps=steps)) for steps in self.size.long]
-        found = []
-        for name, model in (("accurate", self.pair.accurate), ("robust", self.pair.robust), ("adaptive", adaptive)):
-            if model is not None:
-                attacks: dict[str, Attack] = {"clean": untouched, **dict(long)}
-                if name == "adaptive":
-                    attacks["pgd-soft"] = partial(pgd, steps=self.size.long[0], surrogate=Softened(model))
-                found += [Job(name, model, attack, run) for attack, run in attacks.items()]
-        return found
+SMOKE = LocalStudySize(
+    neighbours=(1, 5, 20), weighted_neighbours=(5, 20), neighbour_gammas=(1e-2, 0.1, 1.0, 100.0),
+    weights=(0.4, 0.75, 0.95), policy_width=16, long_steps=(20,), eps_factors=(0.5, 1.5), suite="fast", suite_images=40,
+    policy_plan=TrainingPlan(epochs=4, batch_size=64, optimizer="adamw", lr=2e-3, weight_decay=1e-4, held_out=0),
+    batch_size=128)
 
-    def _measure(self, run: Run, subjects: Sequence[Job], data: Dataset,
-                 conditions: Conditions | None = None) -> list[Row]:
-        for subject in subjects:
-            subject.model.to(self.conditions.device)
-            attacked(subject, data, run, conditions or self.conditions)
-        return run.finish()
 
-    def _part(self, name: str, subjects: Sequence[Job], data: Dataset,
-              conditions: Conditions | None = None) -> list[Row]:
-        """A run folder of its own with these subjects."""
-        began = time.monotonic()
-        run = self._open(name, subjects, data)
-        rows = self._measure(run, subjects, data, conditions)
-        run.summarise("evaluate", time.monotonic() - began, summary.results(rows, self.conditions.threat))
-        return rows
+class LocalSmoothingStudy(Study):
+    """Every rule of local smoothing, the crossing of both models, and the policy."""
 
-    def _open(self, name: str, subjects: Sequence[Job], data: Dataset) -> Run:
-        # The weights of both bases once, not with every subject: there are hundreds.
-        policy = next((subject.model for subject in subjects if subject.name == "adaptive"), None)
-        models = self.digests if policy is None else {**self.digests, "adaptive": weights_digest(policy)}
-        identity = {"verb": "evaluate", "part": name, "seed": self.conditions.seed,
-                    "attacks": sorted({str(subject) for subject in subjects}), "models": models,
-                    "remembered": self.pair.remembered.digest() if name == "neighbours" else "",
-                    "data": data.facts(),
-                    "threat": self.conditions.threat.facts()}
-        return Run(self.out / name, identity, facts(self.conditions))
+    name = "local-smoothing"
+    sizes: ClassVar = {"smoke": SMOKE, "full": LocalStudySize()}
+    compared = (("adaptive", "robust"), ("adaptive", "accurate"))
 
-    def _neighbours(self) -> None:
-        """Eq. (2) with K-NN, plain and weighted, against γ [Bai2022, Figures 5 and 9]."""
-        kept, rules, subjects = self.pair.remembered, self.rules, []
-        oracles = [(k, "plain") for k in self.size.neighbours] + [(k, "distance") for k in self.size.weighted]
+    def __init__(self, main_run: Run, pair: Pair, size: LocalStudySize, conditions: Conditions) -> None:
+        super().__init__(main_run, pair, size, conditions)
+        self.size = size
+        self.rules = local_rules.RuleSet(pair, conditions, size.steps)
+        self.identities = {name: models.identity(model) for name, model in pair.models.items()}
+
+    def describe_jobs(self, jobs: Sequence[Job], data: Dataset) -> dict[str, Any]:
+        """What makes two runs of a part the same; there are hundreds of rules, which are described without weights."""
+        rules = {f"{job.name}@{job.alpha:g}": job.model.describe() for job in jobs
+                 if isinstance(job.model, SmoothedClassifier)}
+        policy = {job.name: models.identity(job.model) for job in jobs if isinstance(job.model, AdaptiveSmoothing)}
+        return {"command": "evaluate", "seed": self.conditions.seed, "models": {**self.identities, **policy},
+                "rules": rules, "attacks": {str(job): job.attack.describe() for job in jobs}, "data": data.describe(),
+                "threat": self.conditions.threat.to_dict()}
+
+    def main_jobs(self) -> list[Job]:
+        """Both models, and the adaptive classifier once it is trained [Bai2022, Table 1]."""
+        attacks: dict[str, Attack] = {"clean": Clean(), **{f"pgd-{steps}": Pgd(steps=steps)
+                                                           for steps in self.size.long_steps}}
+        jobs = jobs_for(self.pair.models, attacks)
+        if self.is_finished("policy"):
+            adaptive = self._load_policy()
+            soft = Pgd(steps=self.size.long_steps[0], surrogate=SoftplusSurrogate(adaptive))
+            jobs += jobs_for({"adaptive": adaptive}, {**attacks, "pgd-soft": soft})
+        return jobs
+
+    def main_sections(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """The crossing, once the policy is trained."""
+        return {"crossing": self.measure_crossing() if self.is_finished("policy") else None}
+
+    def compare_neighbours(self) -> None:
+        """Eq. (2) with K nearest neighbours as the oracle, unweighted and weighted, against γ [Bai2022, Fig. 5, 9]."""
+        training, rules, size = self.pair.training, self.rules, self.size
+        oracles = [*((k, "plain") for k in size.neighbours), *((k, "distance") for k in size.weighted_neighbours)]
+        jobs = self._base_jobs()
         for k, weights in oracles:
-            oracle = Neighbours(kept.images, kept.labels, kept.num_classes, k=k, weights=weights)
-            for gamma in (*self.size.neighbour_gammas, math.inf):
-                attacks: dict[str, Attack] = {"clean": untouched, "pgd-std": rules.on_accurate}
+            oracle = Neighbours(training.images, training.labels, training.num_classes, k=k, weights=weights)
+            for gamma in (*size.neighbour_gammas, math.inf):
+                attacks: dict[str, Attack] = {"clean": Clean(), "pgd-std": rules.on_accurate}
                 if gamma < math.inf or weights == "distance":
-                    # Plain votes are steps without a slope; alone, nothing but g shows a way.
-                    attacks |= rules.through(oracle, gamma, "gradient")
-                subjects += self._named(f"{k} neighbours, {weights}", rules.rule(oracle, gamma, "gradient"), attacks,
-                                        gamma)
-        self._part("neighbours", [*self._alone(), *subjects], self.pair.test)
+                    # Unweighted votes are piecewise constant: without the accurate model they have no gradient.
+                    attacks |= rules.attacks_through(oracle, gamma, "gradient")
+                rule = rules.rule(oracle, gamma, "gradient")
+                jobs += jobs_for({f"{k} neighbours, {weights}": rule}, attacks, local_rules.alpha_of(gamma))
+        self.measure_part("neighbours", jobs, neighbours=training.describe())
 
-    def _alone(self) -> list[Job]:
-        """Both bases by themselves, where every curve begins and ends."""
-        bases = {"accurate": self.pair.accurate, "robust": self.pair.robust}
-        return [Job(name, model, attack, run) for name, model in bases.items()
-                for attack, run in {"clean": untouched, "pgd": self.rules.pgd(model)}.items()]
+    def _base_jobs(self) -> list[Job]:
+        """Both models alone: the ends of every curve."""
+        return jobs_for(self.pair.models, {"clean": Clean(), "pgd": Pgd(steps=self.size.steps)})
 
-    def _trust(self) -> None:
+    def compare_trust_terms(self) -> None:
         """The four trust terms over logits and probabilities [Bai2024, Figure 1]."""
-        rules, subjects = self.rules, []
-        for space in SPACES:
-            for trust in COMPARED:
-                scale = rules.scale(trust, space)
-                for weight in self.size.weights:
-                    gamma = local_figures.strength(weight, scale)
-                    attacks: dict[str, Attack] = {
-                        "clean": untouched, "pgd-std": rules.on_accurate, "pgd-rob": rules.on_robust,
-                        **rules.through(rules.sources[1], gamma, trust, space)}
-                    subjects += self._named(f"{trust}, {space}", rules.rule(self.pair.robust, gamma, trust, space),
-                                            attacks, gamma)
-        self._part("trust", [*self._alone(), *subjects], self.pair.test)
+        rules, jobs = self.rules, self._base_jobs()
+        terms = ("constant", "gradient", "top-gradient", "ratio")
+        for space, trust in itertools.product(("logits", "probabilities"), terms):
+            scale = rules.trust_scale(trust, space)
+            for gamma in (local_rules.gamma_for_weight(weight, scale) for weight in self.size.weights):
+                attacks: dict[str, Attack] = {
+                    "clean": Clean(), "pgd-std": rules.on_accurate, "pgd-rob": rules.on_robust,
+                    **rules.attacks_through(rules.sources["robust"], gamma, trust, space)}
+                rule = rules.rule(self.pair.robust, gamma, trust, space)
+                jobs += jobs_for({f"{trust}, {space}": rule}, attacks, local_rules.alpha_of(gamma))
+        self.measure_part("trust", jobs)
 
-    @staticmethod
-    def _named(name: str, model: nn.Module, attacks: dict[str, Attack], gamma: float) -> list[Job]:
-        return [Job(name, model, attack, run, alpha_of(gamma)) for attack, run in attacks.items()]
+    def measure_crossing(self) -> CrossingSummary:
+        """γ_0, where the accuracies of both models cross on held-out images [Bai2022, Figure 4]."""
+        rows = self._measure_target_strengths("crossing", self.pair.models, self.pair.held_out)
+        accurate, robust = (local_rules.correct_at_targets(rows, name) for name in self.pair.models)
+        point = find_crossing(TARGETS, accurate, robust, seed=self.conditions.seed)
+        return CrossingSummary(gamma=point.gamma, low=point.low, high=point.high, met=point.exists)
 
-    def _crossing(self) -> Crossing:
-        """γ_0 on held-out images [Bai2022, Figure 4]."""
-        bases = {"accurate": self.pair.accurate, "robust": self.pair.robust}
-        rows = local_figures.aimed_rows(self.out / "crossing", self.rules.aim(), bases, self.pair.held_out,
-                                        self.conditions, self.size.steps)
-        accurate, robust = (local_figures.verdicts(rows, name) for name in bases)
-        return crossing(TARGETS, accurate, robust, seed=self.conditions.seed)
+    def _measure_target_strengths(self, part: str, evaluated: Mapping[str, nn.Module], data: Dataset) -> list[Row]:
+        start_time, sources = time.monotonic(), self.rules.sources
+        rule = self.rules.rule(sources["robust"], 1.0, self.size.policy_trust, accurate=sources["accurate"])
+        run = self.open_part(part, [], data, rule=rule.describe(), steps=self.size.steps, targets=list(TARGETS),
+                             models={name: models.identity(model) for name, model in evaluated.items()})
+        local_rules.measure_target_strengths(run, rule, evaluated, data, self.conditions, self.size.steps)
+        return self.write_summary(run, start_time)
 
-    def _policy(self) -> None:
-        """Find the crossing, learn the policy, and attack it at every fixed γ_t [Bai2022, Figure 7]."""
-        model, threat = self._fresh_policy(), self.conditions.threat
-        objective = PolicyLoss(norm=threat.norm, eps=threat.eps, gamma_0=self._crossing().gamma, steps=self.size.steps)
-        train(model, objective, self.pair.learnt, self.size.policy, device=self.conditions.device,
-              out=self.out / "policy", facts={"arch": "adaptive-smoothing", "rule": self.size.trust})
-        judged = {"accurate": self.pair.accurate, "robust": self.pair.robust, "adaptive": model}
-        local_figures.aimed_rows(self.out / "targets", self.rules.aim(), judged, self.pair.test, self.conditions,
-                                 self.size.steps)
+    def train_policy(self) -> None:
+        """Find the crossing, train the policy, and attack it at fixed target strengths [Bai2022, Figure 7]."""
+        model, threat = self._new_policy(), self.conditions.threat
+        objective = PolicyLoss(norm=threat.norm, eps=threat.eps, gamma_0=self.measure_crossing().gamma,
+                               steps=self.size.steps)
+        images = self.pair.training.slice(0, min(self.size.policy_images, len(self.pair.training)))
+        fit_model(model, objective, images, self.size.policy_plan, device=self.conditions.device,
+                  out=self.folder / "policy", metadata={"arch": "adaptive-smoothing", "rule": self.size.policy_trust})
+        self._measure_target_strengths("targets", {**self.pair.models, "adaptive": model}, self.test)
 
-    def _fresh_policy(self) -> AdaptiveSmoothing:
-        pair, size = self.pair, self.size
-        return AdaptiveSmoothing(pair.accurate, pair.robust, example=self.rules.few(pair.held_out, 2), width=size.width,
-                                 seed=self.conditions.seed, trust=size.trust, norm=self.conditions.threat.norm)
+    def _new_policy(self) -> AdaptiveSmoothing:
+        return AdaptiveSmoothing(self.pair.accurate, self.pair.robust, width=self.size.policy_width,
+                                 example=self.rules.first_images(self.pair.held_out, 2), seed=self.conditions.seed,
+                                 trust=self.size.policy_trust, norm=self.conditions.threat.norm)
 
-    def _kept_policy(self) -> AdaptiveSmoothing | None:
-        """The policy of this study, if it has been learnt."""
-        folder = self.out / "policy"
-        if not (folder / "summary.json").exists():
-            return None
-        return local_figures.with_weights(self._fresh_policy(), folder / "last.safetensors").to(self.conditions.device)
+    def _load_policy(self) -> AdaptiveSmoothing:
+        """The adaptive classifier with the trained policy."""
+        require_part(self.is_finished("policy"), "policy")
+        path, model = self.folder / "policy" / LAST, self._new_policy()
+        weights = checkpoint.read_safetensors(path)[0]
+        checks.require(weights.keys() == model.state_dict().keys(), str(path), "hold this classifier", len(weights))
+        model.load_state_dict(weights)
+        return model.eval().to(self.conditions.device)
 
-    def _learnt(self) -> AdaptiveSmoothing:
-        model = self._kept_policy()
-        if model is None:
-            raise checks.InputError("`part` must come after the part policy, which this study has not done yet")
-        return model
+    def measure_radii(self) -> None:
+        """Other radii than the one that the policy was trained for [Bai2022, Figure 8]."""
+        start_time, threat, attack = time.monotonic(), self.conditions.threat, Pgd(steps=self.size.long_steps[0])
+        evaluated = {"robust": self.pair.robust, "adaptive": self._load_policy()}
+        jobs = {factor: jobs_for(evaluated, {f"eps {threat.eps * factor:.4g}": attack})
+                for factor in sorted({1.0, *self.size.eps_factors})}
+        run = self.open_part("radii", [job for some in jobs.values() for job in some], self.test)
+        for factor, some in jobs.items():
+            conditions = replace(self.conditions, threat=Threat(threat.norm, threat.eps * factor))
+            for job in some:
+                self.measure(job, self.test, run, conditions)
+        self.write_summary(run, start_time, results=tuple(aggregation.accuracies(run.finish(), None)))
 
-    def _radii(self) -> None:
-        """Other radii than the one it was trained for [Bai2022, Figure 8]."""
-        judged, threat = {"robust": self.pair.robust, "adaptive": self._learnt()}, self.conditions.threat
-        attack: Attack = partial(pgd, steps=self.size.long[0])
-        subjects = {factor: [Job(name, model, f"eps {threat.eps * factor:.4g}", attack)
-                             for name, model in judged.items()] for factor in sorted({1.0, *self.size.eps_factors})}
-        began = time.monotonic()
-        run = self._open("radii", [subject for some in subjects.values() for subject in some], self.pair.test)
-        rows: list[Row] = []
-        for factor, some in subjects.items():
-            wider = dataclasses.replace(self.conditions, threat=Threat(threat.norm, threat.eps * factor))
-            rows = self._measure(run, some, self.pair.test, wider)
-        run.summarise("evaluate", time.monotonic() - began, summary.results(rows, None))
-
-    def _auto(self) -> None:
+    def measure_suite(self) -> None:
         """AutoAttack through the policy on a few images, which the paper did not run."""
-        judged = {"accurate": self.pair.accurate, "robust": self.pair.robust, "adaptive": self._learnt()}
-        few = self.pair.test.slice(0, min(self.size.auto, len(self.pair.test)))
-        auto = Suite(tuple(VERSIONS[self.size.version]()))
-        attacks: dict[str, Attack] = {"clean": untouched, "auto": auto}
-        # Casts on the fly would not reach the gradients that the rule itself is made of.
-        exact = dataclasses.replace(self.conditions, precision="fp32")
-        self._part("auto", [Job(name, model, attack, run) for name, model in judged.items()
-                            for attack, run in attacks.items()], few, exact)
+        evaluated = {**self.pair.models, "adaptive": self._load_policy()}
+        images = self.test.slice(0, min(self.size.suite_images, len(self.test)))
+        jobs = jobs_for(evaluated, {"clean": Clean(), "auto": make_attack(self.size.suite)})
+        # Autocast would not reach the gradients inside the rule.
+        self.measure_part("auto", jobs, images, replace(self.conditions, precision="fp32"))
 
-    def _gradients(self) -> None:
-        """‖∇g_i‖ and ‖∇h_i‖, clean and attacked [Bai2022, Figures 2, 3, 10]."""
-        local_figures.gradients(self.out / "arrays.npz", self.pair.accurate, self.pair.robust, self.pair.test,
-                                self.conditions, self.size.steps)
+    def measure_gradients(self) -> None:
+        """Norms of the gradients of both models, clean and attacked [Bai2022, Figures 2, 3 and 10]."""
+        arrays.save(self.folder, local_rules.gradient_norms(self.pair, self.conditions, self.size.steps))
 
-
-Study = LocalSmoothingStudy
+    parts: ClassVar = {"neighbours": compare_neighbours, "trust": compare_trust_terms, "policy": train_policy,
+                       "radii": measure_radii, "auto": measure_suite, "gradients": measure_gradients}

@@ -1,7 +1,9 @@
-"""Training: one loop, objectives as functions of model, images, labels and chance."""
+"""Training: one loop; objectives are functions of model, images, labels and a random stream."""
 
-from equipoise.training.loop import train as train
-from equipoise.training.objective import Objective as Objective
-from equipoise.training.objective import ObjectiveOutput as ObjectiveOutput
-from equipoise.training.objectives import OBJECTIVES as OBJECTIVES
-from equipoise.training.plan import TrainingPlan as TrainingPlan
+from equipoise.training.loop import TrainingResult, fit_model
+from equipoise.training.objective import Objective, ObjectiveOutput, TrainingPlan
+from equipoise.training.objectives import OBJECTIVES
+from equipoise.training.trainer import train, train_gate
+
+__all__ = ["OBJECTIVES", "Objective", "ObjectiveOutput", "TrainingPlan", "TrainingResult", "fit_model", "train",
+           "train_gate"]

@@ -1,158 +1,208 @@
-"""One optimiser step: the objective forward, the gradient, the update, the average, the tally.
+"""One optimiser step: objective, gradient, update, running average of the weights, and statistics.
 
-Everything that a step reads or changes hangs here, so that it can be saved, restored and captured whole.
-Nothing here waits for the device.
+All that a step reads or changes belongs to the :class:`Learner`, so that it can be saved, restored and captured.
+Nothing here waits for the device, unless its docstring says so.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from equipoise.core import device as devices
 from equipoise.core import parallel
 from equipoise.core.rng import Stream
-from equipoise.data.batches import pixels
-from equipoise.training.ema import Average
+from equipoise.data import pixels
 from equipoise.training.loader import StepBatch
-from equipoise.training.objective import Memory, Objective
-from equipoise.training.plan import TrainingPlan
+from equipoise.training.objective import Memory, Objective, StepSchedule, TrainingPlan
 
-NEVER = 2.0**62
+_NEVER = 2.0**62  # as the number of a step
+
+
+@dataclass(frozen=True)
+class TrainingStatistics:
+    """Averages over the images of an epoch so far."""
+
+    loss: float
+    accuracy: float
+    first_nonfinite_step: int | None  # the first step of the epoch whose loss was NaN or infinite
+
+
+class WeightAverage:
+    """Exponential moving average of the weights and statistics of a module.
+
+    Counters, buffers that are infinite (such as the log-odds of 0) and layers whose own weights are frozen are copied
+    instead: an average would lose the sign of a zero, which changes their digest.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = copy.deepcopy(module).requires_grad_(False).eval()
+        frozen: set[int] = set()
+        for layer in module.modules():
+            own = list(layer.parameters(recurse=False))
+            if own and not any(weight.requires_grad for weight in own):
+                frozen |= {id(value) for value in (*own, *layer.buffers(recurse=False))}
+        self._averaged: list[tuple[Tensor, Tensor]] = []  # pairs of a live tensor and its counterpart here
+        self._copied: list[tuple[Tensor, Tensor]] = []
+        for live, average in zip([*module.parameters(), *module.buffers()],
+                                 [*self.module.parameters(), *self.module.buffers()], strict=True):
+            moves = live.is_floating_point() and id(live) not in frozen and bool(live.isfinite().all())
+            (self._averaged if moves else self._copied).append((live, average))
+
+    @torch.no_grad()
+    def update(self, weight: float | Tensor) -> None:
+        """average ← average + weight · (live − average)."""
+        averages = [average for _, average in self._averaged]
+        differences = torch._foreach_sub([live.detach() for live, _ in self._averaged], averages)
+        torch._foreach_mul_(differences, weight)
+        torch._foreach_add_(averages, differences)
+        if self._copied:
+            torch._foreach_copy_([target for _, target in self._copied], [live for live, _ in self._copied])
 
 
 class Forward(nn.Module):
-    """Bytes and labels in, losses out. The whole objective is one forward pass, so that DDP sees one."""
+    """Bytes and labels in, losses out. The whole objective is one forward pass, as DistributedDataParallel needs it."""
 
-    objective: Objective  # of the epoch; the learner sets it
-
-    def __init__(self, model: nn.Module, fast: nn.Module, plan: TrainingPlan, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, plan: TrainingPlan, device: torch.device, compile_model: bool) -> None:
         super().__init__()
-        self.model, self._fast = model, [fast]  # in a list, because it shares its weights with the model
-        self.plan, self.device = plan, device
+        self.model, self.precision, self.device = model, plan.precision, device
+        # The tensor cores of a GPU want half precision with the channels last.
+        self.channels_last = device.type == "cuda" and plan.precision == "bf16"
+        if self.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # In a list, because it shares its weights with the model.
+        self._compiled: list[Any] = [torch.compile(model, dynamic=False) if compile_model else model]
 
-    def forward(self, images: Tensor, y: Tensor, stream: Stream, memory: Memory, full: bool) -> tuple[
-            Tensor, Tensor, Memory]:
-        """(B,) losses, (B,) correct, what to remember."""
+    def forward(self, objective: Objective, images: Tensor, y: Tensor, stream: Stream, memory: Memory,
+                is_full: bool) -> tuple[Tensor, Tensor, Memory]:
+        """(B,) losses, (B,) correct, new memory."""
         x = pixels(images)
-        if _channels_last(self.plan, self.device):
+        if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
-        # A compiled model is compiled for full batches; a smaller last one is not worth another compilation.
-        model = self._fast[0] if full else self.model
-        with devices.precision(self.plan.precision, self.device):
-            outcome = self.objective(model, x, y, stream, memory)
-        return outcome.losses.float(), outcome.correct, outcome.memory
+        # The model is compiled for full batches; a smaller last one is not worth another compilation.
+        model = self._compiled[0] if is_full else self.model
+        with devices.autocast(self.precision, self.device):
+            output = objective(model, x, y, stream, memory)
+        return output.losses.float(), output.correct, output.memory
 
 
 class Learner:
-    """The module under training with all that belongs to it."""
+    """The module under training with its optimiser, average, per-image memory and statistics."""
 
-    def __init__(self, model: nn.Module, plan: TrainingPlan, device: torch.device, memory: Memory, compiled: bool) -> None:
+    def __init__(self, model: nn.Module, plan: TrainingPlan, device: torch.device, memory: Memory,
+                 compile_model: bool = False) -> None:
         self.plan, self.world = plan, parallel.world()
-        self.model = model.to(device)
-        if _channels_last(plan, device):
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        fast: nn.Module = torch.compile(model, dynamic=False) if compiled else model  # type: ignore[assignment]
-        self.forward = Forward(model, fast, plan, device)
-        self.wrapped: nn.Module = self.forward
+        self.model = model.to(device).train()
+        self.forward: nn.Module = Forward(model, plan, device, compile_model)
         if self.world.size > 1:
-            self.wrapped = DistributedDataParallel(self.forward)
+            self.forward = DistributedDataParallel(self.forward)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.rate = torch.full((), plan.lr, device=device) if device.type == "cuda" else None
-        self.optimizer = _optimizer(self.parameters, plan, self.rate)
-        self.average = Average(model) if plan.ema else None
+        # On CUDA the learning rate is a tensor and the update one kernel, so that a step can be captured.
+        on_cuda = device.type == "cuda"
+        self.learning_rate = torch.full((), plan.lr, device=device) if on_cuda else None
+        options: dict[str, Any] = {"lr": self.learning_rate if on_cuda else plan.lr, "weight_decay": plan.weight_decay,
+                                   "fused": on_cuda or None}
+        self.optimizer: torch.optim.Optimizer = (
+            torch.optim.SGD(self.parameters, momentum=plan.momentum, nesterov=plan.nesterov, **options)
+            if plan.optimizer == "sgd" else
+            torch.optim.AdamW(self.parameters, betas=(plan.momentum, 0.999), capturable=on_cuda, **options))
+        self.average = WeightAverage(model) if plan.ema else None
         self.memory = {name: value.to(device) for name, value in memory.items()}
-        # Sums of losses, of right answers and of images, and the first step whose loss was not finite.
-        self.tally = torch.tensor([0.0, 0.0, 0.0, NEVER], dtype=torch.float64, device=device)
+        # Sums of losses, of correct images and of images; the first step whose loss was not finite.
+        self.sums = torch.empty(4, dtype=torch.float64, device=device)
+        self.reset_statistics()
 
     @property
-    def judged(self) -> nn.Module:
-        """The module that is validated and kept: the average where there is one."""
+    def evaluated_model(self) -> nn.Module:
+        """The module that is validated and saved: the average where there is one."""
         return self.model if self.average is None else self.average.module
 
-    def begin(self, objective: Objective) -> None:
-        """From here on, this objective."""
-        self.forward.objective = objective
-        self.model.train()
-
-    def learn(self, share: StepBatch, stream: Stream, *, rate: float | Tensor, follow: float | Tensor,
-              step: int | Tensor) -> None:
-        """One step on this process's share of a batch.
-
-        Args:
-            share: the images.
-            stream: their chance.
-            rate: learning rate.
-            follow: weight of the new weights in the average.
-            step: its number, for the tally.
-        """
-        known = {name: value.index_select(0, share.rows) for name, value in self.memory.items()}
-        full = share.total == self.plan.batch_size
-        losses, correct, remembered = self.wrapped(share.images, share.labels, stream, known, full)
-        # DDP averages over processes: their number cancels, so that what is lowered is the mean of the whole batch.
-        loss = losses.sum() * (float(share.counts) * self.world.size / share.total)
+    def take_step(self, objective: Objective, batch: StepBatch, stream: Stream, schedule: StepSchedule) -> None:
+        """One optimiser step on this process's part of a batch."""
+        memory = {name: value.index_select(0, batch.rows) for name, value in self.memory.items()}
+        is_full = batch.total == self.plan.batch_size
+        losses, correct, memory = self.forward(objective, batch.images, batch.labels, stream, memory, is_full)
+        # DDP averages over processes; their number cancels, so that the mean over the whole batch is minimised.
+        loss = losses.sum() * (float(batch.is_counted) * self.world.size / batch.total)
         loss.backward()
         if self.plan.clip:
             nn.utils.clip_grad_norm_(self.parameters, self.plan.clip)
-        self._set_rate(rate)
+        if self.learning_rate is None:
+            self.optimizer.param_groups[0]["lr"] = schedule.learning_rate
+        else:
+            self.learning_rate.fill_(schedule.learning_rate)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
-            self.average.follow(follow)
-        if share.counts:
-            for name, value in remembered.items():
-                self.memory[name].index_copy_(0, share.rows, value.detach())
-            self._count(losses.detach(), correct, step)
+            self.average.update(schedule.average_weight)
+        if batch.is_counted:
+            for name, value in memory.items():
+                self.memory[name].index_copy_(0, batch.rows, value.detach())
+            self._add_statistics(losses.detach(), correct, schedule.number)
 
-    def _set_rate(self, rate: float | Tensor) -> None:
-        if self.rate is None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-        elif isinstance(rate, Tensor):
-            self.rate.copy_(rate)
-        else:
-            self.rate.fill_(rate)
-
-    def _count(self, losses: Tensor, correct: Tensor, step: int | Tensor) -> None:
+    def _add_statistics(self, losses: Tensor, correct: Tensor, step: int | Tensor) -> None:
         total = losses.double().sum()
-        number = step.to(total.dtype) if isinstance(step, Tensor) else torch.full_like(total, step)
-        self.tally[0] += total
-        self.tally[1] += correct.sum()
-        self.tally[2] += len(losses)
-        first = torch.where(total.isfinite(), NEVER, number)
-        self.tally[3] = torch.minimum(self.tally[3], first)
+        self.sums[0] += total
+        self.sums[1] += correct.sum()
+        self.sums[2] += len(losses)
+        number = torch.zeros_like(total) + step
+        self.sums[3] = torch.minimum(self.sums[3], torch.where(total.isfinite(), _NEVER, number))
+
+    def read_statistics(self) -> TrainingStatistics:
+        """The statistics of the epoch so far; waits for the device."""
+        loss, correct, images, first = self.sums.tolist()
+        images = max(images, 1)
+        return TrainingStatistics(loss / images, correct / images, int(first) if first < _NEVER else None)
+
+    def reset_statistics(self) -> None:
+        """Start the statistics of a new epoch."""
+        self.sums.copy_(torch.tensor([0.0, 0.0, 0.0, _NEVER], dtype=torch.float64))
 
     def gather(self, own: Tensor) -> None:
-        """Bring memory and tally of all processes together; `own` (N,) says which rows this process has written."""
-        if self.world.size == 1:
-            return
+        """Exchange memory and statistics of all processes; `own` (N,) are the rows that this process has written."""
         for value in self.memory.values():
-            # Each row comes from one process, so that adding zeros to it leaves its bits alone.
+            # Each row comes from one process; adding zeros to it keeps its bits.
             value.mul_(own.view(-1, *[1] * (value.dim() - 1)))
             dist.all_reduce(value)
-        dist.all_reduce(self.tally[:3])
-        dist.all_reduce(self.tally[3:], dist.ReduceOp.MIN)
+        dist.all_reduce(self.sums[:3])
+        dist.all_reduce(self.sums[3:], dist.ReduceOp.MIN)
 
     def tensors(self) -> list[Tensor]:
         """Everything that a step changes."""
-        kept = [] if self.average is None else list(self.average.module.state_dict().values())
-        inner = [value for state in self.optimizer.state.values() for value in state.values()
-                 if isinstance(value, Tensor)]
-        return [*self.model.state_dict().values(), *kept, *inner, *self.memory.values(), self.tally]
+        state = {**self.state_dict(), "optimizer": self.optimizer.state_dict()["state"]}  # without the learning rate
+        return [value for value in tree_leaves(state) if isinstance(value, Tensor)]
 
-    def is_finite(self) -> bool:
-        """Whether every weight is; waits for the device."""
-        norms = torch._foreach_norm([p.detach() for p in self.parameters])
-        return bool(torch.stack(norms).isfinite().all())
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs, for `torch.save`."""
+        return {"model": self.model.state_dict(),
+                "average": None if self.average is None else self.average.module.state_dict(),
+                "optimizer": self.optimizer.state_dict(), "memory": self.memory, "sums": self.sums}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.model.load_state_dict(state["model"])
+        if self.average is not None:
+            self.average.module.load_state_dict(state["average"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for name, value in state["memory"].items():
+            self.memory[name].copy_(value)
+        self.sums.copy_(state["sums"])
+        # Loading replaced the learning rate by its saved value; a captured step reads this tensor.
+        if self.learning_rate is not None:
+            self.optimizer.param_groups[0]["lr"] = self.learning_rate
 
     @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """Steps inside leave no trace (what the optimiser began inside starts at zero); for compiling and capturing."""
+    def undo_steps(self) -> Iterator[None]:
+        """Undo the steps taken inside (new optimiser state becomes zero); for warming up before a capture."""
         before = [(value, value.clone()) for value in self.tensors()]
         try:
             yield
@@ -164,19 +214,3 @@ class Learner:
                 for value in self.tensors():
                     if value.data_ptr() not in known:
                         value.zero_()
-
-
-def _channels_last(plan: TrainingPlan, device: torch.device) -> bool:
-    """The tensor cores of a GPU read half precision with the channels last."""
-    return device.type == "cuda" and plan.precision == "bf16"
-
-
-def _optimizer(parameters: list[nn.Parameter], plan: TrainingPlan, rate: Tensor | None) -> torch.optim.Optimizer:
-    # On CUDA the rate is a tensor and the update one kernel, so that it can be captured and nothing waits.
-    on_cuda = rate is not None
-    lr: float | Tensor = plan.lr if rate is None else rate
-    if plan.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr, momentum=plan.momentum, weight_decay=plan.weight_decay,
-                               nesterov=plan.nesterov, fused=on_cuda or None)
-    return torch.optim.AdamW(parameters, lr, betas=(plan.momentum, 0.999), weight_decay=plan.weight_decay,
-                             fused=on_cuda or None, capturable=on_cuda)

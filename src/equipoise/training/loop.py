@@ -1,225 +1,214 @@
-"""The only epoch loop."""
+"""The training loop."""
 
 from __future__ import annotations
 
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.core import checks, memory, parallel, progress
+from equipoise.core import checks, memory, parallel, progress, rng, tables
 from equipoise.core import device as devices
-from equipoise.data.dataset import Dataset
-from equipoise.models import formats
-from equipoise.training import compilation, ema, schedules
-from equipoise.training.cuda_graph import CapturedSteps
-from equipoise.training.learner import NEVER, Learner
+from equipoise.core.modes import inference
+from equipoise.core.results import Result, read_summary
+from equipoise.core.rows import EPOCH, EpochRow
+from equipoise.data import Dataset, batches
+from equipoise.models import checkpoint
+from equipoise.training.compilation import CapturedSteps, compile_mode, cudnn_benchmark
+from equipoise.training.learner import Learner, TrainingStatistics
 from equipoise.training.loader import TrainingLoader, split
-from equipoise.training.objective import Objective
-from equipoise.training.plan import TrainingPlan
+from equipoise.training.objective import Objective, StepSchedule, TrainingPlan
 from equipoise.training.recorder import LAST, RunRecorder
-from equipoise.training.validate import validate
-
-GLANCE = 0.5  # seconds between two looks at the loss, each of which waits for the device
 
 
-def train(
-    model: nn.Module,
-    objective: Objective,
-    data: Dataset,
-    plan: TrainingPlan | None = None,
-    *,
-    device: torch.device | str = "cpu",
-    out: Path | str | None = None,
-    facts: Mapping[str, Any] | None = None,
-) -> nn.Module:
-    """Train a module by an objective on a part of a data set, and validate it on the rest.
+@dataclass(frozen=True, eq=False)
+class TrainingResult:
+    """A trained model with its accuracies on held-out images; printed as a table."""
 
-    Every chance is a function of (seed, epoch, image), so a run that is killed and repeated, or shared out
-    among processes, goes the same way. On the CPU in fp32 a resumed run ends in the same bits.
+    model: nn.Module  # with the final weights; those of the best epoch are in `best.safetensors` of the folder
+    results: tuple[Result, ...]  # of the models "best" and "last", one per validation metric
+    out: Path | None = None
+
+    def __str__(self) -> str:
+        return (tables.accuracy_table(self.results, "held out from training") if self.results
+                else "No images were held out for validation.")
+
+
+def fit_model(model: nn.Module, objective: Objective, data: Dataset, plan: TrainingPlan | None = None, *,
+              device: torch.device | str = "cpu", out: Path | str | None = None,
+              metadata: Mapping[str, str] | None = None) -> nn.Module:
+    """Train a module with an objective on a part of a data set, validate it on the rest, and return it.
+
+    All random numbers are a function of (seed, epoch, image), so that a run that is killed and resumed, or spread over
+    several processes, takes the same course. On the CPU in fp32 a resumed run ends in the same bits.
 
     Args:
-        model: any module that the objective can call; parameters that need no gradient are left alone.
-        objective: what to lower, such as `SmoothMix(sigma=0.5)`.
+        model: any module that the objective can call; parameters that need no gradient are left alone. In the end it
+            is in evaluation mode and has the final weights (their average, with `ema`).
+        objective: the loss to minimise, such as `SmoothMix(sigma=0.5)`.
         data: training images; the held-out part is drawn from them.
-        plan: epochs, optimiser, schedule and the rest.
-        device: where to train; under `torchrun` each process has its own.
-        out: run folder; a folder that holds a part of this very run is resumed. Without it nothing is kept.
-        facts: what else makes this run what it is (such as the architecture), for `run.toml` and the checkpoints.
-
-    Returns:
-        The same module with its final weights (their average, with `ema`), in evaluation mode.
+        out: run folder; a folder that holds a part of the same run is resumed. Without it nothing is written.
+        metadata: what else identifies the run (such as the architecture), for `run.toml` and the checkpoints.
     """
-    plan, device = plan or TrainingPlan(), torch.device(device)
-    devices.usable(plan.precision, device)
-    objective.suits(plan)
-    kept, held = split(data, plan)
-    feed = TrainingLoader(kept, plan, device)
-    checks.require(not (parallel.world().size > plan.batch_size), "batch_size", "be at least the number of processes",
-                   plan.batch_size)
-    book = RunRecorder(out, model, objective, data, plan, device, facts or {})
-    if book.finished and book.folder is not None:
-        model.load_state_dict(formats.read_safetensors(book.folder / LAST)[0])
-        return model.to(device).eval()
+    return run_training(model, objective, data, plan or TrainingPlan(), torch.device(device), out, metadata or {}).model
+
+
+def run_training(model: nn.Module, objective: Objective, data: Dataset, plan: TrainingPlan, device: torch.device,
+                 out: Path | str | None, metadata: Mapping[str, str]) -> TrainingResult:
+    """See :func:`fit_model`; also returns the accuracies on the held-out images."""
+    devices.check_precision(plan.precision, device)
+    objective.check_plan(plan)
+    training, held_out = split(data, plan)
+    loader = TrainingLoader(training, plan, device)
+    recorder = RunRecorder(out, model, objective, data, plan, device, metadata)
+    if recorder.folder is not None and (recorder.folder / "summary.json").exists():
+        model.load_state_dict(checkpoint.read_safetensors(recorder.folder / LAST)[0])
+        return TrainingResult(model.to(device).eval(), read_summary(recorder.folder).results, recorder.folder)
     try:
-        with compilation.tuned(device):
-            _Sitting(model, objective, feed, held, plan, book).work()
+        with cudnn_benchmark(device):
+            results = TrainingRun(model, objective, loader, held_out, recorder).run()
     except RuntimeError as error:
-        # A smaller batch would be another training, so it is not halved here as it is in an evaluation.
+        # Unlike in an evaluation the batch is not halved, because a smaller batch trains another model.
         checks.require(not memory.is_out_of_memory(error), "batch_size", f"fit into the memory of this {device.type}",
                        plan.batch_size)
         raise
-    return model.eval()
+    return TrainingResult(model.eval(), results, recorder.folder)
 
 
-class _Sitting:
-    """One sitting at a run: from where it stood to its end."""
+class TrainingRun:
+    """Trains from the state in the run folder, or from the start, to the end."""
 
-    def __init__(self, model: nn.Module, objective: Objective, feed: TrainingLoader, held: Dataset, plan: TrainingPlan,
-                 book: RunRecorder) -> None:
-        self.objective, self.feed, self.held, self.plan, self.book = objective, feed, held, plan, book
-        self.how = compilation.how(plan, model, feed, objective)
-        self.learner = Learner(model, plan, feed.device, objective.memory(len(feed)), self.how in ("model", "both"))
-        self.captured = CapturedSteps(self.learner, feed) if self.how in ("graph", "both") else None
-        self.best: dict[str, Any] = {"value": -1.0, "epoch": -1, "right": {}}
-        self.best_weights: dict[str, Tensor] | None = None
-        self.rehearsed = 0.0
-        self.last: dict[str, int] = {}
-        self.step = 0
-        self._began = (0.0, 0)
-        self._glanced: tuple[float, dict[str, str]] = (0.0, {})
+    def __init__(self, model: nn.Module, objective: Objective, loader: TrainingLoader, held_out: Dataset,
+                 recorder: RunRecorder) -> None:
+        self.objective, self.loader, self.held_out = objective, loader, held_out
+        self.plan, self.recorder = loader.plan, recorder
+        self.compile_mode = compile_mode(loader.plan, model, objective, loader.device, loader.world.size)
+        memory = objective.initial_memory(len(loader))
+        self.learner = Learner(model, loader.plan, loader.device, memory, self.compile_mode in ("model", "both"))
+        self.captured = CapturedSteps(self.learner, loader) if self.compile_mode in ("graph", "both") else None
+        self.step = self.first_step = recorder.load_state(self.learner)
+        self.last_correct: dict[str, int] = {}
+        self.compile_seconds = 0.0
+        self.shown: dict[str, str] = {}
+        self.shown_time = 0.0
 
-    def work(self) -> None:
-        plan, learner = self.plan, self.learner
-        self.step, more = self.book.resume(learner)
-        self.best.update({key: more[key] for key in self.best if key in more})
-        first = self.step // self.feed.steps
-        self._rehearse(first)
-        self._began = (time.monotonic(), self.step)
-        whole, done = self.feed.images_in(plan.epochs * self.feed.steps), self.feed.images_in(self.step)
-        with progress.task("training", total=whole, done=done) as task:
-            for epoch in range(first, plan.epochs):
-                self._epoch(epoch, task)
-        if not self.last:
-            self.last = self._validate()
-        self._save()
-        self.book.close(len(self.held), self.best, self.last, self.rehearsed)
-        if learner.average is not None:
-            learner.model.load_state_dict(learner.average.module.state_dict())
+    def run(self) -> tuple[Result, ...]:
+        """Train the remaining epochs; returns the accuracies of the best and of the last one."""
+        epochs, loader = self.plan.epochs, self.loader
+        first = self.step // loader.steps_per_epoch
+        self._warm_up(first)
+        with progress.task("training", total=epochs * len(loader), done=loader.count_images(self.step)) as task:
+            for epoch in range(first, epochs):
+                self._run_epoch(epoch, task)
+        if not self.last_correct:
+            self.last_correct = self._validate()
+        self.recorder.save(self.learner, self.step)
+        results = self.recorder.finish(self.last_correct, len(self.held_out), self.compile_seconds)
+        if self.learner.average is not None:
+            self.learner.model.load_state_dict(self.learner.average.module.state_dict())
+        return results
 
-    def _epoch(self, epoch: int, task: progress.Task) -> None:
-        began, before = time.monotonic(), self.step
-        for seen in self._steps(epoch):
-            self.step += seen
-            task.advance(self.feed.images_in(self.step) - self.feed.images_in(self.step - seen), **self._glance())
+    def _run_epoch(self, epoch: int, task: progress.Task) -> None:
+        learner, plan, count_images = self.learner, self.plan, self.loader.count_images
+        start_time, start_images = time.monotonic(), count_images(self.step)
+        for count in self._take_steps(epoch):
+            before, self.step = count_images(self.step), self.step + count
+            task.advance(count_images(self.step) - before, **self._progress())
             # The end of an epoch is saved with its row and its validation, below.
-            if self.learner.world.size == 1 and self.step % self.feed.steps and self.book.due(self.plan.save_seconds):
-                self._check()
-                self._save()
-        if self.learner.world.size > 1:
-            self.learner.gather(self.feed.own(epoch))
-        self._check()
-        row = self._row(epoch, before, began)
-        self.last = {}
-        if (epoch + 1) % self.plan.validate_every == 0 or epoch + 1 == self.plan.epochs:
-            self.last = self._validate()
-            row |= {metric: right / max(len(self.held), 1) for metric, right in self.last.items()}
-            self._remember(epoch)
-        self.book.row(row)
-        self.learner.tally.copy_(torch.tensor([0.0, 0.0, 0.0, NEVER], dtype=torch.float64))
-        if self.book.due(self.plan.save_seconds):
-            self._save()
+            is_within_epoch = self.step % self.loader.steps_per_epoch != 0
+            if learner.world.size == 1 and is_within_epoch and self.recorder.is_save_due(plan.save_seconds):
+                self._read_statistics()
+                self.recorder.save(learner, self.step)
+        if learner.world.size > 1:
+            learner.gather(self.loader.own_rows(epoch))
+        statistics, seconds = self._read_statistics(), time.monotonic() - start_time
+        self.last_correct = {}
+        if (epoch + 1) % plan.validate_every == 0 or epoch + 1 == plan.epochs:
+            self.last_correct = self._validate()
+            self.recorder.update_best(epoch, self.last_correct, learner.evaluated_model)
+        self.recorder.append(EpochRow(
+            index=epoch, model="trained", attack=EPOCH, loss=statistics.loss, accuracy=statistics.accuracy,
+            lr=float(self.loader.schedule(self.step - 1).learning_rate), seconds=round(seconds, 3),
+            images_per_second=round((count_images(self.step) - start_images) / max(seconds, 1e-9), 1),
+            validation={metric: correct / len(self.held_out) for metric, correct in self.last_correct.items()}))
+        learner.reset_statistics()
+        if self.recorder.is_save_due(plan.save_seconds):
+            self.recorder.save(learner, self.step)
 
-    def _save(self) -> None:
-        self.book.save(self.learner, self.step, self.best, self.best_weights)
-        self.best_weights = None  # they are on disk
-
-    def _steps(self, epoch: int) -> Iterator[int]:
-        """Make the steps of an epoch that are not made yet; yields how many were made since the last yield."""
-        feed, plan, now = self.feed, self.plan, self.objective.at(epoch, self.plan.epochs)
-        self.learner.begin(now)
-        first = self.step - epoch * feed.steps
-        if self.captured is not None and first < self.captured.full:
-            self.captured.begin(epoch)
-            self.captured.ready(now)
-            chunk = max(1, self.captured.full // 8)
-            while first < self.captured.full:
-                count = min(chunk, self.captured.full - first)
-                self.captured.run(first, count)
+    def _take_steps(self, epoch: int) -> Iterator[int]:
+        """Take the remaining steps of an epoch; yields the number of steps since the last yield."""
+        loader, objective = self.loader, self.objective.at_epoch(epoch, self.plan.epochs)
+        first = self.step - epoch * loader.steps_per_epoch
+        if self.captured is not None and first < (full_batches := self.captured.full_batches):
+            self.captured.load_epoch(epoch)
+            while first < full_batches:
+                count = min(max(1, full_batches // 8), full_batches - first)
+                self.captured.replay(objective, first, count)
                 first += count
                 yield count
-        for step, share in enumerate(feed.shares(epoch, first), start=epoch * feed.steps + first):
-            self.learner.learn(share, feed.chance(epoch, share.index), rate=schedules.rate(plan, step, feed.steps),
-                               follow=ema.share(plan.ema, step), step=step)
+        for step, batch in enumerate(loader.batches(epoch, first), start=epoch * loader.steps_per_epoch + first):
+            self.learner.take_step(objective, batch, loader.stream(epoch, batch.index), loader.schedule(step))
             yield 1
 
-    def _rehearse(self, epoch: int) -> None:
-        """Compile or capture before the clock starts; nothing of it stays in the weights."""
-        if self.how == "off" or epoch >= self.plan.epochs:
+    def _warm_up(self, epoch: int) -> None:
+        """Compile or capture before the clock starts; the weights do not change."""
+        if self.compile_mode == "off" or epoch >= self.plan.epochs:
             return
-        began, now = time.monotonic(), self.objective.at(epoch, self.plan.epochs)
-        self.learner.begin(now)
+        start_time, objective = time.monotonic(), self.objective.at_epoch(epoch, self.plan.epochs)
         if self.captured is not None:
             try:
-                self.captured.begin(epoch)
-                self.captured.ready(now)
-            except RuntimeError as problem:
-                warnings.warn(f"the step could not be captured and is launched piece by piece: {problem}",
+                self.captured.load_epoch(epoch)
+                self.captured.capture(objective)
+            except RuntimeError as error:
+                warnings.warn(f"the step could not be captured as a CUDA graph and runs without one: {error}",
                               RuntimeWarning, stacklevel=2)
                 self.learner.optimizer.zero_grad(set_to_none=True)
                 self.captured = None
         else:
-            share = next(self.feed.shares(epoch, 0))
-            with self.learner.rehearsal():
+            batch = next(self.loader.batches(epoch, 0))
+            with self.learner.undo_steps():
                 for _ in range(2):
-                    self.learner.learn(share, self.feed.chance(epoch, share.index), rate=0.0, follow=0.0, step=0)
-        torch.cuda.synchronize(self.feed.device)
-        self.rehearsed = time.monotonic() - began
-        self.book.begun = time.monotonic()
+                    self.learner.take_step(objective, batch, self.loader.stream(epoch, batch.index),
+                                           StepSchedule(0, 0.0, 0.0))
+        torch.cuda.synchronize(self.loader.device)
+        self.compile_seconds = time.monotonic() - start_time
+        self.recorder.start_time = time.monotonic()
 
     def _validate(self) -> dict[str, int]:
-        if len(self.held) == 0:
-            return {}
-        return validate(self.learner.judged, self.objective, self.held, self.plan, self.feed.device)
+        """Number of held-out images classified correctly, by metric; the random numbers are the same in every epoch."""
+        model, plan, device = self.learner.evaluated_model, self.plan, self.loader.device
+        own = self.held_out.take(self.loader.world.shard(torch.arange(len(self.held_out))))
+        correct: dict[str, int | Tensor] = {}
+        with inference(model), devices.autocast(plan.precision, device), torch.no_grad():
+            for batch in batches(own, max(plan.batch_size, 256), device=device):
+                stream = rng.stream(plan.seed, "validate", batch.index)
+                metrics = self.objective.validation_metrics(model, batch.images, batch.labels, stream)
+                for name, value in metrics.items():
+                    correct[name] = correct.get(name, 0) + value.sum()
+        counts = parallel.gather({name: int(value) for name, value in correct.items()})
+        return {name: sum(part.get(name, 0) for part in counts) for name in max(counts, key=len)}
 
-    def _remember(self, epoch: int) -> None:
-        """Keep the weights of the best epoch so far; of equals, the later; without held-out images, the last."""
-        value = float(list(self.last.values())[-1]) if self.last else float(epoch)
-        if value >= self.best["value"]:
-            self.best = {"value": value, "epoch": epoch, "right": dict(self.last)}
-            if self.book.folder is not None:
-                self.best_weights = {key: held.clone() for key, held in self.learner.judged.state_dict().items()}
-
-    def _row(self, epoch: int, before: int, began: float) -> dict[str, Any]:
-        total, right, images, _ = self.learner.tally.tolist()
-        seconds = time.monotonic() - began
-        per_second = (self.feed.images_in(self.step) - self.feed.images_in(before)) / max(seconds, 1e-9)
-        return {"index": epoch, "model": "trained", "attack": "epoch", "loss": total / images,
-                "accuracy": right / images, "lr": schedules.rate(self.plan, self.step - 1, self.feed.steps),
-                "seconds": round(seconds, 3), "images_per_second": round(per_second, 1)}
-
-    def _glance(self) -> dict[str, str]:
-        """Loss, accuracy and speed for the progress bar, now and then."""
+    def _progress(self) -> dict[str, str]:
+        """Loss, accuracy and speed for the progress bar, updated now and then."""
         now = time.monotonic()
-        if now - self._glanced[0] >= GLANCE:
-            if self.learner.world.size == 1:  # several processes stop together, at the end of the epoch
-                self._check()
-            total, right, images, _ = self.learner.tally.tolist()
-            shown = {"loss": f"{total / max(images, 1):.3f}", "accuracy": f"{right / max(images, 1):.3f}"}
-            made, since = self.step - self._began[1], now - self._began[0]
-            if made and since:
-                shown["images/s"] = f"{made * self.plan.batch_size / since:.0f}"
-            self._glanced = (now, shown)
-        return self._glanced[1]
+        if now - self.shown_time >= 0.5:  # seconds, because every update waits for the device
+            # Several processes stop together, at the end of the epoch.
+            statistics = self._read_statistics() if self.learner.world.size == 1 else self.learner.read_statistics()
+            speed = (self.step - self.first_step) * self.plan.batch_size / max(now - self.recorder.start_time, 1e-9)
+            self.shown = {"loss": f"{statistics.loss:.3f}", "accuracy": f"{statistics.accuracy:.3f}",
+                          "images/s": f"{speed:.0f}"}
+            self.shown_time = now
+        return self.shown
 
-    def _check(self) -> None:
-        """Stop at a loss that is not finite."""
-        first = float(self.learner.tally[3])
-        if first < NEVER:
-            self.book.keep_best(self.learner, self.best, self.best_weights)
-            raise checks.InputError(f"the loss must stay finite, got NaN or infinity at step {int(first)} (epoch "
-                                    f"{int(first) // self.feed.steps}){self.book.left()}")
+    def _read_statistics(self) -> TrainingStatistics:
+        """The statistics of the epoch so far; a loss that is not finite is an InputError."""
+        statistics = self.learner.read_statistics()
+        if (step := statistics.first_nonfinite_step) is not None:
+            self.recorder.save_best(self.learner.evaluated_model)
+            raise checks.InputError(f"the loss must stay finite, got NaN or infinity at step {step} (epoch "
+                                    f"{step // self.loader.steps_per_epoch}){self.recorder.describe_failure()}")
+        return statistics

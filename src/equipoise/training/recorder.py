@@ -1,143 +1,169 @@
-"""The run folder of a training: rows, checkpoints and state, in an order that no kill can upset."""
+"""Writes rows, checkpoints, resumable states and the summary of a training run."""
 
 from __future__ import annotations
 
+import io
 import platform
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from equipoise import __version__, models
-from equipoise.core import checks, stats
-from equipoise.core.records import Row, Run, key_of
+from equipoise.core import checks, files, serialize, stats
+from equipoise.core.records import Run
+from equipoise.core.results import Result, Summary
+from equipoise.core.rows import EpochRow
 from equipoise.data.dataset import Dataset
-from equipoise.models import checkpoint
-from equipoise.models.normalize import Normalized
-from equipoise.training import state
+from equipoise.models import Normalized, checkpoint
 from equipoise.training.learner import Learner
-from equipoise.training.objective import Objective
-from equipoise.training.plan import TrainingPlan
+from equipoise.training.objective import Objective, TrainingPlan
 
 BEST, LAST = "best.safetensors", "last.safetensors"
+STATE, STATE_SCHEMA = "state.pt", 2
+
+
+@dataclass(frozen=True)
+class BestEpoch:
+    """The best epoch so far by the last validation metric."""
+
+    epoch: int = -1
+    score: float = -1.0
+    correct: dict[str, int] = field(default_factory=dict)  # metric → held-out images classified correctly
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is."""
+
+    step: int = 0
+    best: BestEpoch = BestEpoch()
+    seconds: float = 0.0  # spent on the run so far
 
 
 class RunRecorder:
-    """What is written down. Without a folder nothing is."""
+    """The folder of a training run; without a folder nothing is written.
 
-    def __init__(self, out: Path | str | None, model: nn.Module, objective: Objective, data: Dataset, plan: TrainingPlan,
-                 device: torch.device, facts: Mapping[str, Any]) -> None:
+    Checkpoints are written before the state: a kill in between leaves checkpoints of a later step, which the resumed
+    run writes again.
+    """
+
+    def __init__(self, out: Path | str | None, model: nn.Module, objective: Objective, data: Dataset,
+                 plan: TrainingPlan, device: torch.device, metadata: Mapping[str, str]) -> None:
         self.folder = None if out is None else Path(out)
+        self.start_time = self.last_save = time.monotonic()
+        self.earlier_seconds = 0.0
+        # A module from outside the model zoo, such as a mixture, does not have this metadata itself.
+        architecture = {} if isinstance(model, Normalized) else {
+            "arch": type(model).__name__, "num_classes": data.num_classes,
+            "image_shape": ",".join(map(str, data.image_shape))}
+        self.checkpoint_metadata = {key: str(value) for key, value in {
+            **architecture, "objective": objective.name, **objective.to_dict(), **plan.identity(),
+            "data": str(data), **metadata}.items()}
+        self.best = BestEpoch()
+        self.best_weights: dict[str, Tensor] | None = None  # of the best epoch; None if they are on disk
         self.run: Run | None = None
-        self.begun = self.saved = time.monotonic()
-        self.past = 0.0
-        self.told = {"objective": _name(objective), **objective.reads(model), **facts}
-        self.settings = {key: str(value) for key, value in
-                         {**_unsaid(model, data), **objective.facts(), **plan.identity(), "data": str(data),
-                          **self.told}.items()}
+        self.writable_folder: Path | None = None  # of the one process that writes checkpoints and rows
         if self.folder is not None:
-            identity = {"verb": "train", **self.told, _name(objective): objective.facts(), "plan": plan.identity(),
-                        "weights": models.weights_digest(model),
-                        "data": data.facts()}
+            identity = {"command": "train", **metadata, "objective": objective.describe(), "plan": plan.identity(),
+                        "model": models.identity(model), "data": data.describe()}
             self.run = Run(self.folder, identity, {"device": str(device), "compile": plan.compile,
                                                    "equipoise": __version__, "torch": torch.__version__,
                                                    "python": platform.python_version()})
-
-    @property
-    def finished(self) -> bool:
-        """Whether this very run has been done before."""
-        return self.folder is not None and (self.folder / "summary.json").exists()
+            self.writable_folder = self.folder if self.run.world.is_leader else None
 
     @property
     def seconds(self) -> float:
-        """Time spent on this run, earlier sittings included."""
-        return self.past + time.monotonic() - self.begun
+        """Time spent on the run, before it was interrupted and since."""
+        return self.earlier_seconds + time.monotonic() - self.start_time
 
-    def resume(self, learner: Learner) -> tuple[int, dict[str, Any]]:
-        """Steps done and what else was kept; (0, {}) for a new run."""
-        if self.folder is None or not (self.folder / state.NAME).exists():
-            return 0, {}
-        step, more = state.load(self.folder, learner)
-        self.past = more["seconds"]
-        return step, more
+    def load_state(self, learner: Learner) -> int:
+        """Restore the saved state, if there is one; returns the number of steps that were taken."""
+        if self.folder is None or not (self.folder / STATE).exists():
+            return 0
+        path = self.folder / STATE
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            schema = state.get("schema")
+            checks.require(schema == STATE_SCHEMA, "schema", f"be {STATE_SCHEMA} in {path}", schema)
+            learner.load_state_dict(state["learner"])
+            progress = serialize.from_plain(Progress, state["progress"], str(path))
+        except checks.InputError:
+            raise
+        except Exception as error:  # a damaged or foreign file can raise any error
+            raise checks.InputError(f"`{path}` must be the saved state of this run, got one that cannot be used "
+                                    f"({type(error).__name__})") from None
+        self.best, self.earlier_seconds = progress.best, progress.seconds
+        return progress.step
 
-    def due(self, every: float) -> bool:
-        """Whether it is time to save."""
-        return self.run is not None and self.run.world.leads and time.monotonic() - self.saved >= every
+    def update_best(self, epoch: int, correct: Mapping[str, int], model: nn.Module) -> None:
+        """Keep the weights of the best epoch so far; of equals, the later; without held-out images, the last."""
+        score = float(list(correct.values())[-1]) if correct else float(epoch)
+        if score >= self.best.score:
+            self.best = BestEpoch(epoch, score, dict(correct))
+            if self.folder is not None:
+                self.best_weights = {key: value.clone() for key, value in model.state_dict().items()}
 
-    def save(self, learner: Learner, step: int, best: Mapping[str, Any], weights: Mapping[str, Tensor] | None) -> None:
-        """Checkpoints first, the state last: a kill in between leaves files of a later step, which are made again."""
-        if self.folder is None or self.run is None or not self.run.world.leads:
+    def is_save_due(self, every: float) -> bool:
+        """Whether `every` seconds have passed since the last save."""
+        return self.writable_folder is not None and time.monotonic() - self.last_save >= every
+
+    def save(self, learner: Learner, step: int) -> None:
+        """Write the checkpoints and the state after `step` steps."""
+        if self.writable_folder is None:
             return
-        if not learner.is_finite():
-            raise checks.InputError(f"the weights must stay finite, got NaN or infinity after step {step}{self.left()}")
-        self.keep_best(learner, best, weights)
-        self._checkpoint(LAST, learner, {**self.settings, "step": str(step)}, None)
-        state.save(self.folder, learner, step, {**best, "seconds": self.seconds})
-        self.saved = time.monotonic()
+        if not all(bool(p.isfinite().all()) for p in learner.parameters):
+            raise checks.InputError(f"the weights must stay finite, got NaN or infinity after step {step}"
+                                    f"{self.describe_failure()}")
+        self.save_best(learner.evaluated_model)
+        checkpoint.save(self.writable_folder / LAST, learner.evaluated_model,
+                        {**self.checkpoint_metadata, "step": str(step)})
+        progress, buffer = serialize.to_plain(Progress(step, self.best, self.seconds)), io.BytesIO()
+        torch.save({"schema": STATE_SCHEMA, "progress": progress, "learner": learner.state_dict()}, buffer)
+        files.write_atomic(self.writable_folder / STATE, buffer.getvalue())
+        self.last_save = time.monotonic()
 
-    def keep_best(self, learner: Learner, best: Mapping[str, Any], weights: Mapping[str, Tensor] | None) -> None:
+    def save_best(self, model: nn.Module) -> None:
         """Write the weights of the best epoch, unless they are on disk already or not finite."""
-        if weights is None or self.run is None or not self.run.world.leads:
+        weights, self.best_weights = self.best_weights, None
+        if weights is None or self.writable_folder is None:
             return
-        # Buffers may be infinite by right, such as the log-odds of 0.
-        if all(bool(weights[name].isfinite().all()) for name, _ in learner.judged.named_parameters()):
-            self._checkpoint(BEST, learner, {**self.settings, "epoch": str(best["epoch"])}, weights)
+        # Only parameters are checked: buffers may be infinite, such as the log-odds of 0.
+        if not all(bool(weights[name].isfinite().all()) for name, _ in model.named_parameters()):
+            return
+        current = {key: value.clone() for key, value in model.state_dict().items()}
+        model.load_state_dict(weights)
+        try:
+            checkpoint.save(self.writable_folder / BEST, model,
+                            {**self.checkpoint_metadata, "epoch": str(self.best.epoch)})
+        finally:
+            model.load_state_dict(current)
 
-    def left(self) -> str:
-        """What a run that broke leaves behind, and what to do, as the end of a sentence."""
+    def describe_failure(self) -> str:
+        """What a diverged run leaves behind and what to try, as the end of a sentence."""
         if self.folder is None:
             return " (try a lower lr, or clip)"
-        kept = any((self.folder / name).exists() for name in (LAST, BEST))
-        there = f"the last good checkpoint in {self.folder} was kept" if kept else "no checkpoint had been saved"
-        return f"; {there} (try a lower lr, or clip, and another folder)"
+        saved = any((self.folder / name).exists() for name in (LAST, BEST))
+        kept = f"the last good checkpoint in {self.folder} was kept" if saved else "no checkpoint had been saved"
+        return f"; {kept} (try a lower lr, or clip, and another folder)"
 
-    def _checkpoint(self, name: str, learner: Learner, facts: dict[str, str], weights: Mapping[str, Tensor] | None,
-                    ) -> None:
-        module = learner.judged
-        if weights is None:
-            checkpoint.save(self.folder / name, module, facts)  # type: ignore[operator]
-            return
-        now = {key: value.clone() for key, value in module.state_dict().items()}
-        module.load_state_dict(weights)
-        try:
-            checkpoint.save(self.folder / name, module, facts)  # type: ignore[operator]
-        finally:
-            module.load_state_dict(now)
-
-    def row(self, row: Row) -> None:
-        """Append the row of an epoch, unless an earlier sitting has."""
-        if self.run is not None and self.run.world.leads and key_of(row) not in self.run.done:
+    def append(self, row: EpochRow) -> None:
+        """Write the row of an epoch."""
+        if self.run is not None and self.run.world.is_leader:
             self.run.append([row])
 
-    def close(self, held: int, best: Mapping[str, Any], last: Mapping[str, int], rehearsed: float) -> None:
-        """Merge the rows and write the summary; the state is not needed any more."""
-        if self.folder is None or self.run is None:
-            return
-        self.run.finish()
-        results = [_result(which, metric, right, held) for which, found in (("best", best["right"]), ("last", last))
-                   for metric, right in found.items()]
-        self.run.summarise("train", self.seconds, results, compile_seconds=round(rehearsed, 1), epoch=best["epoch"])
-        if self.run.world.leads:
-            (self.folder / state.NAME).unlink(missing_ok=True)
-
-
-def _unsaid(model: nn.Module, data: Dataset) -> dict[str, str]:
-    """What a checkpoint has to say and a module from elsewhere (a gate with its bases, say) does not say itself."""
-    if isinstance(model, Normalized):
-        return {}
-    return {"arch": type(model).__name__, "num_classes": str(data.num_classes),
-            "image_shape": ",".join(map(str, data.image_shape))}
-
-
-def _name(objective: Objective) -> str:
-    return type(objective).__name__.lower()
-
-
-def _result(which: str, metric: str, right: int, held: int) -> Row:
-    estimate = stats.clopper_pearson(right, held)
-    return {"model": which, "metric": metric, "value": estimate.value, "low": estimate.low, "high": estimate.high,
-            "n": estimate.n}
+    def finish(self, last_correct: Mapping[str, int], held_out: int, compile_seconds: float) -> tuple[Result, ...]:
+        """Merge the rows, write the summary, delete the state; returns accuracies of the best and the last epoch."""
+        results = tuple(Result.of(model, metric, stats.clopper_pearson(correct, held_out))
+                        for model, counts in (("best", self.best.correct), ("last", last_correct))
+                        for metric, correct in counts.items())
+        if self.run is not None:
+            self.run.finish()
+            self.run.write_summary(Summary(command="train", seconds=self.seconds, results=results,
+                                           best_epoch=self.best.epoch, compile_seconds=round(compile_seconds, 1)))
+        if self.writable_folder is not None:
+            (self.writable_folder / STATE).unlink(missing_ok=True)
+        return results

@@ -1,72 +1,198 @@
-"""Adversarial training by projected gradient ascent [Madry2018]."""
+"""Standard training, objectives that train on adversarial images (PGD training, TRADES, IAAT), and their PGD."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 
-from equipoise import attacks
-from equipoise.core import geometry, losses
-from equipoise.core.geometry import project_to_ball
+from equipoise.attacks import Pgd
+from equipoise.core import ascent, geometry, losses
+from equipoise.core.geometry import per_example, project_to_ball
 from equipoise.core.modes import inference
 from equipoise.core.rng import Stream
 from equipoise.core.settings import setting
 from equipoise.core.threat import NORMS, Threat
-from equipoise.training.inner_pgd import inner_pgd
-from equipoise.training.objective import Memory, Objective, ObjectiveOutput, cross_entropy, right
+from equipoise.training.objective import Memory, Objective, ObjectiveOutput, correct_predictions
 
-JUDGED_BY_STEPS = 10
+
+def inner_pgd(objective: ascent.Objective, x: Tensor, start: Tensor, *, norm: str, eps: float | Tensor | None,
+              steps: int, step_size: float | Tensor | None = None) -> list[Tensor]:
+    """All steps + 1 iterates of PGD from `start` on; see :func:`~equipoise.core.ascent.ascend`.
+
+    Unlike the PGD attack it treats all images alike, broken or not, and never waits for the GPU. `eps` is one radius
+    around `x`, (B,) radii, or None for no ball but [0, 1]; a step has length 2.5·eps/steps unless `step_size` is given.
+    """
+    if step_size is None:
+        assert eps is not None
+        step_size = 2.5 * eps / steps
+    project = partial(project_to_ball, x=x, norm=norm, eps=eps)
+    return list(ascent.ascend(objective, start, norm=norm, step_size=step_size, steps=steps, project=project))
+
+
+def random_start(x: Tensor, norm: str, eps: Tensor, stream: Stream) -> Tensor:
+    """(B, …) random points of balls of radii (B,)."""
+    noise = stream.uniform(*x.shape[1:], low=-1, high=1).to(x.dtype)
+    return project_to_ball(x + per_example(eps, x) * noise, x, norm, eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standard(Objective):
+    r"""Standard training: the cross-entropy of clean images.
+
+    .. math:: \ell(f(x), y)
+    """
+
+    name = "standard"
+
+    label_smoothing: float = setting(0.0, "Label smoothing.", share=True)
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> ObjectiveOutput:
+        """See :class:`Objective`."""
+        logits = model(x)
+        return ObjectiveOutput(losses.cross_entropy(logits, y, self.label_smoothing), correct_predictions(logits, y))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdversarialObjective(Objective):
-    """What all objectives against a threat share: the ball, and being judged under attack."""
+    """Base of the objectives with a threat model; validated on clean and on attacked images."""
 
     norm: str = setting("linf", "Norm of the perturbation: linf or l2.", among=NORMS)
-    eps: float = setting(8 / 255, "Radius in [0, 1] pixels, such as 8/255.", fraction=True, positive=True)
+    eps: float = setting(8 / 255, "Radius in units of [0, 1] pixels, e.g. 8/255.", fraction=True, positive=True)
 
-    def judge(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream) -> dict[str, Tensor]:
+    def validation_metrics(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream) -> dict[str, Tensor]:
         """Clean, and under PGD of ten steps at the full radius."""
-        x_adv = attacks.pgd(model, x, y, threat=Threat(self.norm, self.eps), stream=stream, steps=JUDGED_BY_STEPS)
-        return {"clean": right(model(x), y), "attacked": right(model(x_adv), y)}
+        x_adv = Pgd(steps=10)(model, x, y, threat=Threat(self.norm, self.eps), stream=stream)
+        return {"clean": correct_predictions(model(x), y), "attacked": correct_predictions(model(x_adv), y)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adversarial(AdversarialObjective):
-    r"""The loss at the adversary's image: :math:`\ell(f(x'), y)`, x' found by PGD in the ball [Madry2018, (2.1)].
+    r"""Adversarial training by projected gradient ascent [Madry2018].
 
-    The attack sees the model in evaluation mode (running statistics of batch norm), the loss in training mode.
-    Fewer steps in the first epochs cost little robustness at the end and save most of their time.
+    .. math:: \max_{\|x'-x\| \le \varepsilon} \ell(f(x'), y)
+
+    [Madry2018, (2.1)]; the maximum is approximated by PGD. The attack sees the model in evaluation mode (running
+    statistics of batch norm), the loss in training mode. Fewer steps in the first epochs cost little robustness at
+    the end and save most of their time.
     """
+
+    name = "adversarial"
 
     steps: int = setting(7, "Gradient steps of the attack.", least=1)
     step_size: float | None = setting(None, "Length of a step; 2.5·eps/steps if not given.", fraction=True)
-    random_start: bool = setting(True, "Begin at a uniform point of the ball.")
-    early_steps: int | None = setting(None, "Steps of the attack in the early epochs, if fewer.", least=1)
-    early: float = setting(0.5, "Share of the epochs that are early.", share=True)
-    label_smoothing: float = setting(0.0, "Share of the target spread over all classes.", share=True)
+    random_start: bool = setting(True, "Start at a uniform point of the ball.")
+    early_steps: int | None = setting(None, "Gradient steps in the early epochs, if fewer.", least=1)
+    early_share: float = setting(0.5, "Share of the epochs that count as early.", share=True)
+    label_smoothing: float = setting(0.0, "Label smoothing.", share=True)
 
-    def at(self, epoch: int, epochs: int) -> Self:
+    def at_epoch(self, epoch: int, epochs: int) -> Self:
         """Early epochs have their own number of steps."""
-        is_early = self.early_steps is not None and epoch < self.early * epochs
-        steps = self.early_steps if is_early and self.early_steps is not None else self.steps
-        return dataclasses.replace(self, steps=steps, early_steps=None)
+        early_steps = self.early_steps if epoch < self.early_share * epochs else None
+        return dataclasses.replace(self, steps=early_steps or self.steps, early_steps=None)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> ObjectiveOutput:
         """See :class:`Objective`."""
-        start = x
-        if self.random_start:
-            start = geometry.draw(x, Threat(self.norm, self.eps), stream.at("start"))
-        x_adv = self.attack(model, x, y, start)
-        logits = model(x_adv)
-        return ObjectiveOutput(cross_entropy(logits, y, self.label_smoothing), right(logits, y))
-
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, start: Tensor) -> Tensor:
-        """(B, C, H, W) the last iterate of PGD on the cross-entropy."""
-        stride = 2.5 * self.eps / self.steps if self.step_size is None else self.step_size
+        start = geometry.draw(x, Threat(self.norm, self.eps), stream.at("start")) if self.random_start else x
+        start = project_to_ball(start, x, self.norm, self.eps)
         with inference(model):
-            return inner_pgd(lambda at: losses.cross_entropy(model(at), y), x, project_to_ball(start, x, self.norm, self.eps),
-                          norm=self.norm, eps=self.eps, step_size=stride, steps=self.steps)[-1]
+            x_adv = inner_pgd(lambda point: losses.cross_entropy(model(point), y), x, start, norm=self.norm,
+                              eps=self.eps, steps=self.steps, step_size=self.step_size)[-1]
+        logits = model(x_adv)
+        return ObjectiveOutput(losses.cross_entropy(logits, y, self.label_smoothing), correct_predictions(logits, y))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TRADES(AdversarialObjective):
+    r"""TRADES [Zhang2019]: accuracy on the clean image, and similar predictions in the whole ball.
+
+    .. math:: \ell(f(x), y) + \beta \max_{x'} \mathrm{KL}(p(x) \,\|\, p(x'))
+
+    [Zhang2019, (3)], as in the official code: the attack starts at x + 0.001·N(0, 1), maximises the divergence in
+    evaluation mode, and the gradient flows through both arguments of the KL.
+    """
+
+    name = "trades"
+
+    eps: float = setting(0.031, "Radius in units of [0, 1] pixels, e.g. 8/255.", fraction=True, positive=True)
+    beta: float = setting(6.0, "Weight of the divergence.", fraction=True)
+    steps: int = setting(10, "Gradient steps of the attack.", least=1)
+    step_size: float | None = setting(None, "Length of a step; default: 0.007, in l2 2·eps/steps.", fraction=True)
+    label_smoothing: float = setting(0.0, "Label smoothing.", share=True)
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> ObjectiveOutput:
+        """See :class:`Objective`."""
+        x_adv = self.attack(model, x, stream)
+        logits = model(x)
+        p, log_q = torch.softmax(logits, dim=1), torch.log_softmax(model(x_adv), dim=1)
+        loss = losses.cross_entropy(logits, y, self.label_smoothing) + self.beta * losses.kl_divergence(log_q, p)
+        return ObjectiveOutput(loss, correct_predictions(log_q, y))
+
+    def attack(self, model: nn.Module, x: Tensor, stream: Stream) -> Tensor:
+        """(B, C, H, W) where the prediction differs most from that at x."""
+        default = 0.007 if self.norm == "linf" else 2 * self.eps / self.steps
+        step_size = default if self.step_size is None else self.step_size
+        start = x + 0.001 * stream.at("start").normal(*x.shape[1:]).to(x.dtype)
+        with inference(model):
+            with torch.no_grad():
+                p = torch.softmax(model(x), dim=1)
+            return inner_pgd(lambda point: losses.kl_divergence(torch.log_softmax(model(point), dim=1), p), x, start,
+                             norm=self.norm, eps=self.eps, step_size=step_size, steps=self.steps)[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IAAT(AdversarialObjective):
+    r"""Instance-adaptive adversarial training [Balaji2019]: a radius for each image that grows while it resists.
+
+    .. math:: \varepsilon_i \leftarrow (1 - w)\,\varepsilon_i + w\,(\varepsilon_i + \{\gamma, 0, -\gamma\})
+
+    [Balaji2019, Algorithms 1 and 2]. The step is +γ if the attack at eps + γ fails, −γ if the attack at eps succeeds,
+    and 0 otherwise; it is averaged over epochs with weight w. The first epochs train all images at the full radius.
+    The attacks see the model in evaluation mode.
+    """
+
+    name = "iaat"
+
+    steps: int = setting(10, "Gradient steps of the attack.", least=1)
+    growth: float = setting(2 / 255, "Step of the radius, γ.", fraction=True)
+    growth_weight: float = setting(0.1, "Weight of the new radius in the average over epochs, w.", share=True)
+    warmup_epochs: int = setting(5, "First epochs, at the full radius.", least=0)
+    label_smoothing: float = setting(0.0, "Label smoothing.", share=True)
+
+    def at_epoch(self, epoch: int, epochs: int) -> Self:
+        """`warmup_epochs` is 1 during the warm-up and 0 after it."""
+        return dataclasses.replace(self, warmup_epochs=int(epoch < self.warmup_epochs))
+
+    def initial_memory(self, count: int) -> Memory:
+        """(count,) radii; all start at the full one."""
+        return {"eps": torch.full((count,), self.eps)}
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> ObjectiveOutput:
+        """See :class:`Objective`."""
+        eps = memory["eps"].to(x.dtype)
+        with inference(model):
+            if self.warmup_epochs == 0:
+                eps = self.adapt(model, x, y, eps, stream)
+            x_adv = self.attack(model, x, y, eps, stream.at("train"))
+        logits = model(x_adv)
+        loss = losses.cross_entropy(logits, y, self.label_smoothing)
+        return ObjectiveOutput(loss, correct_predictions(logits, y), {"eps": eps.to(memory["eps"].dtype)})
+
+    def adapt(self, model: nn.Module, x: Tensor, y: Tensor, eps: Tensor, stream: Stream) -> Tensor:
+        """(B,) radii after the step of one epoch."""
+        with torch.no_grad():
+            resists_more, resists = (
+                correct_predictions(model(self.attack(model, x, y, radius, stream.at(purpose))), y)
+                for radius, purpose in ((eps + self.growth, "more"), (eps, "same")))
+        step = torch.where(resists_more, 1.0, torch.where(resists, 0.0, -1.0)).to(eps.dtype) * self.growth
+        return (eps + self.growth_weight * step).clamp_min(0)
+
+    def attack(self, model: nn.Module, x: Tensor, y: Tensor, eps: Tensor, stream: Stream) -> Tensor:
+        """(B, C, H, W) the last iterate of PGD in balls of radii (B,), from a random start."""
+        start = random_start(x, self.norm, eps, stream)
+        return inner_pgd(lambda point: losses.cross_entropy(model(point), y), x, start, norm=self.norm, eps=eps,
+                         steps=self.steps)[-1]

@@ -1,134 +1,243 @@
-"""The mixing network [Bai2024, Section 4.4]: tell attacked images from clean ones, where it matters."""
+"""Objectives of networks that combine two classifiers: the gate [Bai2024, Section 4.4] and the policy [Bai2022].
+
+An attack on a gate repeats one small pass thousands of times, most of which is launch overhead on a GPU. The base
+classifiers never change, so their batch norms are fused once; a captured pass reads the weights of the gate in place.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.attacks.targeted import ranked
-from equipoise.core import checks, losses
-from equipoise.core.geometry import per_example, project_to_ball
+from equipoise.attacks.apgd import apgd_maximize
+from equipoise.attacks.cuda_graphs import CudaGraphFunction
+from equipoise.attacks.fused import fuse
+from equipoise.attacks.targeted import classes_by_logit
+from equipoise.core import ascent, checks, losses
+from equipoise.core import device as devices
 from equipoise.core.modes import inference
 from equipoise.core.rng import Stream
 from equipoise.core.settings import setting
+from equipoise.local_smoothing.policy import TARGETS, AdaptiveSmoothing
+from equipoise.local_smoothing.smoothing import log_strength
+from equipoise.mixing.formula import mix
 from equipoise.mixing.gated import GatedClassifier
-from equipoise.mixing.rules import mix
-from equipoise.training import gate_gradients
-from equipoise.training.inner_apgd import auto_ascend
-from equipoise.training.inner_pgd import inner_pgd
-from equipoise.training.objective import Memory, ObjectiveOutput, cross_entropy, no_blanks, right
-from equipoise.training.objectives.adversarial import AdversarialObjective
-from equipoise.training.plan import TrainingPlan
+from equipoise.training.objective import Memory, ObjectiveOutput, TrainingPlan, correct_predictions
+from equipoise.training.objectives.adversarial import AdversarialObjective, inner_pgd, random_start
 
-SETTINGS = ("A", "B", "C")  # of the training attacks [Bai2024, Tables 2 and 3]
-TARGETS = 9
-# How a gate learns: on a pair of ResNet-18, 50,000 images and an H200 in six minutes, in bf16.
-PLAN = TrainingPlan(epochs=10, batch_size=250, optimizer="adamw", lr=5e-4, weight_decay=1e-5, warmup=0.2, ema=0.8, clip=10.0,
-            held_out=0)
+ADVERSARIES = ("A", "B", "C")  # training attacks [Bai2024, Tables 2 and 3]
+# For a pair of ResNet-18 on 50,000 images: six minutes on an H200, in bf16.
+GATE_PLAN = TrainingPlan(epochs=10, batch_size=250, optimizer="adamw", lr=5e-4, weight_decay=1e-5, warmup=0.2, ema=0.8,
+                         clip=10.0, held_out=0)
+CLEAN, POLICY_ATTACK, TARGETED_ATTACK = 0, 1, 2  # kinds of training images of the policy
+Loss = Callable[..., Tensor]  # a mixture, images (B, …) and other tensors → (B,)
+LossAndGradient = Callable[..., tuple[Tensor, ...]]  # images and other tensors → (B,) and (B, …)
+_cache: WeakKeyDictionary[GatedClassifier, tuple[Hashable, FusedMixture]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateLoss(AdversarialObjective):
-    r"""The composite loss [Bai2024, Eq. (4.2)], of every image clean (s = 0) and attacked (s = 1).
+    r"""The gate of a mixture [Bai2024]: an alpha for every image, from features of both classifiers.
 
     .. math:: c_{CE}\,\ell_{CE} + c_{BCE}\,\ell_{BCE}(\alpha_\theta, s) + c_{prod}\,\ell_{CE}\,\ell_{BCE}
 
-    The model is a :class:`~equipoise.mixing.gated.GatedClassifier`; whatever its range, alpha is in (0, 1) here, in
-    the loss and in the attacks. An image meets one attack at a time, made on the spot through the gate as it is:
+    The composite loss [Bai2024, Eq. (4.2)] of every image, clean (s = 0) and attacked (s = 1). The model is a
+    :class:`~equipoise.mixing.gated.GatedClassifier`; whatever its range, alpha is in (0, 1) in the loss and in the
+    attacks. Each image is attacked once per step, through the current gate:
 
-    - A: PGD on the cross-entropy that does not see the gate's gradient;
+    - A: PGD on the cross-entropy without the gate's gradient;
     - B: PGD through the gate;
-    - C: APGD through the gate, on the cross-entropy or (mostly) on the ratio towards one of the nine likeliest other
+    - C: APGD through the gate, on the cross-entropy or (mostly) on the DLR towards one of the nine likeliest other
       classes.
 
-    Per image, radius and the weight of a term that pushes alpha down (B and C) are drawn; the number of steps is
-    drawn for the whole batch, from χ² with mean `steps`. A step of training costs about steps + 4 passes with
-    gradients through both bases and the gate, for each image.
+    The radius and the weight of a term that lowers alpha (B and C) are drawn per image, the number of steps per batch,
+    from χ² with mean `steps`. A training step costs about steps + 4 passes with gradients through both classifiers
+    and the gate.
     """
 
-    recordable: ClassVar[bool] = False  # the number of steps is drawn; the pass of an attack is recorded by itself
+    name = "gate"
+    compilable = False  # the number of steps is drawn on the host; the pass of an attack is captured separately
+    detects_attacks = True
 
-    adversary: str = setting("C", "Training attacks: A, B or C.", among=SETTINGS)
+    adversary: str = setting("C", "Training attacks: A, B or C.", among=ADVERSARIES)
     c_ce: float = setting(0.0, "Weight of the cross-entropy of the mixture.", fraction=True)
-    c_bce: float = setting(1.5, "Weight of telling clean from attacked.", fraction=True)
+    c_bce: float = setting(1.5, "Weight of the binary cross-entropy between clean and attacked.", fraction=True)
     c_prod: float = setting(0.2, "Weight of the product of both.", fraction=True)
-    clean: float = setting(1.0, "Weight of a clean image; an attacked one has 1.", fraction=True)
+    clean_weight: float = setting(1.0, "Weight of a clean image; an attacked one has 1.", fraction=True)
     steps: int = setting(15, "Gradient steps of the attacks, on average.", least=1)
-    least: float = setting(0.4, "Smallest radius, in units of eps.", fraction=True, positive=True)
-    most: float = setting(1.1, "Largest radius, in units of eps.", fraction=True, positive=True)
-    term: float = setting(0.4, "Largest weight of the term that pushes alpha down.", share=True)
-    untargeted: float = setting(0.1, "Share of untargeted attacks in C.", share=True)
+    min_radius: float = setting(0.4, "Smallest radius, in units of eps.", fraction=True, positive=True)
+    max_radius: float = setting(1.1, "Largest radius, in units of eps.", fraction=True, positive=True)
+    alpha_penalty: float = setting(0.4, "Largest weight of the term of the attacks that lowers alpha.", share=True)
+    untargeted_share: float = setting(0.1, "Share of untargeted attacks in C.", share=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.require(self.least <= self.most, "least", f"be at most {self.most:g}, the largest radius", self.least)
-
-    def suits(self, plan: TrainingPlan) -> None:
-        """No blank pixels."""
-        no_blanks(plan)
-
-    def reads(self, model: nn.Module) -> dict[str, str]:
-        """Two gates that look at different layers may begin with the same weights."""
-        if not isinstance(model, GatedClassifier):
-            return {}
-        return {"taps": ";".join(map(",".join, model.network.taps)), "width": str(model.network.shape[2])}
+        checks.require(self.min_radius <= self.max_radius, "min_radius", f"be at most max_radius, {self.max_radius:g}",
+                       self.min_radius)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> ObjectiveOutput:
         """See :class:`Objective`."""
         if not isinstance(model, GatedClassifier):
             raise checks.InputError(f"`model` must be a GatedClassifier, got {type(model).__name__}")
         x_adv = self.attack(model, x, y, stream)
-        # Together, so that the statistics of the gate are of clean and attacked images alike.
-        g, h, z = model.parts(torch.cat((x, x_adv)))
-        logits, twice = mix(g, h, z), torch.cat((y, y))
-        direct, told = cross_entropy(logits, twice), self.told(z)
-        clean, attacked = (self.c_ce * direct + self.c_bce * told + self.c_prod * direct * told).chunk(2)
-        answered = right(logits, twice).chunk(2)[1]
-        return ObjectiveOutput((self.clean * clean + attacked) / (1 + self.clean), answered)
-
-    @staticmethod
-    def told(z: Tensor) -> Tensor:
-        """(2·B,) binary cross-entropy of the gate; the first half is clean, the second attacked."""
-        clean, attacked = z.chunk(2)
-        return torch.cat((F.softplus(clean), F.softplus(-attacked)))
+        # In one pass, so that the batch statistics of the gate cover clean and attacked images.
+        g, h, z = model.log_probabilities_and_gate(torch.cat((x, x_adv)))
+        logits, labels = mix(g, h, z), torch.cat((y, y))
+        ce = losses.cross_entropy(logits, labels)
+        bce = torch.cat((F.softplus(z[: len(x)]), F.softplus(-z[len(x) :])))  # clean images, then attacked ones
+        clean, attacked = (self.c_ce * ce + self.c_bce * bce + self.c_prod * ce * bce).chunk(2)
+        correct = correct_predictions(logits, labels).chunk(2)[1]
+        return ObjectiveOutput((self.clean_weight * clean + attacked) / (1 + self.clean_weight), correct)
 
     def attack(self, model: GatedClassifier, x: Tensor, y: Tensor, stream: Stream) -> Tensor:
         """(B, C, H, W) every image attacked at its own radius."""
-        eps = self.eps * stream.at("radius").uniform(low=self.least, high=self.most).to(x.dtype)
-        push = stream.at("term").uniform(high=self.term).to(x.dtype) * (self.adversary != "A")
-        steps = self.count(stream)
-        start = project_to_ball(x + per_example(eps, x) * stream.at("start").uniform(*x.shape[1:], low=-1).to(x.dtype), x,
-                       self.norm, eps)
+        eps = self.eps * stream.at("radius").uniform(low=self.min_radius, high=self.max_radius).to(x.dtype)
+        penalty = stream.at("term").uniform(high=self.alpha_penalty).to(x.dtype) * (self.adversary != "A")
+        steps = self.draw_steps(stream)
+        start = random_start(x, self.norm, eps, stream.at("start"))
         with inference(model):
             if self.adversary == "C":
-                aim, slope = self.aims(model, x, y, stream), gate_gradients.slope(model, x, self.rise, self)
-                return auto_ascend(lambda at: slope(at, y, push, aim), x, start, norm=self.norm, eps=eps, steps=steps)
-            return inner_pgd(lambda at: self.rise(model, at, y, push), x, start, norm=self.norm, eps=eps,
-                          step_size=2.5 * eps / steps, steps=steps)[-1]
+                target = self.draw_targets(model, x, y, stream)
+                evaluate = loss_and_gradient(model, x, self.attack_loss, self)
+                return apgd_maximize(lambda point: evaluate(point, y, penalty, target), x, start, norm=self.norm,
+                                     eps=eps, steps=steps)
+            return inner_pgd(lambda point: self.attack_loss(model, point, y, penalty), x, start, norm=self.norm,
+                             eps=eps, steps=steps)[-1]
 
-    def rise(self, model: GatedClassifier, x: Tensor, y: Tensor, push: Tensor, aim: Tensor | None = None) -> Tensor:
-        """(B,) what an attack raises: the loss of its kind, and by the weight `push` the term that lowers alpha."""
-        g, h, z = model.parts(x, soft=True)
+    def attack_loss(self, model: GatedClassifier, x: Tensor, y: Tensor, penalty: Tensor,
+                    target: Tensor | None = None) -> Tensor:
+        """(B,) what the attacks maximise; `target` (B,) is −1 where the attack is untargeted."""
+        g, h, z = model.log_probabilities_and_gate(x, soft=True)
         logits = mix(g, h, z.detach() if self.adversary == "A" else z)
         value = losses.cross_entropy(logits, y)
-        if aim is not None:
-            value = torch.where(aim < 0, value, losses.targeted_dlr(logits, y, aim.clamp_min(0)))
-        return (1 - push) * value + push * F.softplus(-z)
+        if target is not None:
+            value = torch.where(target < 0, value, losses.targeted_dlr(logits, y, target.clamp_min(0)))
+        return (1 - penalty) * value + penalty * F.softplus(-z)
 
-    def aims(self, model: GatedClassifier, x: Tensor, y: Tensor, stream: Stream) -> Tensor:
+    def draw_targets(self, model: GatedClassifier, x: Tensor, y: Tensor, stream: Stream) -> Tensor:
         """(B,) a likely other class for every image, −1 for those that are attacked untargeted."""
         with torch.no_grad():
-            g, h, z = model.parts(x)
-            others = ranked(mix(g, h, z), y)
-        place = stream.at("target").integers(min(TARGETS, others.shape[1]))
-        aim = others.gather(1, place.unsqueeze(1)).squeeze(1)
-        return torch.where(stream.at("kind").uniform() < self.untargeted, -1, aim)
+            others = classes_by_logit(mix(*model.log_probabilities_and_gate(x)), y)
+        rank = stream.at("target").integers(min(9, others.shape[1]))
+        target = others.gather(1, rank.unsqueeze(1)).squeeze(1)
+        return torch.where(stream.at("kind").uniform() < self.untargeted_share, -1, target)
 
-    def count(self, stream: Stream) -> int:
-        """Steps of this batch: χ² with `steps` degrees of freedom, by the chance of its first image."""
-        drawn = float(stream[:1].at("steps").normal(self.steps).square().sum())
-        return min(max(round(drawn), 1), 3 * self.steps)
+    def draw_steps(self, stream: Stream) -> int:
+        """Number of steps for this batch: χ² with `steps` degrees of freedom, by the stream of its first image."""
+        chi_squared = float(stream[:1].at("steps").normal(self.steps).square().sum())
+        return min(max(round(chi_squared), 1), 3 * self.steps)
+
+
+def loss_and_gradient(model: GatedClassifier, x: Tensor, loss: Loss, key: Hashable) -> LossAndGradient:
+    """A function of images (B, …) and other tensors: (B,) a loss of the mixture, and its gradient by the images.
+
+    The mixture is in evaluation mode, `x` are the first images, and the loss reads nothing but its arguments; losses
+    with equal keys are taken to be equal.
+    """
+    if x.is_cuda:
+        return fused_mixture(model, x).loss_and_gradient(loss, key)
+    return partial(_loss_and_gradient, loss, model)
+
+
+class FusedMixture:
+    """A copy of a mixture with fused base classifiers; it shares the gate of the original."""
+
+    def __init__(self, model: GatedClassifier, x: Tensor) -> None:
+        with inference(model), devices.full_precision(x.device):
+            fused = fuse(model, x[:4])  # they must agree on four images
+        # Never the mixture itself, which would keep it alive in the cache.
+        is_copy = fused is not model
+        self.model = fused if isinstance(fused, GatedClassifier) and is_copy else model.with_range(*model.alpha_range)
+        self.model.network = model.network
+        self.captured: dict[Hashable, CudaGraphFunction] = {}
+        self.pool = torch.cuda.graph_pool_handle() if x.is_cuda else None
+
+    def loss_and_gradient(self, loss: Loss, key: Hashable) -> LossAndGradient:
+        """As :func:`loss_and_gradient`, of the copy; captured when it is called for the second time."""
+        if key not in self.captured:
+            self.captured[key] = CudaGraphFunction(partial(_loss_and_gradient, loss, self.model), self.pool)
+        return self.captured[key]
+
+
+def fused_mixture(model: GatedClassifier, x: Tensor) -> FusedMixture:
+    """The cached copy of a mixture; a new one when its base classifiers change or anything moves in memory."""
+    bases = [value for base in (model.accurate, model.robust) for value in base.state_dict().values()]
+    device = x.device.type
+    state = (tuple((value.data_ptr(), value._version) for value in bases),
+             tuple(value.data_ptr() for value in model.network.state_dict().values()), model.extra_repr(),
+             torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+    if model not in _cache or _cache[model][0] != state:
+        _cache[model] = (state, FusedMixture(model, x))
+    return _cache[model][1]
+
+
+def _loss_and_gradient(loss: Loss, model: GatedClassifier, x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    device = x.device.type
+    # Cached casts would stay those of the weights at the time of the capture.
+    with torch.autocast(device, dtype=torch.get_autocast_dtype(device), cache_enabled=False,
+                        enabled=torch.is_autocast_enabled(device)):
+        return ascent.value_and_gradient(lambda point: loss(model, point, *others))(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLoss(AdversarialObjective):
+    r"""The policy of adaptive smoothing [Bai2022]: which of two classifiers to trust, from attacks on either.
+
+    .. math:: (\ell_{CE} + c_1)\,\big(c_2 + (c_3 - s\,\beta_\theta(x))_+\big)
+
+    [Bai2022, Eq. (9)]: s = 1 (trust h) for attacks with target γ_t ≤ γ_0, s = −1 (trust g) for those beyond and for
+    clean images. The sentence after (9) has the two cases the other way round; Figure 4 and the definition of the
+    target before it do not. Images attacked through the policy itself, by a random number of steps, have no such
+    target: for them the loss is the cross-entropy alone.
+
+    The model is an :class:`~equipoise.local_smoothing.policy.AdaptiveSmoothing`. The paper does not say how often each
+    kind of image occurs; here clean images and those attacked through the policy have a share each.
+    """
+
+    name = "policy"
+    compilable = False
+    detects_attacks = True
+
+    gamma_0: float = setting(55.0, "Strength where the attacked accuracies cross.", fraction=True, positive=True)
+    c1: float = setting(0.5, "Added to the cross-entropy.", fraction=True)
+    c2: float = setting(0.8, "Added to the hinge.", fraction=True)
+    c3: float = setting(3.2, "Margin of the hinge on β.", fraction=True)
+    clean_share: float = setting(0.25, "Share of clean images.", share=True)
+    policy_share: float = setting(0.25, "Share of images attacked through the policy.", share=True)
+    steps: int = setting(10, "Gradient steps of the attacks.", least=1)
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> ObjectiveOutput:
+        """See :class:`Objective`."""
+        assert isinstance(model, AdaptiveSmoothing)
+        kinds, targets = self.draw_kinds(stream)
+        logits, beta = model.logits_and_beta(self.attack(model, x, y, targets, kinds, stream))
+        ce = losses.cross_entropy(logits, y)
+        side = torch.where((kinds == TARGETED_ATTACK) & (targets <= self.gamma_0), 1.0, -1.0)
+        composite = (ce + self.c1) * (self.c2 + torch.relu(self.c3 - side * beta))
+        return ObjectiveOutput(torch.where(kinds == POLICY_ATTACK, ce, composite), correct_predictions(logits, y))
+
+    def draw_kinds(self, stream: Stream) -> tuple[Tensor, Tensor]:
+        """(B,) the kind of each image, and (B,) the γ_t of the targeted attacks."""
+        draw = stream.at("kind").uniform()
+        attacked = torch.where(draw < self.clean_share + self.policy_share, POLICY_ATTACK, TARGETED_ATTACK)
+        kinds = torch.where(draw < self.clean_share, CLEAN, attacked)
+        targets = torch.tensor(TARGETS, dtype=torch.float64, device=draw.device)
+        return kinds, targets[stream.at("target").integers(len(TARGETS))]
+
+    def attack(self, model: AdaptiveSmoothing, x: Tensor, y: Tensor, targets: Tensor, kinds: Tensor,
+               stream: Stream) -> Tensor:
+        """(B, C, H, W) every image attacked according to its kind, in one run of PGD."""
+        gate, through_policy = log_strength(targets), kinds == POLICY_ATTACK
+        with inference(model):
+            iterates = inner_pgd(
+                lambda point: losses.cross_entropy(model.logits_and_beta(point, gate, through_policy)[0], y), x, x,
+                norm=self.norm, eps=self.eps, steps=self.steps)
+        steps = torch.where(through_policy, 1 + stream.at("steps").integers(self.steps), self.steps)
+        steps = torch.where(kinds == CLEAN, 0, steps)
+        return torch.stack(iterates)[steps, torch.arange(len(x), device=x.device)]

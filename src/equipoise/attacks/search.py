@@ -1,0 +1,194 @@
+"""Run one search on many images: one slot per image, refilled as images finish.
+
+A search is a state machine over rows. Every row is one image at its own age (passes made so far) and never depends on
+other rows, so rows are dropped when their image is broken, and their slots go to images that wait: batches stay full
+across the whole data set.
+
+**Results do not depend on the other images of a batch**, or a resumed or sharded run would give other rows. Random
+numbers are keyed by image (:mod:`equipoise.core.rng`). Rounding depends on the shape of a batch: matrix products and
+convolutions of other shapes sum in another order, on the CPU (measured: from one image up, at sizes that depend on
+layer and threads) as on CUDA. So every network pass has a fixed number of rows (:class:`BatchShape`), the last ones
+filled up with copies. Rows enter and leave only after a chunk, a fixed number of passes, so that also the times of
+verification depend on the age of a row alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from equipoise.attacks.gradients import Verdict
+from equipoise.core import checks
+from equipoise.core.rng import Stream
+
+
+class Rows:
+    """Base class of dataclasses of tensors (B, …) whose rows are selected and joined together."""
+
+    def select(self, rows: Tensor | slice) -> Self:
+        """The given rows."""
+        return self._map(lambda value, _: value[rows], self)
+
+    def join(self, other: Self) -> Self:
+        """These rows followed by those of `other`."""
+        return self._map(lambda mine, theirs: torch.cat([mine, theirs]), other)
+
+    def _map(self, function: Callable[[Tensor, Tensor], Tensor], other: Self) -> Self:
+        def apply(mine: Any, theirs: Any) -> Any:
+            if isinstance(mine, Rows):
+                return mine._map(function, theirs)
+            return function(mine, theirs) if isinstance(mine, Tensor) else mine
+
+        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        return type(self)(**{name: apply(getattr(self, name), getattr(other, name)) for name in names})
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SearchState(Rows):
+    """What every search knows about its rows; algorithms add fields."""
+
+    x: Tensor  # (B, C, H, W) clean images
+    y: Tensor  # (B,) labels
+    index: Tensor  # (B,) which image each row is, for its random numbers
+    nearest: Tensor  # (B, C, H, W) the point with the smallest margin so far
+    margin: Tensor  # (B,) probability margin of `nearest`, inf where unknown
+
+
+State = TypeVar("State", bound=SearchState)
+
+
+class Search(Protocol[State]):
+    """One algorithm on a batch of rows."""
+
+    passes: int  # after so many a row is finished
+
+    def start(self, x: Tensor, y: Tensor, stream: Stream) -> State:
+        """The state at age 0."""
+
+    def advance(self, state: State, stream: Stream, ages: Sequence[int], passes: int) -> State:
+        """The state after `passes` more passes; `ages` are those of the rows before them."""
+
+
+@dataclass(frozen=True)
+class AttackBatch:
+    """Images (B, C, H, W) to attack, with labels (B,) and random streams."""
+
+    x: Tensor
+    y: Tensor
+    stream: Stream
+
+    def checked(self) -> AttackBatch:
+        """The batch, detached and on one device; an error unless images, labels and random streams match."""
+        checks.images(self.x)
+        for name, values in (("labels", self.y), ("stream", self.stream)):
+            checks.require(len(values) == len(self.x), name, f"be those of {len(self.x)} images", len(values))
+        return AttackBatch(self.x.detach(), self.y, self.stream.to(self.x.device))
+
+    def select(self, rows: Tensor) -> AttackBatch:
+        """The given rows."""
+        rows = rows.to(self.x.device)
+        return AttackBatch(self.x[rows], self.y[rows], self.stream[rows])
+
+
+@dataclass(frozen=True)
+class SearchResult(Rows):
+    """The outcome of a search for some images, judged by the model itself in full precision."""
+
+    rows: Tensor  # (B,) numbers of the images, on the CPU
+    images: Tensor  # (B, C, H, W) what breaks the image, or else comes nearest to it
+    predicted: Tensor  # (B,) classes there
+    margin: Tensor  # (B,) signed probability margins there
+    broken: Tensor  # (B,) whether another class wins
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """Batches have a multiple of `multiple` rows, and at least `least`."""
+
+    multiple: int = 1
+    least: int = 1
+
+    def fill(self, rows: list[int]) -> list[int]:
+        """The rows, and copies of the first up to such a number."""
+        count = max(len(rows), self.least)
+        return rows + [rows[0]] * (count + -count % self.multiple - len(rows))
+
+
+def chunk_length(passes: int) -> int:
+    """Passes between two verifications: 8 to 20, or about a hundred of thousands, with few beyond the last pass."""
+    if passes <= 20:
+        return passes
+    lengths = range(80, 121) if passes > 400 else range(8, 21)
+    return min(lengths, key=lambda length: (-passes % length, -length))
+
+
+def run_search(
+    search: Search[State], judge: Callable[[Tensor, Tensor], Verdict], load: Callable[[Tensor], AttackBatch],
+    rows: Tensor, *, slots: int, shape: BatchShape, stop_at_success: bool = True,
+) -> Iterator[SearchResult]:
+    """Search for every image, `slots` at a time; yields images as they finish, in no fixed order.
+
+    Args:
+        search: the algorithm.
+        judge: images and labels → the verdict of the model itself.
+        load: numbers of images → their batch.
+        rows: (N,) numbers of the images, on the CPU.
+        slots: images searched at a time.
+        shape: sizes to which batches are filled up.
+        stop_at_success: finish an image as soon as it is broken; otherwise search on for a smaller margin.
+    """
+    chunk = chunk_length(search.passes)
+    live: list[int] = []  # image of every row but the filling
+    ages: list[int] = []
+    waiting = rows.tolist()
+    state: State | None = None
+    key = 0
+    while live or waiting:
+        if waiting and len(live) < slots:
+            new, waiting = waiting[: slots - len(live)], waiting[slots - len(live) :]
+            batch = load(torch.tensor(shape.fill(new)))
+            fresh, key = search.start(batch.x, batch.y, batch.stream), batch.stream.key
+            state = (fresh if state is None or not live
+                     else state.select(slice(len(live))).join(fresh.select(slice(len(new)))))
+            live, ages = live + new, ages + [0] * len(new)
+        assert state is not None
+        filled = shape.fill(list(range(len(live))))
+        if filled != list(range(len(state.y))):
+            state = state.select(torch.tensor(filled, device=state.y.device))
+        state = search.advance(state, Stream(key, state.index), [ages[row] for row in filled], chunk)
+        ages = [age + chunk for age in ages]
+        claims = ((state.margin[: len(live)] <= 0) & stop_at_success).tolist()
+        candidates = [row for row, age in enumerate(ages) if claims[row] or age >= search.passes]
+        if not candidates:
+            continue
+        state, result = _verify(state, candidates, live, judge, shape)
+        done = [number for number, (row, broken) in enumerate(zip(candidates, result.broken.tolist(), strict=True))
+                if broken or ages[row] >= search.passes]
+        if done:
+            yield result.select(torch.tensor(done))
+            keep = sorted(set(range(len(live))) - {candidates[number] for number in done})
+            live, ages = [live[row] for row in keep], [ages[row] for row in keep]
+            if live:
+                state = state.select(torch.tensor(keep, device=state.y.device))
+
+
+def _verify(state: State, candidates: list[int], live: list[int], judge: Callable[[Tensor, Tensor], Verdict],
+            shape: BatchShape) -> tuple[State, SearchResult]:
+    """Judge rows that claim success or are finished; the state gets their true margins."""
+    filled = torch.tensor(shape.fill(candidates), device=state.y.device)
+    x, y, count = state.nearest[filled], state.y[filled], len(candidates)
+    verdict = judge(x, y)
+    true_margin, broken = verdict.margin[:count], (verdict.predicted != y)[:count]
+    # A claim that the model does not confirm is dropped: the next iterate below the true margin takes its place. At a
+    # tie the model may still predict y; a margin just above zero keeps such a row searching.
+    above = true_margin.clamp_min(torch.finfo(true_margin.dtype).tiny)
+    margin = state.margin.clone()
+    margin[filled[:count]] = torch.where(broken, true_margin, above).to(margin.dtype)
+    numbers = torch.tensor([live[row] for row in candidates])
+    return (dataclasses.replace(state, margin=margin),
+            SearchResult(numbers, x[:count], verdict.predicted[:count], true_margin, broken))

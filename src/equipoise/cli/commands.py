@@ -1,0 +1,78 @@
+"""The commands, except `train`: each calls the public function of the same name and prints its result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equipoise import evaluation, fitting, reporting, studies
+from equipoise.cli import options
+from equipoise.cli.options import command
+from equipoise.core.threat import ThreatSettings
+from equipoise.data import DataSettings
+from equipoise.evaluation import CertificationSettings, EvaluationSettings
+from equipoise.fitting import FitSettings
+from equipoise.models import LoadOptions
+from equipoise.studies import STUDIES, StudySettings
+
+Frontier = Annotated[bool, typer.Option("--frontier", help="Also show the mixtures for other targets.")]
+Study = Annotated[str, typer.Argument(help=f"Study: {', '.join(STUDIES.builtin)}.")]
+StudyOut = Annotated[Path | None, typer.Option(help="Run folder; repeating the command resumes it. runs/NAME if not "
+                                               "given.", show_default=False)]
+_PARTS = "; ".join(f"{', '.join(study.parts)} ({name})" for name, study in STUDIES.builtin.items())
+Parts = Annotated[list[str] | None, typer.Option("--part", help=f"Only this part, may be repeated: {_PARTS}.",
+                                                 show_default=False)]
+
+
+def demo(out: options.Out = Path("runs/demo"), device: options.Device = "auto", seed: options.Seed = 0) -> None:
+    """Train, fit a mixture, attack and report on embedded data, in about two minutes."""
+    typer.echo(str(studies.run_demo(out, device, seed)))
+
+
+@command
+def evaluate(model: options.Models, out: options.Out, data: DataSettings, threat: ThreatSettings,
+             settings: EvaluationSettings, load: LoadOptions, device: options.Device = "auto",
+             config: options.Config = None) -> None:
+    """Clean and attacked accuracy of models on the same images; resumes where it stopped."""
+    result = evaluation.evaluate(model, data.load(), threat=threat.threat(), out=out, device=device, load_options=load,
+                                 command=options.typed_command(), **settings.to_dict())
+    typer.echo(f"{result}\n{out / 'summary.json'}")
+
+
+@command
+def fit(accurate: options.Reference, robust: options.Reference, out: options.Out, data: DataSettings,
+        threat: ThreatSettings, settings: FitSettings, load: LoadOptions, frontier: Frontier = False,
+        device: options.Device = "auto", config: options.Config = None) -> None:
+    """Fit a mixture to a target on images that are never evaluated on, and write it as `mixture:DIR`."""
+    images = data.load() if settings.alpha is None else None  # plain mixing needs none
+    result = fitting.fit(accurate, robust, images, threat=threat.threat(), out=out, device=device, load_options=load,
+                         command=options.typed_command(), **settings.to_dict())
+    typer.echo(f"{result}\n{result.frontier_table()}" if frontier else str(result))
+    typer.echo(f"mixture:{out}")
+
+
+@command
+def certify(model: options.Models, out: options.Out, data: DataSettings, settings: CertificationSettings,
+            load: LoadOptions, device: options.Device = "auto", config: options.Config = None) -> None:
+    """Certified ℓ2 radii (in [0, 1] pixels) by randomized smoothing; resumes where it stopped."""
+    split = None if settings.clean is None else replace(data, start=0, count=None, every=1).load()
+    result = evaluation.certify(model, data.load(), selection_images=split, out=out, device=device, load_options=load,
+                                command=options.typed_command(), **settings.to_dict())
+    typer.echo(f"{result}\n{out / 'summary.json'}")
+
+
+def report(folder: Annotated[Path, typer.Argument(help="A finished run folder.")]) -> None:
+    """Write report.html into a run folder."""
+    typer.echo(str(reporting.report(folder)))
+
+
+@command
+def reproduce(name: Study, settings: StudySettings, out: StudyOut = None, parts: Parts = None,
+              device: options.Device = "auto") -> None:
+    """Run a study of a paper and write its report."""
+    report = studies.reproduce(name, out=out, parts=parts or (), device=device, command=options.typed_command(),
+                               **settings.to_dict())
+    typer.echo(str(report))

@@ -1,0 +1,171 @@
+"""Arrays of a run, kept in `arrays.npz` for its report.
+
+Each group of arrays is a dataclass; its fields are stored under a prefix, such as `fit.landscape`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.lib.npyio import NpzFile
+from numpy.typing import NDArray
+
+from equipoise.core import checks, files
+
+ARRAYS = "arrays.npz"
+Array = NDArray[Any]
+
+# Names of schema 1: a prefix and the name of the field, except for a few.
+_PREFIXES_1 = {"fit": "nuts_", "examples": "example_", "gradients": "gradient_"}
+_NAMES_1 = {"fit.clean_correct": "nuts_clean_right", "fit.attacked_correct": "nuts_attacked_right",
+            "fit.families": "nuts_kinds", "fit.family_scores": "nuts_kinds_worth",
+            "fit.usable": "nuts_landscape_usable", "fit.landscape_family": "nuts_landscape_of",
+            "fit.selected": "nuts_chosen", "fit.map_curve": "nuts_curve_nuts", "fit.plain_curve": "nuts_curve_plain",
+            "examples.class_names": "class_names"}
+
+
+class _Group:
+    """Saving and loading of a dataclass whose fields are arrays, numbers, strings or tuples of strings.
+
+    A field with a default may be missing from the file.
+    """
+
+    prefix: ClassVar[str]
+
+    def to_dict(self) -> dict[str, Array]:
+        """The fields under their names in `arrays.npz`; those without a value are left out."""
+        values = {name: getattr(self, name) for name in _fields(type(self))}
+        return {f"{self.prefix}.{name}": np.asarray(value) for name, value in values.items()
+                if value is not None and not (isinstance(value, tuple) and not value)}
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Self | None:
+        """Read the group from a run folder, of this schema or of schema 1; None if the folder has none."""
+        path, values = Path(folder) / ARRAYS, {}
+        stored = _read(path)
+        for name in _fields(cls):
+            key = f"{cls.prefix}.{name}"
+            value = stored.get(key, stored.get(_NAMES_1.get(key, _PREFIXES_1[cls.prefix] + name)))
+            if value is not None:
+                values[name] = value
+        required = {name for name, field in _fields(cls).items() if field.default is dataclasses.MISSING}
+        if not required & values.keys():
+            return None
+        missing = sorted(required - values.keys())
+        checks.require(not missing, str(path), f"hold all arrays of {cls.__name__}", f"no {', '.join(missing)}")
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FitArrays(_Group):
+    """A fitted mixture: margins of the robust model before and after the logit map, the search, the trade-off.
+
+    Margins are those of the N fitting images, clean and at the attacked points of the smallest margin.
+    """
+
+    prefix = "fit"
+
+    q: float  # threshold of the margin below which the accurate model decides
+    clean_before: Array  # (N,) margins without the map
+    clean_after: Array  # (N,) margins with the map
+    clean_correct: Array  # (N,) bool
+    attacked_before: Array
+    attacked_after: Array
+    attacked_correct: Array
+    landscape: Array  # (C, P, S) score of every candidate of the grid
+    usable: Array  # (C, P, S) bool: the candidate was not rejected
+    axis_s: Array  # (S,) scales
+    axis_p: Array  # (P,) powers
+    axis_c: Array  # (C,) shifts
+    landscape_family: str = "maps"  # which family of maps the landscape shows
+    objective: str = "mixture"  # what the score is: "mixture" (clean accuracy) or "surrogate"
+    families: tuple[str, ...] = ()
+    family_scores: Array | None = None  # best score of each family; −inf if every candidate was rejected
+    selected: Array | None = None  # numbers of the selected map: s, p, c, …
+    map_curve: Array | None = None  # (T, 2) clean and attacked accuracy of fitted maps that may lose more and more
+    plain_curve: Array | None = None  # (T, 2) the same for plain mixing
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExampleArrays(_Group):
+    """A few images before and after an attack, and what the three models predict for the attacked ones."""
+
+    prefix = "examples"
+
+    clean: Array  # (n, 1 or 3, H, W) uint8
+    attacked: Array  # (n, 1 or 3, H, W) uint8
+    label: Array  # (n,)
+    predicted: Array  # (n, 3) by the accurate model, the robust model and the mixture
+    class_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        shape = self.clean.shape
+        checks.require(self.clean.ndim == 4 and shape[1] in (1, 3), "examples.clean", "have shape (n, 1 or 3, H, W)",
+                       shape)
+        expected = {"attacked": shape, "label": shape[:1], "predicted": (shape[0], 3)}
+        for name, wanted in expected.items():
+            actual = getattr(self, name).shape
+            checks.require(actual == wanted, f"examples.{name}", f"have shape {wanted}", actual)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GradientArrays(_Group):
+    """Norms of the gradient of every class, (N, K), of both models at clean and at attacked images."""
+
+    INPUTS: ClassVar = ("clean", "attacked_accurate", "attacked_robust")
+    MODELS: ClassVar = ("accurate", "robust")
+
+    prefix = "gradients"
+
+    clean_of_accurate: Array
+    clean_of_robust: Array
+    attacked_accurate_of_accurate: Array  # at images attacked on the accurate model
+    attacked_accurate_of_robust: Array
+    attacked_robust_of_accurate: Array  # at images attacked on the robust model
+    attacked_robust_of_robust: Array
+
+    def norms(self, images: str, model: str) -> Array:
+        """(N, K) gradient norms of a model of `MODELS` at images of `INPUTS`."""
+        norms: Array = getattr(self, f"{images}_of_{model}")
+        return norms
+
+
+def save(folder: Path | str, *groups: FitArrays | ExampleArrays | GradientArrays | None) -> None:
+    """Write all groups into `arrays.npz` of a run folder, whole or not at all; what was there before is replaced."""
+    content: dict[str, Any] = {}
+    for group in groups:
+        content |= {} if group is None else group.to_dict()
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **content)
+    files.write_atomic(Path(folder) / ARRAYS, buffer.getvalue())
+
+
+def _fields(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    return {field.name: field for field in dataclasses.fields(cls)}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """All values of the file by name; a missing file is an empty one."""
+    if not path.exists():
+        return {}
+    try:
+        with path.open("rb") as file:  # numpy would not close a damaged archive
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, NpzFile):
+                raise ValueError
+            return {name: _value(archive[name]) for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        raise checks.InputError(f"{path} must be an .npz file of plain arrays") from None
+
+
+def _value(array: Array) -> Any:
+    """Numbers and strings as Python values, lists of strings as tuples, everything else as it is."""
+    if array.ndim == 0:
+        return array.item()
+    return tuple(array.tolist()) if array.dtype.kind == "U" else array

@@ -1,0 +1,82 @@
+"""Numbers and model names as text, in reports and on the terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from equipoise.core.results import Result, SelectedAlpha
+from equipoise.core.stats import Estimate
+
+# Metrics that are no shares of images, and the digits they are shown with.
+DIGITS = {"acr": 3, "samples": 0, "ratio": 3, "lipschitz": 3, "margin": 3, "attacked-margin": 3}
+
+
+def percent(value: float) -> str:
+    """A share as percent, such as "82.6 %"."""
+    return f"{number(100 * value, 1)} %"
+
+
+def interval(low: float, high: float) -> str:
+    """An interval of shares in percent, such as "[80.1, 84.9]"."""
+    return f"[{number(100 * low, 1)}, {number(100 * high, 1)}]"
+
+
+def points(value: float) -> str:
+    """A difference of two shares in percentage points, with its sign, such as "+9.7"."""
+    text = number(100 * value, 1)
+    return text if text == "0.0" or text.startswith("−") else f"+{text}"
+
+
+def number(value: float, digits: int) -> str:
+    """A number with a fixed number of decimals, a proper minus sign, and no negative zero."""
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
+
+
+def value(result: Result) -> str:
+    """The value of a result: in percent, unless its metric is no share of images."""
+    digits = DIGITS.get(result.metric)
+    return percent(result.value) if digits is None else number(result.value, digits)
+
+
+def bounds(result: Estimate | SelectedAlpha) -> str:
+    """The 95 % interval of a result, in the units of :func:`value`."""
+    digits = DIGITS.get(result.metric) if isinstance(result, Result) else None
+    if digits is None:
+        return interval(result.low, result.high)
+    return f"[{number(result.low, digits)}, {number(result.high, digits)}]"
+
+
+def estimate(result: Result) -> str:
+    """A result with its interval and the number of images.
+
+    >>> estimate(Result(model="mixed", metric="clean", value=0.826, low=0.801, high=0.849, n=1000))
+    '82.6 % [80.1, 84.9], n = 1000'
+    """
+    return f"{value(result)} {bounds(result)}, n = {result.n}"
+
+
+def counts(numbers: Iterable[int]) -> str:
+    """One number if all are equal, else their range, such as "8 to 9"."""
+    distinct = sorted(set(numbers))
+    return str(distinct[0]) if len(distinct) == 1 else f"{distinct[0]} to {distinct[-1]}"
+
+
+def label(model: str, alpha: float | None) -> str:
+    """The name of a model, with its alpha where it is one of several mixtures: "mixed (alpha 0.75)"."""
+    return model if alpha is None else f"{model} (alpha {alpha:.4g})"
+
+
+def short_names(models: Iterable[str]) -> dict[str, str]:
+    """Short model names: as much of the end of each path as distinguishes them, without the file extension.
+
+    >>> short_names(["file:/a/b/last.safetensors", "file:/a/c/last.safetensors (alpha 0.8)"])
+    {'file:/a/b/last.safetensors': 'b/last', 'file:/a/c/last.safetensors (alpha 0.8)': 'c/last (alpha 0.8)'}
+    """
+    split = {name: name.partition(" (") for name in models}
+    paths = {path: path.split("/") for path, _, _ in split.values()}
+    depth, deepest = 1, max(map(len, paths.values()), default=1)
+    while depth < deepest and len({"/".join(parts[-depth:]) for parts in paths.values()}) < len(paths):
+        depth += 1
+    return {name: re.sub(r"\.(safetensors|pth?)$", "", "/".join(paths[path][-depth:])) + mark + rest
+            for name, (path, mark, rest) in split.items()}

@@ -1,0 +1,236 @@
+"""Typed results: what `summary.json` of a run holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from equipoise.core import checks, serialize
+from equipoise.core.checks import InputError
+from equipoise.core.stats import Estimate
+from equipoise.core.threat import Threat
+
+SCHEMA = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Estimate):
+    """One metric of one model with its 95 % interval over n images."""
+
+    model: str
+    metric: str
+    alpha: float | None = None
+    sigma: float | None = None
+    threat: Threat | None = None
+    allowed: int | None = None  # for broken certificates: as many would be no surprise
+    is_estimate: bool | None = None  # never a certificate
+
+    @property
+    def count(self) -> int:
+        """How many of the n images the value counts."""
+        return round(self.value * self.n)
+
+    @classmethod
+    def of(cls, model: str, metric: str, estimate: Estimate, **more: Any) -> Result:
+        """A result from an estimate with an interval."""
+        return cls(**vars(estimate), model=model, metric=metric, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference(Estimate):
+    """Paired difference of a metric between two models on the same images."""
+
+    model: str
+    versus: str
+    metric: str | None = None
+    threat: Threat | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SanityCheck:
+    """A measured sign that an attacked accuracy may be overstated, and whether it should worry the reader."""
+
+    name: str
+    value: float
+    alarm: bool
+    explanation: str
+    model: str = ""
+    attack: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Cost of one prediction; a multiplication with its addition counts as two operations.
+
+    None is unknown: a model that computes outside of torch shows neither its parameters nor its operations.
+    """
+
+    model: str
+    parameters: int | None = None
+    flops: float | None = None
+    accurate_share: float | None = None  # share of the images on which the accurate model had to run
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitSummary:
+    """Outcome of fitting a mixture: accuracies are those on the calibration half of the fitting images."""
+
+    helped: bool
+    promise: str
+    clean: float
+    robust_clean: float
+    robust_attacked: float
+    q: float
+    alpha: float
+    rejected: dict[str, int] = field(default_factory=dict)  # reason → candidates
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionSummary:
+    """A mixture selected among candidates, and what it reached on the images that selected it."""
+
+    clean: float
+    attacked: float
+    met: bool  # whether it reaches its target
+    candidates_attacked: int
+    mixture: str
+    robust_attacked: float | None = None  # the robust model on the same images
+    keep: float | None = None  # share of the robust model's accuracy to be kept
+    target: float | None = None
+    promise: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectedAlpha:
+    """The alpha of a certified mixture, selected for a clean accuracy on other images."""
+
+    model: str
+    alpha: float
+    sigma: float
+    target: float
+    clean_estimate: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierPoint(Estimate):
+    """The best of several certified mixtures at one radius."""
+
+    radius: float
+    model: str
+    alpha: float
+    sigma: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExcludedModel:
+    """A certified mixture that cannot reach the wanted clean accuracy, and the most that it reaches."""
+
+    model: str
+    target: float
+    most: float
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossingSummary:
+    """Where the accuracies of two models cross under attacks of growing target strength; see `local_smoothing`."""
+
+    gamma: float
+    low: float
+    high: float
+    met: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Everything `summary.json` holds; a command fills the fields that concern it."""
+
+    command: str
+    seconds: float
+    results: tuple[Result, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    sanity_checks: tuple[SanityCheck, ...] = ()
+    costs: tuple[Cost, ...] = ()
+    overlap: dict[str, tuple[str, ...]] = field(default_factory=dict)  # model → images it was fitted on
+    fit: FitSummary | None = None
+    gate: SelectionSummary | None = None
+    best_epoch: int | None = None
+    compile_seconds: float | None = None
+    selected_alphas: tuple[SelectedAlpha, ...] = ()
+    frontier: tuple[FrontierPoint, ...] = ()
+    excluded: tuple[ExcludedModel, ...] = ()
+    study: str | None = None
+    oracle_gate: tuple[Result, ...] = ()  # a perfect gate on the images of each result
+    joint: tuple[Result, ...] = ()  # under several attacks together
+    selections: dict[str, SelectionSummary] = field(default_factory=dict)
+    leads: tuple[Difference, ...] = ()
+    crossing: CrossingSummary | None = None
+    clean_target: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in `summary.json`."""
+        return {"schema": SCHEMA, **serialize.to_plain(self), "results": serialize.to_plain(self.results)}
+
+    def result(self, model: str, metric: str) -> Result:
+        """The result of one model and metric."""
+        return find(self.results, model, metric)
+
+
+def find(results: Iterable[Result], model: str, metric: str) -> Result:
+    """The result of one model and metric; KeyError if there is none."""
+    for result in results:
+        if (result.model, result.metric) == (model, metric):
+            return result
+    raise KeyError((model, metric))
+
+
+def read_summary(folder: Path | str) -> Summary:
+    """The summary of a finished run folder, of this schema or of schema 1."""
+    path = Path(folder) / "summary.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise InputError(f"{folder} must be a finished run folder: no readable summary.json") from None
+    checks.require(isinstance(values, dict), "summary.json", f"be a table in {folder}", type(values).__name__)
+    schema = values.pop("schema", None)
+    checks.require(schema in (1, SCHEMA), "schema", f"be {SCHEMA} in {path}", schema)
+    return serialize.from_plain(Summary, _from_schema_1(values) if schema == 1 else values, str(path))
+
+
+def _from_schema_1(old: Mapping[str, Any]) -> dict[str, Any]:
+    """Schema 1 had other names, and kept the outcome of a fit in several keys."""
+    new = _rename(old, _SUMMARY_1)
+    for key, names in _LISTS_1.items():
+        if key in new:
+            new[key] = [_rename(item, names) for item in new[key]]
+    if "fitted" in old:
+        new["fit"] = {**old["fitted"], **{key: old[key] for key in ("helped", "promise", "rejected", "notes")}}
+    if "gate" in old:
+        new["gate"] = {**_rename(old["gate"], _SELECTION_1), "promise": old["promise"]}
+    if "selections" in new:
+        new["selections"] = {name: _rename(item, _SELECTION_1) for name, item in new["selections"].items()}
+    return new
+
+
+def _rename(old: Mapping[str, Any], names: Mapping[str, str | None]) -> dict[str, Any]:
+    """The same values under new names; those whose new name is None are dropped."""
+    return {new: value for key, value in old.items() if (new := names.get(key, key)) is not None}
+
+
+# Old names → new names.
+_SUMMARY_1 = {"verb": "command", "symptoms": "sanity_checks", "cost": "costs", "epoch": "best_epoch",
+              "chosen": "selected_alphas", "left-out": "excluded", "bounds": "oracle_gate", "matched": "selections",
+              **dict.fromkeys(("helped", "promise", "fitted", "rejected", "notes"))}
+_RESULT_1 = {"estimate": "is_estimate", "broken": None, "sound": None}
+_SELECTION_1 = {"strikes": "candidates_attacked", "robust": "robust_attacked"}
+_LISTS_1: dict[str, Mapping[str, str | None]] = {
+    "results": _RESULT_1, "oracle_gate": _RESULT_1, "joint": _RESULT_1, "sanity_checks": {"says": "explanation"},
+    "costs": {"asked": "accurate_share"}, "excluded": {"wanted": "target"},
+    "selected_alphas": {"wanted": "target", "clean-estimate": "clean_estimate"}}

@@ -1,0 +1,159 @@
+"""Typed rows of `rows.jsonl`: one per image (or epoch) and measurement."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from equipoise.core.checks import InputError
+
+RowKey = tuple[int, str, str, float | None]
+CERTIFY, SELECT_ALPHA, LIPSCHITZ, MIXING_RATIO, EPOCH = "certify", "choose", "local-lipschitz", "mixing-ratio", "epoch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What every row holds: which image, which model, and under which attack or measurement."""
+
+    kind: ClassVar[str]
+
+    index: int
+    model: str
+    attack: str
+    alpha: float | None = None
+
+    @property
+    def key(self) -> RowKey:
+        """What makes the row unique in its run."""
+        return self.index, self.model, self.attack, self.alpha
+
+    def to_json(self) -> str:
+        """One line of `rows.jsonl`; fields without a value are left out."""
+        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return json.dumps({"kind": self.kind, **{name: value for name, value in values if value is not None}})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageRow(Row):
+    """A measurement of one image, and whether it is classified correctly."""
+
+    label: int
+    correct: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackRow(ImageRow):
+    """One image under one attack; `clean` is the attack that changes nothing."""
+
+    kind = "attack"
+    predicted: int | None = None
+    margin: float | None = None  # signed probability margin of the true class
+    broken_by: str | None = None  # the stage of a suite that broke the image
+    image_alpha: float | None = None  # weight that a mixture gives its robust side at the attacked image
+    oracle_correct: bool | None = None  # whether any weight in [0, 1] would classify the attacked image correctly
+    half: str | None = None  # for fitting images: "search" or "calibration"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertificateRow(ImageRow):
+    """One image certified by randomized smoothing."""
+
+    kind = "certificate"
+    predicted: int
+    radius: float
+    lower: float  # lower bound on the probability of `top`
+    samples: int
+    top: int
+    answer: int  # what PREDICT returns
+    sigma: float
+    accurate: int | None = None  # class of the accurate model, in a mixture
+    gap: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertificateAttackRow(ImageRow):
+    """An attack on a certified image within its own radius."""
+
+    kind = "certificate-attack"
+    predicted: int
+    radius: float
+    apparent: bool  # whether the first few votes suggested a break
+    distance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfidenceRow(ImageRow):
+    """Vote shares of the true class and of the best other one at an adversarial image."""
+
+    kind = "confidence"
+    true: float
+    off: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixingRatioRow(ImageRow):
+    """The mixing ratio at which the true class and the adversary's class are equally confident."""
+
+    kind = "mixing-ratio"
+    ratio: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LipschitzRow(ImageRow):
+    """Local Lipschitz estimate of a model around one image."""
+
+    kind = "lipschitz"
+    predicted: int
+    lipschitz: float
+    margin: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochRow(Row):
+    """One epoch of training; `index` is its number, `validation` the accuracies on held-out images."""
+
+    kind = "epoch"
+    loss: float
+    accuracy: float
+    lr: float
+    seconds: float
+    images_per_second: float
+    validation: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+ROW_TYPES: dict[str, type[Row]] = {cls.kind: cls for cls in (
+    AttackRow, CertificateRow, CertificateAttackRow, ConfidenceRow, MixingRatioRow, LipschitzRow, EpochRow)}
+
+
+def parse(line: str, where: str) -> Row:
+    """Read one line of `rows.jsonl`, of this schema or of schema 1."""
+    try:
+        values = json.loads(line)
+        if "kind" not in values:
+            values = _from_schema_1(values)
+        return ROW_TYPES[values.pop("kind")](**values)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise InputError(f"{where} must be a row of a run") from None
+
+
+_KINDS_1 = {CERTIFY: "certificate", SELECT_ALPHA: "certificate", LIPSCHITZ: "lipschitz", MIXING_RATIO: "mixing-ratio"}
+
+
+def _from_schema_1(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Rows of schema 1 did not name their kind, and had other names for some fields."""
+    attack = values["attack"]
+    if attack == EPOCH:
+        fields = {field.name for field in dataclasses.fields(EpochRow)}
+        known = {key: value for key, value in values.items() if key in fields}
+        return {"kind": "epoch", **known, "validation": {k: v for k, v in values.items() if k not in fields}}
+    if attack.startswith("confidence@"):
+        return {"kind": "confidence", **values}
+    if "apparent" in values:
+        return {"kind": "certificate-attack", **values}
+    names = {"weight": "image_alpha", "possible": "oracle_correct"}
+    halves = {"choose": "search", "promise": "calibration"}
+    renamed = {names.get(key, key): halves[value] if key == "half" else value for key, value in values.items()}
+    return {"kind": _KINDS_1.get(attack, "attack"), **renamed}

@@ -1,0 +1,95 @@
+"""MNIST [LeCun1998] and Fashion-MNIST [Xiao2017]: IDX files, plain or gzipped."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.core import checks
+from equipoise.data import download
+from equipoise.data.dataset import Dataset, whole_split
+
+_FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+
+
+@dataclass(frozen=True)
+class IdxDataset:
+    """One of the two data sets; their files have equal names."""
+
+    name: str
+    classes: tuple[str, ...]
+    folders: tuple[str, ...]  # below the data directory, in order of preference
+    address: str
+    md5: dict[str, tuple[str, ...]]  # of the gzipped files of each split
+    first_labels: dict[str, tuple[int, ...]]  # distinguish the two data sets
+
+
+MNIST = IdxDataset(
+    "mnist", tuple("0123456789"), ("MNIST/raw", "mnist", "."),
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    {"train": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432"),
+     "test": ("9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c")},
+    {"train": (5, 0, 4, 1, 9, 2, 1, 3, 1, 4), "test": (7, 2, 1, 0, 4, 1, 4, 9, 5, 9)},
+)
+FASHION_MNIST = IdxDataset(
+    "fashion-mnist",
+    ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    ("FashionMNIST/raw", "fashion-mnist", "."),
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    {"train": ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe"),
+     "test": ("bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310")},
+    {"train": (9, 0, 0, 3, 0, 2, 7, 2, 5, 5), "test": (9, 2, 1, 1, 6, 1, 4, 6, 5, 7)},
+)
+
+
+def read(source: IdxDataset, split: str, root: Path) -> Dataset:
+    """Read a split from the first folder that has both of its files, plain or .gz; download them if there is none."""
+    paths = _find(source, split, root) or _download(source, split, root)
+    images, labels = read_file(paths[0], dims=3), read_file(paths[1], dims=1)
+    checks.labels(labels, len(source.classes), len(images), name=f"labels in {paths[1]}")
+    for other in (MNIST, FASHION_MNIST):
+        # Equal file names: one data set must not be mistaken for the other in a shared folder.
+        if other is not source and tuple(labels[:10].tolist()) == other.first_labels[split]:
+            raise checks.InputError(f"`{paths[1]}` must hold the labels of {source.name}, got those of {other.name}")
+    return whole_split(source.name, split, images.unsqueeze(1), labels, source.classes)
+
+
+def _find(source: IdxDataset, split: str, root: Path) -> list[Path] | None:
+    for folder in source.folders:
+        candidates = [[root / folder / f"{file}{suffix}" for suffix in ("", ".gz")] for file in _FILES[split]]
+        paths = [next(filter(Path.is_file, pair), None) for pair in candidates]
+        if None not in paths:
+            return [path for path in paths if path]
+    return None
+
+
+def _download(source: IdxDataset, split: str, root: Path) -> list[Path]:
+    needed = [f"{file}.gz" for file in _FILES[split]]
+    return [download.fetch(download.Remote(source.address + file, md5), root / source.folders[0], needed=needed)
+            for file, md5 in zip(needed, source.md5[split], strict=True)]
+
+
+def read_file(path: Path, *, dims: int) -> Tensor:
+    """One IDX file of bytes with `dims` dimensions: two zeros, the type 8, dimensions, sizes, then the values."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as problem:
+        raise checks.InputError(f"`{path}` must be a readable file, got a damaged one ({problem})") from None
+    start = 4 + 4 * dims
+    checks.require(len(data) >= start and data[:4] == bytes((0, 0, 8, dims)), str(path),
+                   f"be an IDX file of bytes with {dims} dimensions", f"a start of {data[:4].hex()}")
+    shape = struct.unpack(f">{dims}I", data[4:start])
+    checks.require(len(data) - start == math.prod(shape), str(path),
+                   f"hold {math.prod(shape)} values, as its header says", len(data) - start)
+    return torch.from_numpy(np.frombuffer(data, np.uint8, offset=start).reshape(shape).copy())

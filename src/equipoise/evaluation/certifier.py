@@ -1,0 +1,222 @@
+"""Certified radii of smoothed classifiers and of mixtures with them: the public function `certify`."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from equipoise.attacks import ATTACKS, make_attack
+from equipoise.certification import CERTIFICATES, SamplingSettings, SmoothingPlan
+from equipoise.core import checks, format, parallel, tables
+from equipoise.core.device import PRECISIONS, resolve
+from equipoise.core.records import Run
+from equipoise.core.results import Result, Summary
+from equipoise.core.rows import Row
+from equipoise.core.settings import setting, split
+from equipoise.data import Dataset, as_dataset
+from equipoise.evaluation import certificates
+from equipoise.evaluation.certificate_checks import CertificateAttack, Diagnosis
+from equipoise.evaluation.certificates import CertificationConditions, CertificationJob, CleanTarget, other_images
+from equipoise.evaluation.evaluator import Models, RunResults, load_models, load_one, run_folder
+from equipoise.evaluation.job import check_model, images_for
+from equipoise.models import LoadOptions, identity
+
+_COMPILE_FROM = 3_000_000  # samples: fewer are drawn in less time than compilation takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertificationSettings(SamplingSettings):
+    """How models are certified; the fields are the options of `equipoise certify`."""
+
+    sigma: str = setting(dataclasses.MISSING, "Standard deviation of the Gaussian noise, in [0, 1] pixels, as are all "
+                         "radii; several by commas: one per model, or all for the one model.")
+    accurate: str | None = setting(None, "Model mixed with the smoothed one by its hard prediction; needs alpha or "
+                                   "clean.")
+    alpha: float | None = setting(None, "Weight of the smoothed model in the mixture, in [0.5, 1].")
+    clean: float | None = setting(None, "Instead of alpha: the largest alpha with this estimated clean accuracy, e.g. "
+                                  "0.9, selected per model and sigma on other images of the split; shows the frontier "
+                                  "over them.", share=True)
+    soft: bool = setting(False, "Short for --certificate soft: mean probabilities instead of votes.")
+    attack: str | None = setting(None, "Attack every certified image inside its radius with this attack: "
+                                 f"{', '.join(ATTACKS.builtin)}, or one that an installed package adds.")
+    diagnose: bool = setting(False, "Measure confidences under attacks of growing radius, and mixing ratios.")
+    norm: str = setting("l2", "Norm of the radii: Gaussian smoothing certifies l2.")
+    batch_size: int | None = setting(None, "Noisy images per batch, 64 or on CUDA 4096 if not given; halved when "
+                                     "memory runs out.", least=1)
+    precision: str = setting("auto", "auto, fp32 or bf16.", among=PRECISIONS)
+    seed: int = setting(0, "Random seed.", least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.require(self.norm == "l2", "norm", "be l2, the only norm that Gaussian smoothing certifies", self.norm)
+        checks.require(self.alpha is None or self.clean is None, "clean", "be left out beside `alpha`", self.clean)
+        checks.require(not self.soft or self.certificate in ("votes", "soft"), "soft",
+                       f"be left out with the certificate {self.certificate}", self.soft)
+        CERTIFICATES.get_entry(self.certificate)
+
+    def plan(self, sigma: float) -> SmoothingPlan:
+        """The plan for one sigma."""
+        values = {name: getattr(self, name) for name in SamplingSettings.names()}
+        return SmoothingPlan(sigma, 1.0 if self.alpha is None else self.alpha,
+                             **{**values, "certificate": "soft" if self.soft else self.certificate})
+
+
+@dataclass(frozen=True)
+class Certification(RunResults):
+    """Results of a certification: `acr`, `certified@R`, `abstained`, `clean`, `samples` and others of every model.
+
+    `str()` are the tables that the command prints.
+    """
+
+    failure: float
+
+    def __str__(self) -> str:
+        text = _results_table(self.results, self.failure)
+        return f"{text}\n\n{_selection_text(self.summary)}" if self.summary.selected_alphas else text
+
+
+def certify(models: Models, data: Any, *, sigma: float | str | Sequence[float], accurate: str | nn.Module | None = None,
+            selection_images: Any = None, out: Path | str | None = None, device: str = "auto",
+            load_options: LoadOptions | None = None, command: str | None = None, **settings: Any) -> Certification:
+    """Certified ℓ2 radii by randomized smoothing, of models or of their mixtures with an accurate model.
+
+    Arguments not listed here are as for :func:`~equipoise.evaluation.evaluate`.
+
+    Args:
+        models: the base classifiers to be smoothed.
+        data: the images.
+        sigma: standard deviation of the noise, in [0, 1] pixels; several: one per model, or all for the one model.
+        accurate: model mixed with the smoothed ones by its hard prediction, with the setting `alpha` or `clean`.
+        selection_images: for `clean`, images to select alpha on; those in `data` are left out.
+        settings: fields of :class:`CertificationSettings`.
+    """
+    if isinstance(sigma, str):
+        sigma = [checks.fraction("sigma", part) for part in sigma.split(",")]
+    sigmas = [sigma] if isinstance(sigma, int | float) else list(sigma)
+    options: CertificationSettings = split({"sigma": ",".join(map(str, sigmas)), **settings}, CertificationSettings)[0]
+    checks.require((accurate is None) == (options.alpha is None and options.clean is None), "alpha",
+                   "be given together with `accurate`, or `clean` in its place", options.alpha)
+    plans = [options.plan(value) for value in sigmas]
+    images, where = images_for(data, models), resolve(device)
+    conditions = CertificationConditions(where, options.seed, options.batch_size, options.precision,
+                                         where.type == "cuda" and len(images) * options.samples >= _COMPILE_FROM)
+    load = replace(load_options or LoadOptions(), num_classes=images.num_classes, image_shape=images.image_shape)
+    other, named = None if accurate is None else load_one(accurate, load), load_models(models, load)
+    jobs = [CertificationJob(name, model, plan, other) for name, model, plan in _with_plans(named, plans)]
+    target = None
+    if options.clean is not None:
+        checks.require(selection_images is not None, "selection_images", "be given with `clean`", None)
+        target = CleanTarget(options.clean, other_images(as_dataset(selection_images), images))
+    attack = None if options.attack is None else CertificateAttack(make_attack(options.attack), options.attack)
+    recorded = {"references": list(named), **({} if command is None else {"command": command})}
+    with parallel.process_group(where), run_folder(out) as folder:
+        summary, rows = run_certification(jobs, images, conditions, folder, target=target, attack=attack,
+                                          diagnosis=Diagnosis() if options.diagnose else None, settings=recorded)
+    return Certification(summary, rows, None if out is None else Path(out), options.failure)
+
+
+def run_certification(
+    jobs: Sequence[CertificationJob], data: Dataset, conditions: CertificationConditions, out: Path | str, *,
+    target: CleanTarget | None = None, attack: CertificateAttack | None = None, diagnosis: Diagnosis | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> tuple[Summary, list[Row]]:
+    """Certify every image of `data` for every job; the folder of the same certification is resumed.
+
+    The plans of the jobs may differ in sigma only. A `target` selects the alpha of every mixture first, on other
+    images; `attack` and `diagnosis` may be added to a finished run; `settings` are recorded in `run.toml`.
+    """
+    start = time.monotonic()
+    names = [job.name for job in jobs]
+    checks.require(len(set(names)) == len(names), "models", "be different, or have different sigmas", names)
+    for job in jobs:
+        check_model(job.name, job.model.to(conditions.device), data, conditions.device)
+        if job.accurate is not None:
+            check_model("accurate", job.accurate.to(conditions.device), data, conditions.device)
+    run = Run(out, _identity(jobs, data, conditions, target), {**conditions.environment(), **(settings or {})})
+    if target is not None:
+        jobs = target.select(jobs, run, conditions)
+    for job in jobs:
+        certificates.certify_images(job, data, run, conditions)
+    rows, plan = run.finish(), jobs[0].plan
+    results = certificates.results(rows, plan)
+    for measurement in (attack, diagnosis):
+        if measurement is not None:
+            for job in jobs:
+                measurement.measure(job, data, rows, run, conditions)
+            rows = run.finish()
+            results += measurement.results(rows, plan)
+    summary = Summary(command="certify", seconds=time.monotonic() - start, results=tuple(results))
+    if target is not None:
+        summary = replace(summary, selected_alphas=target.selected(jobs, rows), excluded=target.excluded(jobs, rows),
+                          frontier=certificates.frontier_points(jobs, rows))
+    run.write_summary(summary)
+    return summary, rows
+
+
+def _identity(jobs: Sequence[CertificationJob], data: Dataset, conditions: CertificationConditions,
+              target: CleanTarget | None) -> dict[str, Any]:
+    """What makes two certifications the same run; attack and diagnosis may be added later."""
+    sigmas = {job.name: job.plan.sigma for job in jobs}
+    return {
+        "command": "certify", "seed": conditions.seed, "precision": conditions.precision, "norm": "l2",
+        "models": {job.name: identity(job.model) for job in jobs},
+        "accurate": {job.name: identity(job.accurate) for job in jobs if job.accurate is not None},
+        "plan": jobs[0].plan.describe(), "data": data.describe(),
+        **({"sigma": sigmas} if len(set(sigmas.values())) > 1 else {}),
+        **({} if target is None else {"clean_target": target.describe()}),
+    }
+
+
+def _with_plans(named: Mapping[str, nn.Module],
+                plans: Sequence[SmoothingPlan]) -> list[tuple[str, nn.Module, SmoothingPlan]]:
+    """Name, model and plan of every job; with several sigmas the name includes the sigma."""
+    if len(plans) == 1:
+        return [(name, model, plans[0]) for name, model in named.items()]
+    checks.require(len(named) in (1, len(plans)), "sigma", f"be one, or one for each of the {len(named)} models",
+                   len(plans))
+    pairs = zip(list(named.items()) * (len(plans) // len(named)), plans, strict=True)
+    return [(f"{name} (sigma {plan.sigma:g})", model, plan) for (name, model), plan in pairs]
+
+
+def _results_table(results: Sequence[Result], failure: float) -> str:
+    """A line per metric: ACR first, then certified accuracy as the radius grows."""
+    n = min(result.n for result in results if result.metric == "acr")
+    sigmas = dict.fromkeys(f"{result.sigma:g}" for result in results if result.sigma is not None)
+    names = format.short_names(format.label(result.model, result.alpha) for result in results)
+    table = tables.new_table(f"Certified on {n} images, σ = {', '.join(sigmas)}, failure {failure:g}, 95 % intervals",
+                             "model", "metric", "value")
+    table.columns[1].justify = "left"
+    for result in results:
+        text = f"{format.value(result)} {format.bounds(result)}"
+        if result.allowed is not None:
+            verdict = "as allowed" if result.count <= result.allowed else "MORE THAN ALLOWED"
+            text = f"{result.count} of {result.n} broken, {result.allowed} allowed: {verdict}"
+        is_first = result.metric == "acr"
+        if is_first:
+            table.add_section()
+        name = names[format.label(result.model, result.alpha)]
+        table.add_row(name if is_first or result.sigma is None else "", result.metric, text)
+    return tables.render(table)
+
+
+def _selection_text(summary: Summary) -> str:
+    """The selected alphas, the excluded models, and the frontier."""
+    names = format.short_names([*(item.model for item in summary.selected_alphas),
+                                *(item.model for item in summary.excluded)])
+    lines = [f"{names[item.model]}: alpha {item.alpha:.4g} for {format.percent(item.target)} clean; "
+             f"{format.percent(item.clean_estimate)} {format.bounds(item)} on the {item.n} other images that selected "
+             "it (estimate)" for item in summary.selected_alphas]
+    lines += [f"{names[item.model]}: excluded, no alpha gives {format.percent(item.target)} clean; at most "
+              f"{format.percent(item.most)} on the {item.n} other images (estimate)" for item in summary.excluded]
+    table = tables.new_table("Frontier: the best of these mixtures at every radius", "radius", "certified", "model",
+                             "alpha")
+    for point in summary.frontier:
+        table.add_row(f"{point.radius:.2f}", f"{format.percent(point.value)} {format.bounds(point)}",
+                      names[point.model], f"{point.alpha:.4g}")
+    return "\n".join([*lines, tables.render(table)])

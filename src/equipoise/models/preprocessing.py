@@ -1,0 +1,100 @@
+"""Normalisation and test-time augmentation as parts of a model, which everything outside gives images in [0, 1]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equipoise.core import checks
+from equipoise.models.inspection import Described
+
+
+class Normalized(nn.Module):
+    """Base class of models that subtract a mean and divide by a standard deviation, per channel, as their first step.
+
+    Both are buffers, `mean` and `std` of shape (1, C, 1, 1) at the root, so they move with the module and are part of
+    its checkpoint. Every architecture of the zoo is a subclass; its `forward` begins with :meth:`normalize`.
+    """
+
+    mean: Tensor
+    std: Tensor
+    config: dict[str, str]
+    """`arch`, `num_classes` and `image_shape`: what a checkpoint stores to rebuild the module."""
+
+    def __init__(self, channels: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> None:
+        super().__init__()
+        self.config = {}
+        self.register_buffer("mean", torch.zeros(1, channels, 1, 1))
+        self.register_buffer("std", torch.ones(1, channels, 1, 1))
+        self.set_normalization(mean, std)
+
+    def set_normalization(self, mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
+        """Set the mean and the standard deviation, C numbers each; None leaves 0 or 1 in place."""
+        for name, values in (("mean", mean), ("std", std)):
+            if values is None:
+                continue
+            numbers, channels = [float(value) for value in values], self.mean.shape[1]
+            checks.require(len(numbers) == channels, name, f"hold {channels} numbers, one per channel", numbers)
+            checks.require(all(map(math.isfinite, numbers)), name, "be finite", numbers)
+            valid = min(numbers) > 0 if name == "std" else min(numbers) >= 0
+            checks.require(valid and max(numbers) <= 1, name,
+                           f"lie in {'(' if name == 'std' else '['}0, 1], as images do", numbers)
+            setattr(self, name, torch.tensor(numbers, device=self.mean.device).view(1, channels, 1, 1))
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """(x − mean) / std, (B, C, H, W) → (B, C, H, W); nothing is clamped."""
+        # One channel would be broadcast to C silently.
+        checks.require(x.shape[1] == self.mean.shape[1], "images", f"have {self.mean.shape[1]} channels",
+                       tuple(x.shape))
+        return (x - self.mean) / self.std
+
+
+class Normalize(Normalized):
+    """Normalisation as a separate layer: `nn.Sequential(Normalize(mean, std), net)`."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__(len(mean), mean, std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1] → the same images, normalised."""
+        return self.normalize(x)
+
+
+# Shifts down and right, in pixels; every set is balanced around the image.
+SHIFTS = {
+    2: ((0, 0),),
+    6: ((2, 0), (-1, 2), (-1, -2)),
+    10: ((0, 0), (1, 1), (-1, -1), (1, -1), (-1, 1)),
+}
+
+
+class TTAClassifier(Described):
+    """The mean of a model's logits over `count` copies of an image, shifted by a pixel or two and mirrored.
+
+    For models that were trained with random crops and flips. An adversary has to mislead all copies with one
+    perturbation, so a robust model loses fewer images; the cost is `count` forward passes. `count` is 2 (the image and
+    its mirror image), 6 or 10. Pixels shifted in from outside are black.
+    """
+
+    description = ("tta", "count")
+
+    def __init__(self, model: nn.Module, count: int = 2) -> None:
+        super().__init__()
+        self.model = model
+        checks.require(count in SHIFTS, "count", f"be one of {', '.join(map(str, SHIFTS))}", count)
+        self.count = count
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, K) logits."""
+        copies = torch.cat([shift(x, *by) for by in SHIFTS[self.count]])
+        logits: Tensor = self.model(torch.cat([copies, copies.flip(3)]))
+        return logits.view(self.count, x.shape[0], -1).mean(dim=0)
+
+
+def shift(x: Tensor, down: int, right: int) -> Tensor:
+    """Move images by whole pixels and fill with black."""
+    return F.pad(x, (right, -right, down, -down))

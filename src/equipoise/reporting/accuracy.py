@@ -1,0 +1,245 @@
+"""Evaluated models: the headline, sanity checks of its attacks, accuracy against alpha, margins, and examples."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from equipoise.core import format
+from equipoise.core.aggregation import CLEAN, WORST
+from equipoise.core.arrays import Array, ExampleArrays
+from equipoise.core.results import Difference, Result
+from equipoise.core.rows import AttackRow
+from equipoise.core.threat import Threat
+from equipoise.reporting import charts
+from equipoise.reporting.charts import CORRECT, MODELS, Chart, Histogram, Line, Palette, Panel, Picture, ReferenceLine
+from equipoise.reporting.section import INTERVALS, SAME_NUMBERS, Cell, RunView, Section, Table, model_cell, result_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Results = dict[str, dict[str, Result]]  # model → metric → result
+Margins = dict[str, dict[str, list[float]]]  # model → "clean" or "attacked" → margins in image order
+IMAGES = {CLEAN: "clean images", WORST: "attacked images"}
+NAMES = {"mixed": "the mixture", "accurate": "the accurate model", "robust": "the robust model",
+         "adaptive": "the adaptive classifier", "gate": "the gated mixture", "plain": "plain mixing",
+         "gate on MixedNUTS": "the gate on MixedNUTS", "best": "the best epoch", "last": "the last epoch"}
+SHOWN = 6  # examples
+
+
+def headline(run: RunView) -> Section:
+    """Accuracy of every model, clean, under each attack and in the worst case; the main result in words."""
+    metrics = [CLEAN, *run.attacks, WORST]
+    results = [result for result in run.summary.results if result.metric in metrics]
+    if not results:
+        return Section("Results", ["This run has no accuracies."])
+    results.sort(key=lambda result: _base_models_first(result.model))
+    by_model: Results = defaultdict(dict)
+    for result in results:
+        by_model[format.label(result.model, result.alpha)][result.metric] = result
+    pairs: dict[tuple[str, str], list[Difference]] = defaultdict(list)
+    for difference in run.summary.differences:
+        pairs[difference.model, difference.versus].append(difference)
+    first = "mixed" if "mixed" in by_model else next((model for model, _ in pairs), "")
+    prose = [main_result(by_model, first), " ".join(map(comparison, pairs.values())),
+             " ".join(_conditions(results, run.threat))]
+    tables = [result_table(f"{INTERVALS} (Clopper-Pearson)", "model", results, columns=metrics)]
+    if run.summary.differences:
+        body = [[Cell(f"{item.model} − {item.versus}"), Cell(item.metric or ""),
+                 Cell(format.points(item.value), format.bounds(item)), Cell(str(item.n))]
+                for item in run.summary.differences]
+        tables.append(Table("Paired differences on the same images in percentage points, with 95 % intervals "
+                            "(Bonett-Price).", ["models", "metric", "difference", "n"], body))
+    return Section("Results", [text for text in prose if text], tables)
+
+
+def _base_models_first(model: str) -> int:
+    return MODELS.index(model) if model in MODELS else len(MODELS)
+
+
+def main_result(results: Results, first: str = "mixed") -> str:
+    """The accuracies of at most three models as a sentence, the model `first` at its start."""
+    order = sorted(results, key=lambda model: model != first)[:3]
+    metrics = [metric for metric in IMAGES if all(metric in results[model] for model in order)]
+    if not metrics:
+        return "The models of this run were measured in different ways; the table shows all results."
+    shares = [[format.percent(results[model][metric].value) for metric in metrics] for model in order]
+    main = " and ".join(f"{share} of {IMAGES[metric]}" for share, metric in zip(shares[0], metrics, strict=True))
+    others = [f"{NAMES.get(model, model)} {' and '.join(own)}"
+              for model, own in zip(order[1:], shares[1:], strict=True)]
+    name = NAMES[order[0]][:1].upper() + NAMES[order[0]][1:] if order[0] in NAMES else order[0]
+    return f"{name} classifies {main} correctly{'; ' if others else ''}{', '.join(others)}."
+
+
+def comparison(differences: Sequence[Difference]) -> str:
+    """What one model gains and loses compared with another; an interval that includes zero shows no difference."""
+    changes, unclear = [], []
+    for item in differences:
+        where = "under attack" if item.metric == WORST else f"on {item.metric} images"
+        if item.low <= 0 <= item.high:
+            unclear.append(where)
+        else:
+            points = format.number(100 * abs(item.value), 1)
+            changes.append(f"{'gains' if item.value > 0 else 'loses'} {points} points {where}")
+    if unclear:
+        changes.append(f"shows no clear difference {' or '.join(unclear)}")
+    names = [NAMES.get(model, model) for model in (differences[0].versus, differences[0].model)]
+    return f"Compared with {names[0]} on the same images, {names[1]} {' and '.join(changes)}."
+
+
+def _conditions(results: Sequence[Result], threat: Threat | None) -> list[str]:
+    sentences = []
+    if threat is not None:
+        norm, _, eps = str(threat).partition(" ≤ ")
+        sentences.append(f"The attacker may change every pixel by up to {eps} of its range ({norm})."
+                         if threat.norm == "linf" else
+                         f"The attacker may change the image by up to {eps} in Euclidean length ({norm}).")
+    if any(result.metric == WORST for result in results):
+        sentences.append("In the worst case, an image counts only if it is classified correctly without an attack and "
+                         "under every attack.")
+    return sentences
+
+
+def sanity_checks(run: RunView) -> Section | None:
+    """Signs that an attack was too weak, or that a model masks its gradients; alarms first."""
+    checks = sorted(run.summary.sanity_checks, key=lambda check: (check.model, check.attack, check.name))
+    if not checks:
+        return None
+    alarms = [check for check in checks if check.alarm]
+    names = sorted(f"{check.name} ({check.model}, {check.attack})" for check in alarms)
+    prose = ["No check raises an alarm." if not alarms else f"Alarms: {'; '.join(names)}.",
+             "An attacked accuracy is only as reliable as the attack. These checks, on the first images of the run, "
+             "show when an attacked accuracy may be overstated."]
+    adaptive = [check for check in checks if check.attack.startswith("adaptive")]
+    explained = ({check.model for check in alarms} & {check.model for check in adaptive}
+                 - {check.model for check in adaptive if check.alarm})
+    if explained:
+        prose.append(f"Alarms for {', '.join(sorted(explained))} are the reason for also running adaptive attacks, "
+                     "which use the structure of the mixture. Adaptive attacks raise no alarm, and the worst case "
+                     "includes them.")
+    tables = []
+    for alarm, caption in ((True, "Checks with an alarm."), (False, "Checks without an alarm.")):
+        body = [[Cell(check.name, check.explanation), model_cell(check.model, check.attack),
+                 Cell(f"{check.value:.3g}", "alarm" if alarm else "")] for check in checks if check.alarm == alarm]
+        if body:
+            tables.append(Table(caption, ["check", "model and attack", "value"], body, is_text=True,
+                                collapsed=not alarm))
+    return Section("Sanity checks", prose, tables)
+
+
+def alpha_sweep(run: RunView) -> Section | None:
+    """Clean and worst-case accuracy of the mixture at every alpha of the run in `sweep/`."""
+    sweep = run.subrun("sweep")
+    curves = {metric: sweep.curve("mixed", metric) for metric in IMAGES} if sweep else {}
+    results = [result for curve in curves.values() for result in curve]
+    if not results:
+        return None
+    prose = ["Alpha is the weight of the robust model: at 0 the mixture is the accurate model, at 1 the robust model. "
+             f"Each point is the mixture at one alpha on n = {format.counts(result.n for result in results)} images; "
+             "bands are exact 95 % intervals."]
+    if run.summary.fit is not None:
+        prose.append("This is plain mixing without the fitted logit map, measured on fitting images under a short "
+                     "attack. It shows the trade-off that alpha alone offers.")
+    lines = [Line.of([result.alpha or 0.0 for result in curve], curve, "mixed", metric,
+                     linestyle="-" if metric == CLEAN else "--") for metric, curve in curves.items()]
+    chart = Chart("alpha", "Clean and worst-case accuracy of the mixture against alpha",
+                  [Panel(lines, x_range=(-0.02, 1.02), y_range=(0, 103))], x_label="alpha", y_label=CORRECT)
+    table = result_table(SAME_NUMBERS, "alpha", results, row=lambda result: f"{result.alpha:g}", collapsed=True)
+    return Section("Accuracy against alpha", prose, [table], [chart])
+
+
+def margins(run: RunView) -> Section | None:
+    """Histograms of the signed margins of each model, clean and in the worst case over the attacks."""
+    by_model = collect_margins(run)
+    if not by_model:
+        return None
+    counts = format.counts(len(own[CLEAN]) for own in by_model.values())
+    prose = ["The margin of an image is the probability of its true class minus the largest other probability; it is "
+             f"positive if the image is classified correctly. Filled: n = {counts} clean images. Outlined: the same "
+             "images at their smallest margin, clean or under any attack."]
+    widest = max(1.0, *(abs(value) for own in by_model.values() for values in own.values() for value in values))
+    bins = np.linspace(-widest, widest, 41).tolist()
+    panels = [Panel([*(Histogram(values=values, bins=bins, color=color, label=images, filled=images == CLEAN)
+                       for images, values in by_model[model].items()), ReferenceLine(x=0.0)],
+                    title=model, title_color=color) for model, color in charts.model_colors(by_model).items()]
+    chart = Chart("margins", "Histograms of signed margins, clean and attacked, of " + ", ".join(by_model), panels,
+                  x_label="signed margin", y_label="images", height=0.6 + 1.25 * len(panels))
+    return Section("Margins", prose, pictures=[chart])
+
+
+def collect_margins(run: RunView) -> Margins:
+    """Margins of the images on which a model was measured clean and under each of its attacks."""
+    table: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for row in run.rows:
+        if isinstance(row, AttackRow) and row.margin is not None and row.alpha is None:
+            table[row.model][row.attack][row.index] = row.margin
+    by_model: Margins = {}
+    for model in sorted(table, key=_base_models_first):
+        clean = table[model].pop(CLEAN, {})
+        attacks = list(table[model].values())
+        common = sorted(set(clean).intersection(*attacks)) if attacks else []
+        if common:
+            by_model[model] = {CLEAN: [clean[i] for i in common],
+                               "attacked": [min(margin[i] for margin in [clean, *attacks]) for i in common]}
+    return by_model
+
+
+def examples(run: RunView) -> Section | None:
+    """The first few examples of the run."""
+    arrays = ExampleArrays.load(run.folder)
+    if arrays is None or not len(arrays.clean):
+        return None
+    count = len(arrays.clean)
+    within = f" within {run.threat}" if run.threat else ""
+    number = f"{SHOWN} of {count}" if count > SHOWN else str(count)
+    prose = [f"{number} examples: the clean image, the image after an attack{within}, their difference amplified "
+             f"×{amplification(arrays):.0f} around mid-grey, and the predictions of the three models for the attacked "
+             "image. Examples are illustrations; they do not show how often this happens."]
+    alt = "Clean images, attacked images, their amplified difference, and the predictions of the three models"
+    return Section("Examples of attacked images", prose, pictures=[
+        Picture("examples", alt, lambda palette: draw_examples(palette, arrays))])
+
+
+def amplification(arrays: ExampleArrays) -> float:
+    """How far the differences can be amplified without leaving the range of a pixel."""
+    largest = int(np.abs(arrays.attacked[:SHOWN].astype(int) - arrays.clean[:SHOWN].astype(int)).max())
+    return max(1.0, 127 / largest) if largest else 1.0
+
+
+def draw_examples(palette: Palette, arrays: ExampleArrays) -> Figure:
+    """One row per example; wrong predictions are marked by a cross and by colour."""
+    from matplotlib.figure import Figure
+
+    clean, attacked, factor = arrays.clean[:SHOWN], arrays.attacked[:SHOWN], amplification(arrays)
+    difference = np.clip(127.5 + factor * (attacked.astype(float) - clean), 0, 255).astype(np.uint8)
+    figure = Figure(figsize=(charts.WIDTH, 0.28 + 1.1 * len(clean)))
+    grid = figure.subplots(len(clean), 4, squeeze=False, width_ratios=[1, 1, 1, 1.9])
+    for axes, title in zip(grid[0], ("clean", "attacked", f"difference ×{factor:.0f}", ""), strict=True):
+        axes.set_title(title, color=palette["muted"], fontsize=8)
+    for i, row in enumerate(grid):
+        for axes, images in zip(row[:3], (clean, attacked, difference), strict=True):
+            pixels = images[i].transpose(1, 2, 0)
+            axes.imshow(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels, cmap="gray", vmin=0, vmax=255,
+                        interpolation="none")
+            axes.set_axis_off()
+        _draw_predictions(row[3], palette, arrays, i)
+    return figure
+
+
+def _draw_predictions(axes: Axes, palette: Palette, arrays: ExampleArrays, i: int) -> None:
+    axes.set_axis_off()
+    axes.text(0.04, 0.84, "label", color=palette["muted"], fontsize=8, va="center")
+    axes.text(0.42, 0.84, _class_name(arrays, arrays.label[i]), fontsize=8, va="center")
+    for height, model, predicted in zip((0.60, 0.38, 0.16), MODELS, arrays.predicted[i], strict=True):
+        correct = predicted == arrays.label[i]
+        axes.text(0.04, height, model, color=palette[model], fontsize=8, va="center")
+        axes.text(0.42, height, f"{'✓' if correct else '✗'} {_class_name(arrays, predicted)}", fontsize=8, va="center",
+                  color=palette["ink"] if correct else palette["wrong"], fontweight="normal" if correct else "bold")
+
+
+def _class_name(arrays: ExampleArrays, index: Array) -> str:
+    return arrays.class_names[index] if 0 <= index < len(arrays.class_names) else str(index)

@@ -1,0 +1,72 @@
+"""Slots and chunks of one search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.attacks.gradients import Verdict
+from equipoise.attacks.search import AttackBatch, BatchShape, SearchState, chunk_length, run_search
+from equipoise.core.rng import Stream, stream
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6000))
+def test_chunks_cover_the_passes_with_little_waste(passes: int) -> None:
+    chunk = chunk_length(passes)
+    made = -(-passes // chunk) * chunk
+    assert passes <= made < passes + chunk and made <= passes * 1.2
+
+
+def test_shapes_fill_up_with_copies() -> None:
+    assert BatchShape(4, 8).fill([3, 5]) == [3, 5, 3, 3, 3, 3, 3, 3]
+    assert BatchShape(4, 8).fill(list(range(9))) == [*range(9), 0, 0, 0]
+    assert BatchShape().fill([7]) == [7]
+
+
+@dataclass
+class CountingSearch:
+    """Breaks image n after n passes, of at most 20; remembers the sizes of its batches."""
+
+    passes = 20
+
+    def __post_init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def start(self, x: Tensor, y: Tensor, stream: Stream) -> SearchState:
+        return SearchState(x=x, y=y, index=stream.index, nearest=x, margin=x.new_ones(len(x)))
+
+    def advance(self, state: SearchState, stream: Stream, ages: Sequence[int], passes: int) -> SearchState:
+        self.sizes.append(len(ages))
+        done = torch.tensor(ages) + passes
+        return replace(state, margin=torch.where(stream.index < done, -1.0, 1.0))
+
+
+def _load(rows: Tensor) -> AttackBatch:
+    return AttackBatch(torch.zeros(len(rows), 1, 1, 1), torch.zeros(len(rows), dtype=torch.int64), stream(0, "s", rows))
+
+
+def test_every_image_finishes_once_in_batches_of_one_size() -> None:
+    search = CountingSearch()
+
+    def judge(x: Tensor, y: Tensor) -> Verdict:
+        return Verdict(torch.ones_like(y), -torch.ones(len(y)))
+
+    results = list(run_search(search, judge, _load, torch.arange(11), slots=4, shape=BatchShape(4, 4)))
+    assert sorted(row for result in results for row in result.rows.tolist()) == list(range(11))
+    assert set(search.sizes) == {4}
+    assert all(bool(result.broken.all()) for result in results)
+
+
+def test_a_claim_that_is_not_confirmed_is_no_success() -> None:
+    def judge(x: Tensor, y: Tensor) -> Verdict:
+        return Verdict(torch.zeros_like(y), torch.full((len(y),), 0.5))
+
+    results = list(run_search(CountingSearch(), judge, _load, torch.arange(3), slots=3, shape=BatchShape()))
+    assert [result.broken.tolist() for result in results] == [[False] * 3]
+    assert results[0].margin.tolist() == [0.5] * 3

@@ -1,0 +1,135 @@
+"""Certificates are wrong with probability at most `failure`: measured on 20,000 images whose truth is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from closed_form import Bins, Floats, Probit, images, probability_of, random_stream
+from numpy.typing import NDArray
+from scipy.stats import binomtest
+
+from equipoise.certification import (
+    ABSTAIN,
+    Sampler,
+    SamplerOptions,
+    SmoothingPlan,
+    certify,
+    predict,
+    radii,
+    sequential,
+    soft,
+)
+
+COUNT = 20_000
+FAILURE = 0.05
+SIGMA = 0.3
+FAST = SamplerOptions(batch_size=1 << 17)
+TWO, THREE = Bins((0.0, 1.0)), Bins((0.1, 0.6, 0.9))
+
+
+def assert_rarely(wrong: NDArray[np.bool_], *, at_least: float = 0.0) -> None:
+    """At most FAILURE, by an exact binomial test; and `at_least` so often, so that the test could fail."""
+    assert len(wrong) >= COUNT
+    assert binomtest(int(wrong.sum()), len(wrong), FAILURE, alternative="greater").pvalue > 1e-4
+    assert wrong.mean() >= at_least
+
+
+def test_votes() -> None:
+    x, plan = images(COUNT), SmoothingPlan(SIGMA, samples=120, n0=10, failure=FAILURE)
+    certificate = certify(TWO, x, plan=plan, stream=random_stream(COUNT), options=FAST)
+    p = TWO.smoothed(x, SIGMA)
+    assert_rarely(certificate.lower.numpy() > probability_of(p, certificate.top), at_least=FAILURE / 3)
+    # The radius is wrong just when the bound is: the boundary of a linear model lies at exactly that distance.
+    sign = np.where(certificate.top == (x.flatten() > 0.5), 1, -1)
+    distance = sign * np.abs(x.flatten().double().numpy() - 0.5)
+    assert_rarely(certificate.radius.numpy() > np.maximum(distance, 0))
+
+
+def test_soft() -> None:
+    x, model = images(COUNT), Probit(0.2)
+    plan = SmoothingPlan(SIGMA, samples=120, n0=20, failure=FAILURE, certificate="soft")
+    with torch.no_grad():
+        sampler = Sampler(model, x, random_stream(COUNT), plan, SamplerOptions(batch_size=1 << 15))
+        certificate = soft.certify_mean_probabilities(sampler, plan, candidates=40)
+    assert_rarely(certificate.lower.numpy() > probability_of(model.smoothed(x, SIGMA), certificate.top))
+    assert (certificate.predicted != ABSTAIN).double().mean() > 0.5
+
+
+def test_soft_at_a_candidate_that_is_the_mean() -> None:
+    """Where a bet is most easily won by luck: fair coins against the candidate ½, with a bound after every coin."""
+    plan = SmoothingPlan(SIGMA, samples=300, failure=FAILURE, certificate="soft")
+    bound = soft.BettingBound(COUNT, plan, torch.device("cpu"), candidates=2)
+    bound.stakes += 0.5
+    coins = torch.rand(300, COUNT, generator=torch.Generator().manual_seed(4)) < 0.5
+    everyone, valid = torch.arange(COUNT), torch.ones(COUNT, dtype=torch.bool)
+    for coin in coins:
+        bound.bet(everyone, coin.double(), valid)
+        lower = bound.lower()
+    assert_rarely((lower >= 0.5).numpy(), at_least=FAILURE / 2)
+
+
+class NeverStop:
+    """Starts early and never stops: with the best radius of all stages kept, that is stopping at the worst moment."""
+
+    def needed(self, shares: Floats, top: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.full(len(shares), 12)
+
+    def is_met(self, votes: Floats, n: Floats, top: NDArray[np.int64], radius: Floats) -> NDArray[np.bool_]:
+        return np.zeros(len(votes), dtype=bool)
+
+
+def test_sequential_at_the_worst_moment() -> None:
+    x, plan = images(COUNT), SmoothingPlan(SIGMA, samples=160, n0=10, failure=FAILURE, tolerance=0.05)
+    with torch.no_grad():
+        sampler = Sampler(TWO, x, random_stream(COUNT), plan, FAST)
+        certificate = sequential.certify_in_stages(sampler, radii.VoteRule(plan), NeverStop(), smallest=12)
+    assert (certificate.samples == 170).all()
+    assert_rarely(certificate.lower.numpy() > probability_of(TWO.smoothed(x, SIGMA), certificate.top),
+                  at_least=FAILURE / 5)
+
+
+@pytest.mark.parametrize("plan", [
+    SmoothingPlan(SIGMA, samples=400, n0=10, failure=FAILURE, tolerance=0.06),
+    SmoothingPlan(SIGMA, samples=600, n0=10, failure=FAILURE, decide_radius=0.1),
+])
+def test_sequential(plan: SmoothingPlan) -> None:
+    x = images(COUNT, seed=1)
+    certificate = certify(TWO, x, plan=plan, stream=random_stream(COUNT, 1), options=FAST)
+    assert_rarely(certificate.lower.numpy() > probability_of(TWO.smoothed(x, SIGMA), certificate.top))
+    assert certificate.samples.double().mean() < 0.8 * plan.samples
+
+
+@pytest.mark.parametrize("two_sided", [False, True])
+@pytest.mark.parametrize("alpha", [0.7, 1.0])
+def test_mixture(alpha: float, two_sided: bool) -> None:
+    x = images(COUNT)
+    plan = SmoothingPlan(SIGMA, samples=150, n0=20, failure=FAILURE, alpha=alpha, two_sided=two_sided)
+    certificate = certify(THREE, x, plan=plan, stream=random_stream(COUNT), options=FAST)
+    p = THREE.smoothed(x, SIGMA)
+    own = probability_of(p, certificate.top)
+    others = np.where(np.arange(3)[None] == certificate.top.numpy()[:, None], 0, p).max(axis=1)
+    true = radii.two_sided(own, others, SIGMA, alpha) if two_sided else radii.one_sided(own, SIGMA, alpha)
+    assert_rarely(certificate.radius.numpy() > true + 1e-9)
+    if not two_sided:
+        assert_rarely(certificate.lower.numpy() > own, at_least=FAILURE / 5)
+
+
+def test_both_bounds_at_once() -> None:
+    """Two equal classes and many small ones, so that both sides fail almost independently: together at most FAILURE."""
+    p = np.array([0.2, 0.2, *[0.06] * 10])
+    votes = np.random.default_rng(5).multinomial(2000, p, size=COUNT)
+    low, high = radii.two_sided_bounds(votes, np.zeros(COUNT, dtype=np.int64), 2000, FAILURE)
+    assert_rarely((low > p[0]) | (high < p[1]), at_least=FAILURE / 2)
+
+
+@pytest.mark.parametrize("alpha", [0.6, 1.0])
+def test_predict(alpha: float) -> None:
+    """Wrong means another class than that of the mixture with the true probabilities; abstaining is not wrong."""
+    x, accurate = images(COUNT), Bins((0.9, 0.6, 0.1))  # contradicts the smoothed side nearly everywhere
+    plan = SmoothingPlan(SIGMA, samples=80, n0=20, failure=FAILURE, alpha=alpha)
+    predicted = predict(THREE, x, plan=plan, stream=random_stream(COUNT), options=FAST, accurate=accurate).numpy()
+    mixed = alpha * THREE.smoothed(x, SIGMA) + (1 - alpha) * np.eye(3)[accurate(x).argmax(dim=1).numpy()]
+    truth = mixed.argmax(axis=1)
+    assert_rarely((predicted != ABSTAIN) & (predicted != truth))
+    assert (predicted == truth).mean() > 0.3

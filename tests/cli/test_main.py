@@ -1,0 +1,63 @@
+"""What every command shares: errors of the machine, bugs, version and help."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from small_files import write_files
+
+from equipoise import __version__
+from equipoise.cli.main import run
+from equipoise.core.records import Run
+from equipoise.core.rows import Row
+
+EVALUATE = ["evaluate", "robust.safetensors", "--data", "npz:images.npz", "--out", "run", "--steps", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "the disk is full"),
+        (PermissionError(errno.EACCES, "Permission denied", "run/run.toml"), 2, "run/run.toml: Permission denied"),
+        (torch.OutOfMemoryError("CUDA out of memory"), 2, "out of memory even for one image at a time"),
+        (KeyboardInterrupt(), 130, "stopped; repeat the command to resume it"),
+    ],
+)
+def test_errors_of_the_machine_are_one_sentence_and_the_run_can_be_resumed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, sentence: str,
+) -> None:
+    def fail(self: Run, rows: Iterable[Row]) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "append", fail)
+        assert run(EVALUATE) == code
+    assert sentence in capsys.readouterr().err
+    assert run(EVALUATE) == 0
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Run, rows: Iterable[Row]) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Run, "append", fail)
+    with pytest.raises(ValueError, match="a bug"):
+        run(EVALUATE)
+
+
+@pytest.mark.parametrize(("option", "text"), [("--version", f"equipoise {__version__}\n"), ("--help", "evaluate")])
+def test_version_and_help(option: str, text: str) -> None:
+    command = [sys.executable, "-m", "equipoise", option]
+    assert text in subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,82 @@
+"""Attacks that know how a mixture is built."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_gates import SteepGate, gated, gated_over_map
+from torch import nn
+
+from equipoise.attacks import Apgd, Pgd, Square, Suite
+from equipoise.core.checks import InputError
+from equipoise.core.rng import stream
+from equipoise.core.threat import Threat
+from equipoise.evaluation.adaptive import HardLabelWrapper, adaptive_attacks, white_box, with_logits
+from equipoise.mixing import AlphaPenalty, MixedClassifier
+
+SUITE = Suite(attacks=(Apgd(loss="margin", steps=5), Square(queries=20)))
+
+
+def test_a_plain_mixture_needs_no_adaptive_attack() -> None:
+    model = gated()
+    assert adaptive_attacks(MixedClassifier(model.accurate, model.robust, 0.7), SUITE) == {}
+
+
+def test_hidden_gradients_come_from_the_surrogate_and_both_sides_are_attacked() -> None:
+    model = gated()
+    hard = MixedClassifier(model.accurate, model.robust, 0.7, hard=True)
+    attacks = adaptive_attacks(hard, SUITE, ("surrogate", "through"))
+    assert set(attacks) == {"adaptive", "adaptive-through"}
+    suite = attacks["adaptive"]
+    assert isinstance(suite, Suite) and suite.surrogate is not None
+    names = [stage.name for stage in suite.stages()]
+    assert names[0] == "apgd-margin@5" and names[-1] == "square@20" and names[1].startswith("hinges/")
+
+
+@pytest.mark.parametrize(("over_map", "names"), [(False, {"adaptive-lowered"}),
+                                                 (True, {"adaptive", "adaptive-lowered"})])
+def test_a_gate_is_also_attacked_with_a_term_that_lowers_alpha(over_map: bool, names: set[str]) -> None:
+    attacks = adaptive_attacks(gated_over_map() if over_map else gated(), SUITE)
+    assert set(attacks) == names and isinstance(attacks["adaptive-lowered"].extra, AlphaPenalty)
+
+
+def test_attacks_on_one_batch_keep_their_algorithm() -> None:
+    assert isinstance(adaptive_attacks(gated_over_map(), Pgd())["adaptive"], Pgd)
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(InputError, match=r"did you mean 'through'\?"):
+        adaptive_attacks(gated(), SUITE, ("trough",))
+
+
+@pytest.mark.parametrize("lowered", [False, True])
+def test_a_steep_gate_does_not_hide_its_gradient(lowered: bool) -> None:
+    base = gated()
+    model = SteepGate(base.accurate, base.robust, base.network, scale=1000.0, shift=0.0).eval()
+    x, y = torch.full((2, 1, 8, 8), 0.7), torch.zeros(2, dtype=torch.long)
+    threat, numbers = Threat("linf", 0.3), stream(0, "steep", torch.arange(2))
+    plain = Suite(attacks=(Apgd(loss="margin", steps=10),))
+    attacked = plain(model, x, y, threat=threat, stream=numbers)
+    assert (model(attacked).argmax(dim=1) == 0).all(), "its own gradient is flat"
+    attack = (replace(plain, extra=AlphaPenalty(model)) if lowered
+              else white_box(model, plain, both_sides=[Apgd(loss="ce", steps=10)]))
+    assert (model(attack(model, x, y, threat=threat, stream=numbers)).argmax(dim=1) == 1).all()
+
+
+def test_a_smooth_gate_needs_no_further_attack() -> None:
+    base = gated()
+    assert white_box(base.with_range(0.0, 1.0, scale=2.0), SUITE) == SUITE
+
+
+def test_a_model_that_returns_classes_gets_logits() -> None:
+    class Classes(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1)[:, 0].long()
+
+    wrapped = with_logits(Classes(), 3, (1, 2, 2))
+    assert isinstance(wrapped, HardLabelWrapper)
+    assert wrapped(torch.ones(2, 1, 2, 2)).tolist() == [[-1, 1, -1]] * 2
+    plain = nn.Flatten()
+    assert with_logits(plain, 4, (1, 2, 2)) is plain

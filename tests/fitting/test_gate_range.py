@@ -1,0 +1,62 @@
+"""The range of a gate: candidates, their attack, and what the selection says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_selection import make_data, make_gated
+
+from equipoise.attacks import Suite
+from equipoise.core.threat import Threat
+from equipoise.evaluation import Conditions
+from equipoise.fitting.conformal import lose_at_most
+from equipoise.fitting.gated import RangeSelection, candidate_attack, select_range, with_ranges
+from equipoise.fitting.selection import Selected
+from equipoise.mixing import LogitMap, MixedClassifier
+
+
+def make_selection(met: bool) -> RangeSelection:
+    model = MixedClassifier(torch.nn.Identity(), torch.nn.Identity(), 0.5)
+    correct, number = torch.ones(60, dtype=torch.bool), torch.arange(60)
+    return RangeSelection(Selected(model, correct, number < 24, met, 3), Selected(model, correct, number < 30, True, 1),
+                          lose_at_most(2.0))
+
+
+@pytest.mark.parametrize("met", [True, False])
+def test_promise_says_whether_the_target_was_met(met: bool) -> None:
+    promise = make_selection(met).promise
+    assert promise.startswith("kept 40.0 % of the 60 images") and "the robust model 50.0 %" in promise
+    assert ("no range that was tried loses at most 2 points of robust accuracy" in promise) is not met
+
+
+def test_rows_of_both_models() -> None:
+    rows = make_selection(True).rows(make_data())
+    assert len(rows) == 4 * 60
+    assert {(row.model, row.attack) for row in rows} == {
+        (model, attack) for model in ("robust", "mixed") for attack in ("clean", "short")}
+    assert sum(row.correct for row in rows if (row.model, row.attack) == ("mixed", "short")) == 24
+
+
+def test_ranges() -> None:
+    gated = make_gated()
+    wide = with_ranges(gated, (0.0, 0.5), (0.4,))
+    assert len(wide) == 1 + 6 and wide[0].alpha == pytest.approx(1 / 1.5)
+    mapped = gated.with_settings_of(MixedClassifier(gated.accurate, gated.robust, 0.8, hard=True,
+                                                    logit_map=LogitMap(1.0, 1.0, 0.0)))
+    assert len(with_ranges(mapped, (0.0, 0.5), (0.4,))) == 1, "with a map, g alone never decides"
+
+
+def test_gate_is_attacked_with_and_without_alpha_penalty() -> None:
+    gated = make_gated()
+    attack = candidate_attack(gated)
+    assert isinstance(attack, Suite) and [member.extra is None for member in attack.attacks] == [False, True]
+    fixed = candidate_attack(MixedClassifier(gated.accurate, gated.robust, 0.5))
+    assert isinstance(fixed, Suite) and all(member.extra is None for member in fixed.attacks)
+
+
+def test_selected_range_keeps_the_target() -> None:
+    conditions = Conditions(Threat("linf", 0.1), torch.device("cpu"), 0, 60)
+    selection = select_range(make_gated(), make_data(), lose_at_most(20.0), conditions)
+    assert selection.selected.met and selection.selected.attacked >= selection.robust.attacked - 0.2
+    assert selection.selected.clean >= selection.robust.clean
+    assert selection.summary().robust_attacked == selection.robust.attacked

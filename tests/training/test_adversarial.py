@@ -1,0 +1,90 @@
+"""Standard and adversarial objectives where their values are known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_objectives import LABELS, SHAPE, B, PlainNetwork, images, losses, stream
+from torch import Tensor, nn
+
+from equipoise.core.geometry import project_to_ball
+from equipoise.training.objectives import IAAT, TRADES, Adversarial, Standard
+from equipoise.training.objectives.adversarial import inner_pgd
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_standard_is_the_cross_entropy(smoothing: float) -> None:
+    model, x = PlainNetwork(), images()
+    log_p = torch.log_softmax(model(x), dim=1)
+    expected = -(1 - smoothing) * log_p[torch.arange(B), LABELS] - smoothing * log_p.mean(dim=1)
+    torch.testing.assert_close(losses(Standard(label_smoothing=smoothing), model, x, LABELS), expected)
+
+
+def test_adversarial_loss_of_a_linear_model() -> None:
+    """Two classes, ℓ∞: the margin falls by exactly eps·‖w‖₁ where no pixel leaves [0, 1]."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(105, 2, dtype=torch.float64))
+    weight = next(iter(model.parameters())).detach()
+    x, y = torch.full((B, *SHAPE), 0.5, dtype=torch.float64), torch.tensor([0, 1, 0, 1])
+    z = model(x)
+    margin = (z[:, 0] - z[:, 1]) * torch.where(y == 0, 1, -1) - 8 / 255 * (weight[0] - weight[1]).abs().sum()
+    torch.testing.assert_close(losses(Adversarial(eps=8 / 255, steps=5), model, x, y), F.softplus(-margin))
+
+
+def test_early_epochs_have_their_own_steps() -> None:
+    objective = Adversarial(steps=7, early_steps=2, early_share=0.5)
+    assert [objective.at_epoch(epoch, 4).steps for epoch in range(4)] == [2, 2, 7, 7]
+    assert Adversarial(steps=7).at_epoch(0, 4).steps == 7
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_inner_pgd_respects_the_radius_of_each_image(norm: str) -> None:
+    model, x, eps = PlainNetwork(), images(), torch.tensor([0.0, 0.01, 0.05, 0.2])
+    iterates = inner_pgd(lambda point: F.cross_entropy(model(point), LABELS, reduction="none"), x, x, norm=norm,
+                         eps=eps, step_size=eps / 2, steps=4)
+    assert len(iterates) == 5 and not any(iterate.requires_grad for iterate in iterates)
+    distance = torch.linalg.vector_norm((iterates[-1] - x).flatten(1), ord=math.inf if norm == "linf" else 2, dim=1)
+    assert (distance <= eps + 1e-6).all() and float(distance[3]) > 0.1
+
+
+def test_projection_keeps_images_inside_the_ball() -> None:
+    assert torch.equal(project_to_ball(images(), images(), "l2", 0.5), images())
+
+
+def test_trades_without_divergence_is_standard() -> None:
+    model, x = PlainNetwork(), images()
+    torch.testing.assert_close(losses(TRADES(beta=0), model, x, LABELS), losses(Standard(), model, x, LABELS))
+
+
+def test_trades_adds_the_divergence_at_the_attacked_image() -> None:
+    model, x, objective = PlainNetwork(), images(), TRADES(beta=6, eps=0.1)
+    x_adv = objective.attack(model, x, stream())
+    assert float((x_adv - x).abs().max()) <= 0.1 + 1e-6
+    log_p, log_q = torch.log_softmax(model(x), dim=1), torch.log_softmax(model(x_adv), dim=1)
+    divergence = (log_p.exp() * (log_p - log_q)).sum(dim=1)
+    expected = losses(Standard(), model, x, LABELS) + 6 * divergence
+    torch.testing.assert_close(losses(objective, model, x, LABELS), expected)
+    random = x + 0.1 * (stream(3).uniform(*SHAPE) * 2 - 1)
+    random_divergence = (log_p.exp() * (log_p - torch.log_softmax(model(random), dim=1))).sum(dim=1)
+    assert (divergence > random_divergence).all()
+
+
+class Threshold(nn.Module):
+    """A linear model whose distance to the boundary is known: |mean − 0.5|."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.flatten(1).mean(dim=1) - 0.5
+        return torch.stack((-level, level), dim=1)
+
+
+@pytest.mark.parametrize(("epoch", "radii"), [(7, [0.031, 0.030, 0.029, 0.029]), (4, [0.03] * 4)],
+                         ids=["adaptive", "warm-up"])
+def test_iaat_grows_keeps_and_shrinks_radii(epoch: int, radii: list[float]) -> None:
+    """At eps 0.03, distances 0.10 and 0.035 resist 0.04 and 0.03 only; 0.01 resists neither; the last is wrong."""
+    x = torch.stack([torch.full(SHAPE, value) for value in (0.60, 0.535, 0.51, 0.4)])
+    y = torch.ones(4, dtype=torch.int64)
+    objective = IAAT(eps=0.03, growth=0.01, growth_weight=0.1, steps=3)
+    output = objective.at_epoch(epoch, 20)(Threshold(), x, y, stream(), objective.initial_memory(4))
+    torch.testing.assert_close(output.memory["eps"], torch.tensor(radii))
