@@ -45,16 +45,16 @@ def accuracies(rows: Iterable[Row], threat: Threat | None) -> list[Result]:
 def differences(rows: Iterable[Row], pairs: Sequence[tuple[str, str]], threat: Threat | None) -> list[Difference]:
     """Paired differences of clean and worst-case accuracy between two models on the images both were run on."""
     table = correct_by_attack(rows)
-    found = []
+    compared = []
     for model, versus in pairs:
         ours, theirs = table.get((model, None), {}), table.get((versus, None), {})
         for metric in ours.keys() & theirs.keys() & {CLEAN, WORST}:
             common = ours[metric].keys() & theirs[metric].keys()
             gained = sum(ours[metric][i] and not theirs[metric][i] for i in common)
             lost = sum(theirs[metric][i] and not ours[metric][i] for i in common)
-            found.append(Difference(**vars(stats.paired_difference(gained, lost, len(common))), model=model,
+            compared.append(Difference(**vars(stats.paired_difference(gained, lost, len(common))), model=model,
                                     versus=versus, metric=metric, threat=None if metric == CLEAN else threat))
-    return sorted(found, key=lambda row: (row.model, row.versus, row.metric or ""))
+    return sorted(compared, key=lambda row: (row.model, row.versus, row.metric or ""))
 
 
 def _model_order(group: ModelAndAlpha) -> tuple[int, str, float]:
