@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from equipoise.core import config
 from equipoise.core.checks import InputError
-from equipoise.models import TTAClassifier, build, check_forward, identity, weights_digest
+from equipoise.models import TTAClassifier, build, check_forward, identity, load, weights_digest
 
 IMAGES = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -76,3 +78,11 @@ class ReturnsTuple(nn.Module):
 def test_check_forward_turns_errors_into_one_sentence(model: nn.Module, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check_forward("base", model, IMAGES)
+
+
+def test_without_weights_the_reference_is_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "services.py").write_text(
+        "from torch import nn\n\ndef first():\n    return nn.Flatten()\n\ndef second():\n    return nn.Flatten()\n")
+    monkeypatch.chdir(tmp_path)
+    identities = [identity(load(f"python:services:{name}")) for name in ("first", "second", "first")]
+    assert identities[0] == identities[2] != identities[1]

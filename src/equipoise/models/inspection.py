@@ -51,9 +51,14 @@ def identity(model: nn.Module) -> dict[str, Any]:
     with such settings have a method `describe()`, as those of this package do (:class:`Described`). The result is
     {"weights": digest, "settings": {path of the submodule: its description}}; the path of the model itself is ".".
     """
+    from equipoise.models.reference import reference_of  # which loads models, and so imports this file
+
     described = {name or ".": module.describe() for name, module in model.named_modules()
                  if callable(getattr(module, "describe", None))}
-    return {"weights": weights_digest(model), **({"settings": described} if described else {})}
+    # A model without weights computes outside of torch: where it was loaded from is all that is known of it.
+    reference = None if model.state_dict() else reference_of(model)
+    return {"weights": weights_digest(model), **({"settings": described} if described else {}),
+            **({"reference": reference} if reference else {})}
 
 
 def check_forward(name: str, model: nn.Module, x: Tensor) -> Tensor:
