@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from equipoise.core.format import accuracy_table
 from equipoise.core.results import Result
-from equipoise.core.tables import accuracy_table
 
 
 def test_five_metrics_fit_into_eighty_columns() -> None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from equipoise.core.checks import InputError
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, mix, new_gate
-from equipoise.mixing.gated import OFFICIAL_WIDTH
 from equipoise.mixing.surrogates import AlphaPenalty
 from equipoise.models import build, feature_hooks
 
@@ -81,7 +80,7 @@ def test_number_of_parameters() -> None:
     """6.3 million parameters for a pair of ResNet-18, and the official size as an option."""
     g, h = (build("resnet18", num_classes=10, image_shape=(3, 32, 32), seed=seed) for seed in (1, 2))
     x = torch.rand(1, 3, 32, 32)
-    gates = (new_gate(g, h, x), new_gate(g, h, x, width=OFFICIAL_WIDTH))
+    gates = (new_gate(g, h, x), new_gate(g, h, x, width=256))
     size = [sum(p.numel() for p in gate.parameters()) for gate in gates]
     assert size[0] < 7_000_000 and 44.0e6 < size[1] < 44.1e6
     assert g.training and all(p.requires_grad for p in g.parameters())  # the bases are unchanged

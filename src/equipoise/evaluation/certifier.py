@@ -13,7 +13,7 @@ from torch import nn
 
 from equipoise.attacks import ATTACKS, make_attack
 from equipoise.certification import CERTIFICATES, SamplingSettings, SmoothingPlan
-from equipoise.core import checks, format, parallel, tables
+from equipoise.core import checks, format, parallel
 from equipoise.core.device import PRECISIONS, resolve
 from equipoise.core.records import Run
 from equipoise.core.results import Result, Summary
@@ -189,7 +189,7 @@ def _results_table(results: Sequence[Result], failure: float) -> str:
     n = min(result.n for result in results if result.metric == "acr")
     sigmas = dict.fromkeys(f"{result.sigma:g}" for result in results if result.sigma is not None)
     names = format.short_names(format.label(result.model, result.alpha) for result in results)
-    table = tables.new_table(f"Certified on {n} images, σ = {', '.join(sigmas)}, failure {failure:g}, 95 % intervals",
+    table = format.new_table(f"Certified on {n} images, σ = {', '.join(sigmas)}, failure {failure:g}, 95 % intervals",
                              "model", "metric", "value")
     table.columns[1].justify = "left"
     for result in results:
@@ -202,7 +202,7 @@ def _results_table(results: Sequence[Result], failure: float) -> str:
             table.add_section()
         name = names[format.label(result.model, result.alpha)]
         table.add_row(name if is_first or result.sigma is None else "", result.metric, text)
-    return tables.render(table)
+    return format.render(table)
 
 
 def _selection_text(summary: Summary) -> str:
@@ -214,9 +214,9 @@ def _selection_text(summary: Summary) -> str:
              "it (estimate)" for item in summary.selected_alphas]
     lines += [f"{names[item.model]}: excluded, no alpha gives {format.percent(item.target)} clean; at most "
               f"{format.percent(item.most)} on the {item.n} other images (estimate)" for item in summary.excluded]
-    table = tables.new_table("Frontier: the best of these mixtures at every radius", "radius", "certified", "model",
+    table = format.new_table("Frontier: the best of these mixtures at every radius", "radius", "certified", "model",
                              "alpha")
     for point in summary.frontier:
         table.add_row(f"{point.radius:.2f}", f"{format.percent(point.value)} {format.bounds(point)}",
                       names[point.model], f"{point.alpha:.4g}")
-    return "\n".join([*lines, tables.render(table)])
+    return "\n".join([*lines, format.render(table)])

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from equipoise.attacks import ATTACKS, Attack, Clean, make_attack
-from equipoise.core import aggregation, checks, format, parallel, tables
+from equipoise.core import aggregation, checks, format, parallel
 from equipoise.core.device import PRECISIONS, resolve
 from equipoise.core.records import Run
 from equipoise.core.results import Cost, Result, Summary
@@ -94,7 +94,7 @@ class Evaluation(RunResults):
     lipschitz: tuple[Result, ...] = ()
 
     def __str__(self) -> str:
-        text = tables.accuracy_table(self.results, str(self.threat))
+        text = format.accuracy_table(self.results, str(self.threat))
         return f"{text}\n\n{_estimate_table(self.lipschitz, self.threat)}" if self.lipschitz else text
 
 
@@ -256,7 +256,7 @@ def run_folder(out: Path | str | None) -> Iterator[str]:
 def _estimate_table(results: Sequence[Result], threat: Threat) -> str:
     """The local Lipschitz constant of every model, and the share of images that a mixture would keep per alpha."""
     by_name = {(result.model, result.metric): result for result in results}
-    table = tables.new_table(f"Estimates, not certificates, {threat}", "model", "constant", "alpha", "kept",
+    table = format.new_table(f"Estimates, not certificates, {threat}", "model", "constant", "alpha", "kept",
                              "kept at attacked images")
     names, previous = format.short_names(result.model for result in results), ""
     for (model, metric), result in by_name.items():
@@ -266,4 +266,4 @@ def _estimate_table(results: Sequence[Result], threat: Threat) -> str:
             table.add_row(*first, metric.removeprefix("kept@"), format.percent(result.value),
                           format.percent(attacked.value) if attacked else "")
             previous = model
-    return tables.render(table)
+    return format.render(table)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from equipoise import models
-from equipoise.core import aggregation, arrays, checks, format, serialize, tables
+from equipoise.core import aggregation, arrays, checks, format, serialize
 from equipoise.core.device import resolve
 from equipoise.core.records import Run
 from equipoise.core.results import FitSummary, SelectionSummary, Summary, read_summary
@@ -87,10 +87,10 @@ class Fit:
         """The mixtures for other targets as a table."""
         if not self.frontier:
             return "no target of the frontier gives a mixture that helps"
-        table = tables.new_table("Mixtures for other targets", "lose at most", "clean", "alpha")
+        table = format.new_table("Mixtures for other targets", "lose at most", "clean", "alpha")
         for point in self.frontier:
             table.add_row(format.percent(point.lose_at_most), format.percent(point.clean), f"{point.alpha:.6g}")
-        return tables.render(table)
+        return format.render(table)
 
 
 def fit(accurate: str | nn.Module, robust: str | nn.Module, data: Any, *, threat: Threat,

@@ -22,8 +22,7 @@ from equipoise.models.feature_hooks import FeatureLayers, FeatureMaps, forward_w
 from equipoise.models.inspection import Described
 from equipoise.models.resnet import PreActBlock, he_init
 
-WIDTH = 96  # 6.3 million parameters for a pair of ResNet-18
-OFFICIAL_WIDTH = 256  # the official network for that pair: 44 million
+WIDTH = 96  # 6.3 million parameters for a pair of ResNet-18; the official network has width 256 and 44 million
 SCALE, SHIFT = 2.0, 0.4  # of the gate in training, as published
 PairOfLayers = tuple[FeatureLayers, FeatureLayers]  # feature layers of the accurate and of the robust base
 

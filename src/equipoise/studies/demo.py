@@ -11,7 +11,7 @@ import torch
 
 from equipoise import reporting
 from equipoise.attacks import Clean, Pgd, Suite, fast
-from equipoise.core import aggregation, arrays, results, rng, serialize, tables
+from equipoise.core import aggregation, arrays, format, results, rng, serialize
 from equipoise.core.arrays import ExampleArrays, FitArrays
 from equipoise.core.device import resolve
 from equipoise.core.records import Run, read_rows
@@ -58,7 +58,7 @@ class DemoResult:
     report: Path
 
     def __str__(self) -> str:
-        table, fitted = tables.accuracy_table(self.summary.results, str(self.threat)), self.summary.fit
+        table, fitted = format.accuracy_table(self.summary.results, str(self.threat)), self.summary.fit
         assert fitted is not None
         promise = f"the mixture {fitted.promise}" if fitted.helped else fitted.promise
         return f"{table}\npromise, calibrated on images of its own: {promise}\nreport: {self.report}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from equipoise.core import checks, memory, parallel, progress, rng, tables
+from equipoise.core import checks, format, memory, parallel, progress, rng
 from equipoise.core import device as devices
 from equipoise.core.modes import inference
 from equipoise.core.results import Result, read_summary
@@ -34,7 +34,7 @@ class TrainingResult:
     out: Path | None = None
 
     def __str__(self) -> str:
-        return (tables.accuracy_table(self.results, "held out from training") if self.results
+        return (format.accuracy_table(self.results, "held out from training") if self.results
                 else "No images were held out for validation.")
 
 
