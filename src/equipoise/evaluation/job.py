@@ -71,7 +71,7 @@ def open_run(folder: Path | str, jobs: Sequence[Job], data: Dataset, conditions:
 
 
 def images_for(data: Any, given: Any) -> Dataset:
-    """The data as a `Dataset`; labels alone may miss the last classes, which are then those of the first module given."""
+    """The data as a `Dataset`; labels alone may miss the last classes, which then come from the first module."""
     images = as_dataset(data)
     listed = given.values() if isinstance(given, Mapping) else [given] if isinstance(given, str | nn.Module) else given
     model = next((model for model in listed or () if isinstance(model, nn.Module)), None)
