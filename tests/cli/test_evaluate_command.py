@@ -171,7 +171,7 @@ def test_a_stopped_process_is_resumed_to_the_same_bytes(folder: Path, attack: st
     assert (folder / "complete" / "rows.jsonl").read_bytes() == (folder / "run" / "rows.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("attack", ["pgd", "apgd"])
+@pytest.mark.parametrize("attack", ["pgd", "fast"])
 def test_two_processes_write_the_same_rows(folder: Path, attack: str) -> None:
     arguments = ["evaluate", "robust.safetensors", *COMMON, "--attack", attack, "--out"]
     assert run([*arguments, "one"]) == 0
