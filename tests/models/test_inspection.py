@@ -41,7 +41,7 @@ def test_settings_that_are_not_weights_are_part_of_the_identity() -> None:
     """Test-time augmentation over 2 and over 6 copies has the same weights."""
     two, six = (TTAClassifier(small_model(), count) for count in (2, 6))
     assert weights_digest(two) == weights_digest(six) and identity(two) != identity(six)
-    assert identity(six)["settings"] == {".": {"type": "tta", "version": 1, "count": 6}}
+    assert identity(six)["settings"] == {"(root)": {"type": "tta", "version": 1, "count": 6}}
 
 
 def test_settings_of_submodules_are_found() -> None:

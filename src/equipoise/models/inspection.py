@@ -49,11 +49,11 @@ def identity(model: nn.Module) -> dict[str, Any]:
 
     Weights alone are not enough: test-time augmentation or a mixing rule has settings that are not weights. Modules
     with such settings have a method `describe()`, as those of this package do (:class:`Described`). The result is
-    {"weights": digest, "settings": {path of the submodule: its description}}; the path of the model itself is ".".
+    {"weights": digest, "settings": {path of the submodule: its description}}; the model itself is "(root)".
     """
     from equipoise.models.reference import reference_of  # which loads models, and so imports this file
 
-    described = {name or ".": module.describe() for name, module in model.named_modules()
+    described = {name or "(root)": module.describe() for name, module in model.named_modules()
                  if callable(getattr(module, "describe", None))}
     # A model without weights computes outside of torch: where it was loaded from is all that is known of it.
     reference = None if model.state_dict() else reference_of(model)
