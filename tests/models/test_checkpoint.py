@@ -181,10 +181,10 @@ def test_foreign_file(tmp_path: Path) -> None:
 
 
 def test_no_file_and_a_folder(tmp_path: Path) -> None:
-    assert_refused(tmp_path / "none.safetensors", "nothing there")
-    assert_refused(tmp_path / "none.pt", "nothing there", arch="resnet8")
+    assert_refused(tmp_path / "none.safetensors", "must be a file that exists")
+    assert_refused(tmp_path / "none.pt", "must be a file that exists", arch="resnet8")
     assert_refused(tmp_path, "a folder")
-    with pytest.raises(InputError, match="nothing there"):
+    with pytest.raises(InputError, match="must be a file that exists"):
         checkpoint.read_metadata(tmp_path / "none.pt")
 
 

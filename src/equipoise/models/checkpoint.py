@@ -167,7 +167,7 @@ def _abbreviate(keys: Iterable[str]) -> str:
 def _require_file(path: Path) -> None:
     """Raise an :class:`InputError` unless the path is a file."""
     if not path.is_file():
-        raise InputError(f"`{path}` must be a file, got {'a folder' if path.is_dir() else 'nothing there'}")
+        raise InputError(f"`{path}` must be a file{', got a folder' if path.is_dir() else ' that exists'}")
 
 
 def read_safetensors(path: Path, *, weights: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
