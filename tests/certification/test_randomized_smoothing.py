@@ -188,10 +188,11 @@ def test_bad_images_and_streams() -> None:
         certify(THREE, images(3), plan=PLAN, stream=random_stream(2))
 
 
-def test_nan_is_refused() -> None:
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_logits_without_a_softmax_are_refused(value: float) -> None:
     class Broken(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return torch.where(x.flatten(1)[:, :1] > 1, torch.nan, 1.0).expand(-1, 2)
+            return torch.where(x.flatten(1)[:, :1] > 1, value, 1.0).expand(-1, 2)
 
-    with pytest.raises(InputError, match="`logits` must not contain NaN"):
+    with pytest.raises(InputError, match="`logits of the model Broken` must not contain NaN"):
         certify(Broken(), images(3), plan=PLAN, stream=random_stream(3))

@@ -111,7 +111,7 @@ def test_evaluation_has_sanity_checks(folder: Path) -> None:
 @pytest.mark.parametrize("stand_in", [[], ["--stand-in", "accurate.safetensors"]])
 def test_accurate_model_that_returns_classes(folder: Path, stand_in: list[str]) -> None:
     assert fit("--accurate", write_factory(folder, "accurate"), "--lose-at-most", "20", "--count", "80") == 0
-    assert run([*EVALUATE, "--start", "80", "--steps", "2", "--out", "E", *stand_in]) == 0
+    assert run([*EVALUATE, "--start", "80", "--steps", "2", "--out", "E", "--allow-code", *stand_in]) == 0
     summary = read_summary("E")
     assert {("accurate", "pgd"), ("mixed", "adaptive"), ("mixed", "worst")} <= {
         (result.model, result.metric) for result in summary.results}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -13,7 +14,9 @@ import torch
 from small_files import write_files
 
 from equipoise import __version__
+from equipoise.cli import main
 from equipoise.cli.main import run
+from equipoise.core.checks import EquipoiseWarning
 from equipoise.core.records import Run
 from equipoise.core.rows import Row
 
@@ -61,3 +64,26 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_version_and_help(option: str, text: str) -> None:
     command = [sys.executable, "-m", "equipoise", option]
     assert text in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_names_are_shown_literally(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Markup, escapes, line breaks and undecodable bytes in a file name, in a table and in an error."""
+    name = b"[red]x\x1b[31m\ny.safetensors"
+    shutil.copy(b"robust.safetensors", name)
+    line: list[str | bytes] = [sys.executable, "-m", "equipoise", "evaluate", name, *EVALUATE[2:]]
+    done = subprocess.run(line, capture_output=True, check=False)
+    assert done.returncode == 0 and rb"[red]x\x1b[31m\ny" in done.stdout and b"\x1b" not in done.stdout + done.stderr
+    assert run(["evaluate", "[/red]\x1b[31m\n\udcff.safetensors", *EVALUATE[2:-3], "other"]) == 2
+    error = capfdbinary.readouterr().err
+    assert rb"[/red]\x1b[31m\n\udcff.safetensors" in error and error.count(b"\n") == 1 and b"\x1b" not in error
+
+
+def test_a_folder_whose_name_is_not_unicode() -> None:
+    assert run([*EVALUATE[:4], "--out", "run\udcff", *EVALUATE[6:]]) == 0
+    assert run([*EVALUATE[:4], "--out", "run\udcff", *EVALUATE[6:]]) == 0, "resumed"
+
+
+def test_warnings_are_one_literal_line(capsys: pytest.CaptureFixture[str]) -> None:
+    main._print_warning(EquipoiseWarning("[red]a\x1b[31m\nb"))
+    main._print_warning("of torch,\non two lines")
+    assert capsys.readouterr().err == "warning: [red]a\\x1b[31m\\nb\nwarning: of torch,\non two lines\n"

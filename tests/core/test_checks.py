@@ -59,3 +59,18 @@ def test_messages_are_one_sentence() -> None:
         with pytest.raises(InputError) as caught:
             call()
         assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_values_in_messages_are_short(number: int) -> None:
+    value = ["x" * 10**6, list(range(10**5)), {"a": "b" * 9999}, 10**5000, {str(i): i for i in range(999)}][number]
+    assert len(checks.shown(value)) <= checks.VALUE_LENGTH
+    with pytest.raises(InputError) as caught:
+        checks.require(False, "name" * 1000, "be short " * 1000, value)
+    assert len(str(caught.value)) == checks.SENTENCE_LENGTH and "…" in str(caught.value)
+
+
+def test_long_lists_of_options_are_cut() -> None:
+    with pytest.raises(InputError, match=r"got 'option' .did you mean 'option") as caught:
+        checks.one_of("name", "option", [f"option{i}" for i in range(10_000)])
+    assert len(str(caught.value)) <= checks.SENTENCE_LENGTH

@@ -43,3 +43,35 @@ def test_counts(numbers: list[int], expected: str) -> None:
 def test_short_names_distinguish_models() -> None:
     assert format.short_names(["file:/a/best.pth", "file:/a/last.pt (sigma 0.1)", "robust"]) == {
         "file:/a/best.pth": "best", "file:/a/last.pt (sigma 0.1)": "last (sigma 0.1)", "robust": "robust"}
+
+
+HOSTILE = ["[red]x[/red]", "[link=https://example.org]x[/link]", "[/]", ":smile:", "\x1b[31mx\x1b[0m", "\x1b]0;t\x07",
+           "a\rb", "a\nb", "a\u202eb", "a\udcffb", "a\x9b31mb", "a\u2028b", "{x}", "\\[bold]"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_are_shown_literally_in_tables(name: str) -> None:
+    shown = format.literal(name)
+    assert shown.isprintable() and format.literal(shown) == shown
+    text = accuracy_table_of(name)
+    assert shown in text and text.replace("\n", "").isprintable()
+    table = format.new_table(f"title {shown}", "model", shown)
+    table.add_row("first", name)  # a cell may have several lines
+    text = format.render(table)
+    assert f"title {shown}" in text and text.count(shown) == (2 if "\n" in name else 3)
+    assert text.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if "/" not in name])
+def test_short_names_are_literal(name: str) -> None:
+    assert format.short_names([name]) == {name: format.literal(name)}
+
+
+def accuracy_table_of(name: str) -> str:
+    return format.accuracy_table([Result(model=name, metric="clean", value=0.5, low=0.4, high=0.6, n=8)], "linf")
+
+
+def test_ordinary_names_are_not_changed() -> None:
+    for name in ("file:/a/b c.safetensors", "Größe 猫 🐈", "x\u00a0%", "C:\\new\\table"):
+        assert format.literal(name) == name
+    assert format.literal("a\nb\x1b", keep="\n") == "a\nb\\x1b"

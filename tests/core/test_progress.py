@@ -5,6 +5,7 @@ import io
 import pytest
 
 from equipoise.core import progress
+from equipoise.core.format import literal
 
 
 def test_silent_by_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,3 +71,25 @@ def test_without_a_command_progress_is_shown_only_in_a_terminal(
     with progress.task("work", total=1) as task:
         task.advance(1)
     assert "work" in screen.getvalue()
+
+
+@pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", "a\x1b[2Jb", "a\rb", ":smile:", "{task}"])
+def test_names_are_shown_literally(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str,
+) -> None:
+    from rich.console import Console
+
+    clock = iter([0.0, 10.0])
+    with monkeypatch.context() as patch:
+        patch.setattr("time.monotonic", lambda: next(clock))
+        with progress.display(), progress.task(name, total=1) as task:
+            task.advance(1, model=name)
+    shown = literal(name)
+    assert capsys.readouterr().err == f"{shown}: 1/1, model {shown}, 0 s left\n"
+    bars = progress._new_bars()
+    bars.live.console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
+    task = progress._Bar(bars, name, 1, 0)
+    task.advance(1, model=name)
+    bars.console.print(bars.make_tasks_table(bars.tasks))
+    text = bars.console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count(shown) == 2 and text.rstrip("\n").isprintable()

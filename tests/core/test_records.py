@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from equipoise import __version__
 from equipoise.core import records
 from equipoise.core.checks import InputError
 from equipoise.core.records import Run
@@ -105,6 +106,22 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_folder_with_files_of_the_system_or_of_a_killed_start_is_new(tmp_path: Path) -> None:
+    (tmp_path / ".DS_Store").touch()
+    (tmp_path / f".equipoise-{3:032x}.tmp").write_text("schema = 2\n[ident")
+    Run(tmp_path, IDENTITY, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".DS_Store", "run.toml"]
+
+
+def test_an_interrupted_merge_is_completed(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", IDENTITY, {})
+    run.append(attack_rows([1]))
+    rows = run.finish()
+    (tmp_path / "run" / "parts").mkdir()
+    assert Run(tmp_path / "run", IDENTITY, {}).finish() == rows
+    assert not (tmp_path / "run" / "parts").exists()
+
+
 def test_a_folder_of_schema_1_is_not_resumed(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('schema = 1\n[identity]\nverb = "evaluate"\n')
     with pytest.raises(InputError, match=r"another version of Equipoise \(schema 1\)"):
@@ -174,3 +191,31 @@ def test_a_file_system_without_locks_works(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(fcntl, "flock", refuse)
     Run(tmp_path / "run", IDENTITY, {}).append(attack_rows([1]))
     assert len(records.read_rows(tmp_path / "run")) == 1
+
+
+EVALUATED = {"command": "evaluate", "attacks": {"m": {"clean": {}}, "m@0.5": {"clean": {}}}}
+
+
+@pytest.mark.parametrize(("identity", "row", "message"), [
+    (EVALUATED, {"model": "other"}, "row of another: index 1, model 'other'"), (EVALUATED, {"attack": "pgd"}, "'pgd'"),
+    (EVALUATED, {"alpha": 0.25}, "row of another"), (EVALUATED, {"index": 9}, "row of another: index 9"),
+    (EVALUATED, {"label": 1}, "row of another"), ({"command": "certify", "models": {"x": {}}}, {}, "row of another"),
+    ({"command": "train", "plan": {"epochs": 3}}, {}, "row of another"),
+    (EVALUATED, {"index": 0, "correct": False}, "must not contradict an earlier row, got two of index 0")])
+def test_rows_of_other_runs_are_refused(tmp_path: Path, identity: dict[str, object], row: dict[str, object],
+                                        message: str) -> None:
+    run = Run(tmp_path / "run", identity, {}, labels={0: 0, 1: 0})
+    base = {"index": 1, "model": "m", "attack": "clean", "label": 0, "correct": True}
+    rows = [*attack_rows([0]), AttackRow(**{**base, **row})]  # type: ignore[arg-type]
+    (run.folder / "rows.jsonl").write_text("".join(f"{row.to_json()}\n" for row in rows))
+    with pytest.raises(InputError, match=message):
+        Run(tmp_path / "run", identity, {}, labels={0: 0, 1: 0})
+
+
+def test_a_newer_run_names_its_version(tmp_path: Path) -> None:
+    path = Run(tmp_path / "run", IDENTITY, {}).folder / "run.toml"
+    text = path.read_text()
+    assert f'version = "{__version__}"' in text
+    path.write_text(text.replace("schema = 2", "schema = 3").replace(__version__, "0.7"))
+    with pytest.raises(InputError, match=r"was written by Equipoise 0.7 \(schema 3\) and needs that version; this is"):
+        Run(tmp_path / "run", IDENTITY, {})

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from equipoise.core.checks import InputError
-from equipoise.data.dataset import Dataset, as_dataset, whole_split
+from equipoise.data.conversion import as_dataset
+from equipoise.data.dataset import Dataset, whole_split
 
 CLASSES = tuple("abcdef")
 

@@ -40,7 +40,7 @@ class Server(ThreadingHTTPServer):
 
     def remote(self, file: str, data: bytes) -> Remote:
         self.files[f"/{file}"] = data
-        return Remote(f"{self.address}{file}", hashlib.md5(data, usedforsecurity=False).hexdigest())
+        return Remote(f"{self.address}{file}", hashlib.sha256(data).hexdigest())
 
     @property
     def address(self) -> str:
@@ -134,7 +134,7 @@ def test_partial_files_of_an_earlier_call_are_checked(server: Server, tmp_path: 
 def test_a_wrong_checksum_is_an_error_and_leaves_nothing(server: Server, tmp_path: Path) -> None:
     remote = server.remote("x.gz", DATA)
     server.files["/x.gz"] = DATA[:-1] + b"?"
-    with pytest.raises(InputError, match=rf"^`{tmp_path / 'x.gz'}` must have the MD5 checksum {remote.md5}"):
+    with pytest.raises(InputError, match=rf"^`{tmp_path / 'x.gz'}` must have the SHA-256 checksum {remote.sha256}"):
         fetch(remote, tmp_path, needed=["x"])
     assert not (tmp_path / "x.gz").exists()
     assert (tmp_path / "x.gz.part").read_bytes() == b""
@@ -145,7 +145,7 @@ def test_a_wrong_checksum_is_an_error_and_leaves_nothing(server: Server, tmp_pat
 def test_a_file_put_there_by_hand_is_checked_too(server: Server, tmp_path: Path) -> None:
     remote = server.remote("x.gz", DATA)
     (tmp_path / "x.gz").write_bytes(b"not it")
-    with pytest.raises(InputError, match="must have the MD5 checksum"):
+    with pytest.raises(InputError, match="must have the SHA-256 checksum"):
         fetch(remote, tmp_path, needed=["x"])
     assert (tmp_path / "x.gz").read_bytes() == b"not it"
     assert server.requests == []
@@ -176,11 +176,11 @@ def test_mnist_without_a_network(tmp_path: Path) -> None:
 
 def test_mnist_is_downloaded(server: Server, tmp_path: Path) -> None:
     images, labels = np.full((4, 5, 7), 9, np.uint8), np.array([1, 2, 3, 4], np.uint8)
-    checksums = []
+    checksums = {}
     for file, values in (("t10k-images-idx3-ubyte", images), ("t10k-labels-idx1-ubyte", labels)):
         raw = bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
-        checksums.append(server.remote(f"{file}.gz", gzip.compress(raw)).md5)
-    local = dataclasses.replace(mnist.MNIST, address=server.address, md5={"test": tuple(checksums)})
+        checksums[f"{file}.gz"] = server.remote(f"{file}.gz", gzip.compress(raw)).sha256
+    local = dataclasses.replace(mnist.MNIST, address=server.address, checksums=checksums)
     for _ in range(2):
         assert mnist.read(local, "test", tmp_path).labels.tolist() == [1, 2, 3, 4]
     assert len(server.requests) == 2
@@ -224,6 +224,28 @@ def test_an_archive_cannot_write_elsewhere(server: Server, tmp_path: Path, name:
         unpack(remote, root, "folder", needed=["b"])
     assert not (tmp_path / "outside").exists()
     assert not Path("/outside").exists()
+
+
+def test_links_and_other_folders_of_an_archive_are_left_out(server: Server, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, kind in (("f/link", tarfile.SYMTYPE), ("f/hard", tarfile.LNKTYPE), ("f/pipe", tarfile.FIFOTYPE),
+                           ("f/sub/x", tarfile.REGTYPE), ("g/x", tarfile.REGTYPE), ("f/..", tarfile.REGTYPE),
+                           ("f/b", tarfile.REGTYPE)):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname, entry.mode = kind, "/etc/passwd", 0o4777
+            tar.addfile(entry)
+    unpack(server.remote("c.tar.gz", buffer.getvalue()), tmp_path, "f", needed=["b"])
+    assert [path.name for path in (tmp_path / "f").iterdir()] == ["b"]
+    assert (tmp_path / "f" / "b").stat().st_mode & 0o7111 == 0
+
+
+def test_every_address_is_https_and_every_download_has_a_checksum() -> None:
+    for source in (mnist.MNIST, mnist.FASHION_MNIST):
+        assert source.address.startswith("https://")
+        assert {f"{file}.gz" for files in mnist.FILES.values() for file in files} <= source.checksums.keys()
+    for remote in (cifar.CIFAR10.archive, cifar.CIFAR100.archive):
+        assert remote.url.startswith("https://") and len(remote.sha256) == 64
 
 
 def test_cifar_without_a_network(tmp_path: Path) -> None:

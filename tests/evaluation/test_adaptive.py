@@ -75,8 +75,24 @@ def test_a_model_that_returns_classes_gets_logits() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.flatten(1)[:, 0].long()
 
-    wrapped = with_logits(Classes(), 3, (1, 2, 2))
+    wrapped = with_logits("accurate", Classes(), 3, torch.zeros(1, 1, 2, 2))
     assert isinstance(wrapped, HardLabelWrapper)
     assert wrapped(torch.ones(2, 1, 2, 2)).tolist() == [[-1, 1, -1]] * 2
     plain = nn.Flatten()
-    assert with_logits(plain, 4, (1, 2, 2)) is plain
+    assert with_logits("accurate", plain, 4, torch.zeros(1, 1, 2, 2)) is plain
+
+
+def test_the_probe_for_classes_hides_no_error() -> None:
+    class Raises(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("no image suits me")
+
+    class Scores(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1)[:, 0]
+
+    image = torch.zeros(1, 1, 2, 2)
+    with pytest.raises(InputError, match=r"`accurate` .* raised ValueError: no image suits me"):
+        with_logits("accurate", Raises(), 3, image)
+    scores = Scores()
+    assert with_logits("accurate", scores, 3, image) is scores, "one real number per image is no class"

@@ -12,13 +12,13 @@ from small_models import CONDITIONS, SmallNet, linear_model, random_images
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from equipoise import reporting
+from equipoise import models, reporting
 from equipoise.attacks import Apgd, Attack, Clean, Pgd, Square, Suite
 from equipoise.core.checks import EquipoiseWarning, InputError
 from equipoise.core.results import read_summary
 from equipoise.core.threat import Threat
-from equipoise.data import pixels
-from equipoise.evaluation import Evaluation, Job, evaluate, open_run, run_jobs
+from equipoise.data import load_data, pixels
+from equipoise.evaluation import Evaluation, Job, certify, evaluate, open_run, run_jobs
 from equipoise.mixing import MixedClassifier
 from equipoise.mixing.provenance import Provenance
 
@@ -203,3 +203,20 @@ def test_images_with_one_index_twice_are_refused() -> None:
 def test_attacks_of_a_suite_may_have_gradients_from_elsewhere() -> None:
     attack: Attack = replace(Pgd(steps=3), surrogate=linear_model(3))
     assert run({"m": linear_model()}, attack=attack).result("m", "worst").n == 11
+
+
+def test_rows_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
+    """With convolutions that are large enough to be shared by threads."""
+    images, before = load_data("shapes", split="test", count=16), torch.get_num_threads()
+    model = models.build("resnet8", num_classes=images.num_classes, image_shape=images.image_shape, seed=1).eval()
+    rows = {}
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            evaluated, certified = tmp_path / f"evaluated-{threads}", tmp_path / f"certified-{threads}"
+            evaluate({"m": model}, images, threat=THREAT, steps=2, out=evaluated, device="cpu")
+            certify({"m": model}, images.slice(0, 2), sigma=0.25, samples=100, n0=20, out=certified, device="cpu")
+            rows[threads] = [(out / "rows.jsonl").read_bytes() for out in (evaluated, certified)]
+    finally:
+        torch.set_num_threads(before)
+    assert rows[1] == rows[2]

@@ -211,3 +211,21 @@ def test_plain_mixing_replaces_nothing(folder: Path) -> None:
         fit_files(alpha=0.8)
     with pytest.raises(InputError, match="`out` must be a folder"):
         fit_files("accurate.safetensors", alpha=0.8)
+
+
+def test_plain_mixing_resumes_after_a_kill_between_its_files(tmp_path: Path) -> None:
+    """The bases of models without a reference are saved before `mixture.toml`; those of other models are kept."""
+    def mix(alpha: float = 0.8) -> None:
+        fit(make_network(False), make_network(True), None, threat=THREAT, alpha=alpha, out=tmp_path / "mixed")
+
+    mix()
+    (tmp_path / "mixed" / "mixture.toml").unlink()
+    (tmp_path / "mixed" / "robust.safetensors").unlink()
+    mix()
+    assert isinstance(load_model(f"mixture:{tmp_path / 'mixed'}"), MixedClassifier)
+    (tmp_path / "mixed" / "mixture.toml").unlink()
+    checkpoint.save(tmp_path / "mixed" / "robust.safetensors", make_network(False))
+    before = (tmp_path / "mixed" / "robust.safetensors").read_bytes()
+    with pytest.raises(InputError, match="`out` must be a new folder or hold the same mixture"):
+        mix()
+    assert (tmp_path / "mixed" / "robust.safetensors").read_bytes() == before

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lookup_models import LookupModel, lookup_pair, numbered_images
+from lookup_models import LookupModel, lookup_pair, numbered_images, numbers_of
 from torch import nn
 
 from equipoise import data, models
@@ -133,7 +134,7 @@ def test_an_accurate_side_that_returns_classes() -> None:
     classes = g(x).argmax(1)
     logit_map = LogitMap(1.0, 2.0, -0.5)
     full = MixedClassifier(g, h, 0.8, logit_map=logit_map, hard=True)
-    for function in (lambda x: classes[x[:, 0, 0, 0].long()], lambda x: classes[x[:, 0, 0, 0].long()].tolist()):
+    for function in (lambda x: classes[numbers_of(x)], lambda x: classes[numbers_of(x)].tolist()):
         mixture = MixedClassifier(HardLabels(function), h, 0.8, logit_map=logit_map, hard=True)
         assert torch.equal(mixture(x), full(x)) and torch.equal(mixture.predict(x), full.predict(x))
         assert mixture.surrogate()(x).shape == mixture.hinges()(x).shape == (40, 6)
@@ -156,3 +157,95 @@ def test_with_target_selects_from_the_frontier() -> None:
         mixture.with_target(0.5)
     with pytest.raises(InputError, match="must have a fitted frontier"):
         MixedClassifier(g, h, 0.9).with_target(1.0)
+
+
+def test_predict_checks_its_images_and_converts_bytes() -> None:
+    mixture = MixedClassifier(_base(6), _base(6), 0.5).eval()
+    levels = torch.randint(0, 256, (9, 3, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(mixture.predict(levels), mixture(levels.float() / 255).argmax(1))
+    for wrong, message in ((levels.float(), "lie in"), (_images(2) - 0.5, "lie in"), (_images(2) * torch.nan, "lie in"),
+                           (levels[0], r"have shape \(B, C, H, W\)"), (levels.int(), "be floating point"),
+                           (levels.tolist(), "be a tensor")):
+        with pytest.raises(InputError, match=f"^`images` must {message}.*, got [^\n]*$"):
+            mixture.predict(wrong)  # type: ignore[arg-type]
+    assert mixture(levels.float()).isfinite().all()  # forward is free to extrapolate
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("side", ["accurate", "robust"])
+@pytest.mark.parametrize("hard", [True, False])
+def test_predict_refuses_logits_without_a_softmax(side: str, value: float, hard: bool) -> None:
+    g, h = lookup_pair(0, 1.0)
+    (g if side == "accurate" else h).rows[7, 2] = value
+    mixture = MixedClassifier(g, h, 0.5, hard=hard)
+    with pytest.raises(InputError, match=f"`logits of the {side} model LookupModel` must not contain"):
+        mixture.predict(numbered_images(40))
+
+
+def test_a_row_of_minus_infinity_is_refused() -> None:
+    g, h = lookup_pair(0, 1.0)
+    h.rows[3] = -math.inf
+    with pytest.raises(InputError, match="`logits of the robust model LookupModel` must hold a finite number"):
+        MixedClassifier(g, h, 0.5).predict(numbered_images(40))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("hard", [True, False])
+@pytest.mark.parametrize("impossible", [True, False])
+def test_gradients_are_finite(alpha: float, hard: bool, impossible: bool) -> None:
+    """Also where neither side gives a class any probability."""
+    g, h = (LookupModel(torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))) for seed in (1, 2))
+    for side in (g, h):
+        side.rows[:, 5] = -math.inf if impossible else 0.0
+        side.rows.requires_grad_()
+    logits = MixedClassifier(g, h, alpha, hard=hard)(numbered_images(4))
+    assert not logits.isnan().any()
+    nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2, 3])).backward()
+    gradients = [side.rows.grad for side in (g, h) if side.rows.grad is not None]
+    assert len(gradients) == 2 - hard and all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+@pytest.mark.parametrize("cast", ["half", "bfloat16", "float", "double"])
+def test_casting_the_module_does_not_round_its_settings(cast: str) -> None:
+    logit_map = LogitMap(1.2345678901, 2.3456789012, -0.3456789012, rivals=0.123456789, unit=1.7654321)
+    mixture = MixedClassifier(_base(6), nn.Sequential(_base(6)), 0.123456789, logit_map=logit_map)
+    before, gate = logit_map.settings, mixture.gate.clone()
+    assert getattr(mixture, cast)() is mixture and next(mixture.parameters()).dtype == getattr(torch, cast)
+    assert mixture.alpha == 0.123456789 and torch.equal(mixture.gate, gate) and logit_map.settings == before
+    assert nn.Sequential(mixture).to("cpu", torch.float16)[0].alpha == 0.123456789 and logit_map.settings == before
+    assert {"gate", "logit_map.numbers"} <= mixture.state_dict().keys()
+    mixture.float().to("meta", torch.float16)
+    assert mixture.gate.is_meta and logit_map.numbers.is_meta and next(mixture.parameters()).is_meta
+
+
+def test_one_class_is_refused() -> None:
+    for mixture in (MixedClassifier(_base(1), _base(1), 0.5).eval(),
+                    MixedClassifier(_base(1), _base(1), 0.5, logit_map=LogitMap(1.0, 1.0, 0.0, rivals=0.5)).eval()):
+        for run in (mixture, mixture.predict):
+            with pytest.raises(InputError, match=r"`logits of the robust model Sequential` must have shape .*K ≥ 2"):
+                run(_images(4))
+    with pytest.raises(InputError, match=r"`logits` must have shape \(B, K\) with K ≥ 2, got \(4, 1\)"):
+        LogitMap(1.0, 1.0, 0.0)(torch.zeros(4, 1))
+
+
+@pytest.mark.parametrize("wrong", [6, -1, 2**40])
+def test_classes_out_of_range_are_refused(wrong: int) -> None:
+    _, h = lookup_pair(2, 3.0)
+    mixture = MixedClassifier(HardLabels(lambda x: [0] * (len(x) - 1) + [wrong]), h, 0.1, hard=True)
+    for run in (mixture, mixture.predict):
+        with pytest.raises(InputError, match=r"`classes of the accurate model HardLabels` must lie in 0\.\.5"):
+            run(numbered_images(40))
+    wide = LookupModel(torch.eye(40, 9))
+    with pytest.raises(InputError, match="equal numbers of classes"):
+        MixedClassifier(wide, h, 0.1, hard=True)(numbered_images(40))
+
+
+def test_classes_out_of_range_are_nan_where_they_cannot_be_read() -> None:
+    class Returns(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.where(x[:, 0, 0, 0] > 0.5, 99, 1)
+
+    mixture = MixedClassifier(Returns(), _base(6), 0.5, hard=True).eval()
+    x = torch.stack((torch.zeros(3, 5, 7), torch.ones(3, 5, 7)))
+    program = torch.export.export(mixture, (x,)).module()
+    assert program(x).isnan().all(dim=1).tolist() == [False, True]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from equipoise.core.checks import InputError
-from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, mix, new_gate
+from equipoise.mixing import Gate, GatedClassifier, LogitMap, MixedClassifier, mix, new_gate
 from equipoise.mixing.surrogates import AlphaPenalty
 from equipoise.models import build, feature_hooks
 
@@ -49,8 +49,8 @@ def test_the_range_holds_and_is_exact(low: float, wide: float, z: float) -> None
 
 
 def _tiny(low: float, high: float) -> GatedClassifier:
-    base = nn.Conv2d(1, 1, 1)
-    return GatedClassifier(base, base, nn.Identity(), alpha_min=low, alpha_max=high)  # type: ignore[arg-type]
+    base = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Conv2d(1, 1, 1))
+    return GatedClassifier(base, base, Gate((("0", "1"), ("0", "1")), 2, 2, 1), alpha_min=low, alpha_max=high)
 
 
 def test_the_mode_changes_statistics_and_nothing_else() -> None:

@@ -162,3 +162,20 @@ def test_flattened_rivals_stay_finite(scale: float, rivals: float) -> None:
         out = LogitMap(3.0, 2.0, -0.5, rivals=rivals, unit=unit)(z)
         gradient = torch.autograd.grad(out[:, 0].sum(), z)[0]
         assert bool(out.isfinite().all()) and bool(gradient.isfinite().all())
+
+
+@pytest.mark.parametrize("clamp", [*logit_maps.CLAMPS])
+@pytest.mark.parametrize("options", [{}, {"rivals": 0.3}, {"unit": 1.5}])
+@pytest.mark.parametrize("classes", [2, 3, 10, 300])
+def test_impossible_classes_stay_finite(clamp: str, options: dict[str, float], classes: int) -> None:
+    """Logits of −inf: finite outputs and gradients, the same first class, and nothing changes for finite rows."""
+    z = torch.randn(6, classes, generator=torch.Generator().manual_seed(classes))
+    z[0, 1:], z[1, 0], z[2, : classes // 2], z[3, :-1] = -torch.inf, -torch.inf, -torch.inf, -torch.inf
+    logit_map = LogitMap(1.5, 1.2, 0.5, clamp, **options)
+    leaf = z.clone().requires_grad_()
+    mapped = logit_map(leaf)
+    assert mapped.isfinite().all() and torch.equal(mapped[4:], logit_map(z.clamp_min(-9.0))[4:])
+    mapped.logsumexp(dim=1).sum().backward()
+    assert leaf.grad is not None and leaf.grad.isfinite().all()
+    if clamp != "gelu":  # which is not monotone
+        assert torch.equal(mapped.argmax(1), z.argmax(1))

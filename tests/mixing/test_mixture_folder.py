@@ -11,7 +11,7 @@ import torch
 from gate_pairs import gated, images
 from torch import nn
 
-from equipoise import mixing, models
+from equipoise import __version__, mixing, models
 from equipoise.core.checks import InputError
 from equipoise.mixing import FrontierMixture, GatedClassifier, LogitMap, MixedClassifier, Provenance
 from equipoise.mixing.folder import load_gate, save_gate
@@ -76,9 +76,10 @@ def test_a_base_that_changed_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("old", "new", "message"), [
     ("alpha = 0.875", "alfa = 0.875", "unknown key 'alfa'"),
-    ("alpha = 0.875", 'alpha = "x"', "alpha of .* must be float, got 'x'"),
-    ("alpha = 0.875", "alpha = 1.75", r"`alpha` must lie in \[0, 1\]"),
-    ("schema = 2", "schema = 9", "`schema` must be 1 or 2"),
+    ("alpha = 0.875", 'alpha = "x"', "alpha of .* must be a finite number from 0 to 1, got 'x'"),
+    ("alpha = 0.875", "alpha = 1.75", "alpha of .* must be a finite number from 0 to 1, got 1.75"),
+    ("schema = 2", "schema = 9", r"newer version of Equipoise \(schema 9\).* reads schemas 1 and 2"),
+    ("schema = 2", "schema = 0", "`schema` must be 1 or 2"), ("schema = 2", "schema = true", "`schema` must be 1 or 2"),
     ("power = 2.5", "powr = 2.5", "unknown key 'powr'"),
     ('clamp = "gelu"\nscale', 'clamp = "gelo"\nscale', "did you mean 'gelu'"),
     ("scale = 0.1", "scale = -0.1", "`scale` must be positive"),
@@ -250,3 +251,11 @@ def test_the_surrogate_alpha_of_a_gated_mixture_is_stored(tmp_path: Path) -> Non
     again = mixing.load_model(f"mixture:{tmp_path}/over")
     assert isinstance(again, GatedClassifier) and again.surrogate_alpha == 0.7
     assert torch.equal(again.surrogate()(images()), over.surrogate()(images()))
+
+
+def test_a_newer_schema_names_the_version_that_wrote_it(tmp_path: Path) -> None:
+    save_mixture(tmp_path / "m", 0.875)
+    replace_in_file(tmp_path / "m", "schema = 2", "schema = 3")
+    replace_in_file(tmp_path / "m", f'version = "{__version__}"', 'version = "0.9.1"')
+    with pytest.raises(InputError, match=r"was written by Equipoise 0\.9\.1 \(schema 3\) and needs that version"):
+        mixing.load_model(f"mixture:{tmp_path / 'm'}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from equipoise import data
+from equipoise.core.checks import InputError
 from equipoise.mixing import FrontierMixture, Provenance
 from equipoise.mixing.provenance import pareto_frontier
 
@@ -23,3 +26,14 @@ def test_overlap_with_the_fitting_images() -> None:
     assert provenance.overlap(images.slice(6, 2)) == ()
     assert Provenance("digits", "test", ("3-5",), "").overlap(images) == ()
     assert Provenance.of(images.slice(2, 4), "p") == Provenance("shapes", "test", ("2-5",), "p")
+
+
+@pytest.mark.parametrize("text", ["", "x", "3-", "-3", "5-3", "1-2-3", "9" * 30, "1.5", "٣"])
+def test_ranges_are_positions(text: str) -> None:
+    with pytest.raises(InputError, match="`images` must be ranges of positions"):
+        Provenance("shapes", "test", (text,), "")
+
+
+def test_a_huge_range_takes_no_memory() -> None:
+    images = data.load_data("shapes", split="test", count=12)
+    assert Provenance("shapes", "test", ("0-99999999999999999",), "").overlap(images) == ("0-11",)

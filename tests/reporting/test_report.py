@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,6 +21,7 @@ from parsed_report import ParsedReport
 from equipoise import reporting
 from equipoise.core import records, results
 from equipoise.core.checks import InputError
+from equipoise.core.format import literal
 from equipoise.core.registry import Registry
 from equipoise.core.results import Summary
 from equipoise.reporting import SECTIONS, report
@@ -82,6 +84,23 @@ def test_text_from_disk_is_escaped(tmp_path: Path) -> None:
     assert not parsed.tags & {"script", "i", "b"}
     assert hostile in [row[0] for row in parsed.tables[0]]
     assert "<script>&" in parsed.text
+
+
+def test_names_of_classes_and_models_are_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classes = ("<script>alert(1)</script>", "$\\foo", "a\x1b[31m\x00b", "--><b>")
+    names = {"accurate": "[red]x[/red]\x1b[31m", "robust": "$\\frac{\x9b", "mixed": "a\udcff\u202e"}
+    named = replace(synthetic_run.examples(np.random.default_rng(7)), class_names=classes)
+    monkeypatch.setattr(synthetic_run, "examples", lambda rng: named)
+    folder = synthetic_run.make(tmp_path / "run", n=6, names=names, with_sweep=False)
+    parsed = ParsedReport(report(folder))
+    assert not parsed.tags & {"script", "b"}
+    assert {literal(name) for name in names.values()} <= {row[0] for row in parsed.tables[0]}
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert text == literal(text, keep="\n")
+    figures = list((folder / "figures").glob("*.svg"))
+    assert "examples.svg" in {path.name for path in figures}
+    for path in figures:
+        ElementTree.fromstring(path.read_bytes())
 
 
 @pytest.mark.parametrize(("missing", "title"), [("examples", "Examples of attacked images"),

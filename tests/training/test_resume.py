@@ -18,6 +18,8 @@ from small_training import METADATA, PLAN, dataset, network, same, weights
 
 from equipoise import models
 from equipoise.core import records
+from equipoise.core.checks import InputError
+from equipoise.core.parallel import World
 from equipoise.core.rows import EpochRow
 from equipoise.training import Objective, TrainingPlan, fit_model
 from equipoise.training.learner import Learner
@@ -130,3 +132,29 @@ def test_two_processes_match_one(tmp_path: Path) -> None:
         torch.testing.assert_close(value, weights(alone)[key], rtol=1e-5, atol=1e-6)
     for one, two in zip(measured(tmp_path / "one"), measured(tmp_path / "two"), strict=True):
         assert all(first == pytest.approx(second, rel=1e-4) for first, second in zip(one, two, strict=True))
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_another_number_of_threads_is_another_run(tmp_path: Path) -> None:
+    plan = dataclasses.replace(PLAN, epochs=1)
+    fit_model(network(), Standard(), dataset(), plan, out=tmp_path / "run", metadata=METADATA)
+    torch.set_num_threads(2)
+    with pytest.raises(InputError, match="run has threads = 1, this run has 2"):
+        fit_model(network(), Standard(), dataset(), plan, out=tmp_path / "run", metadata=METADATA)
+
+
+def test_another_number_of_processes_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = dataclasses.replace(PLAN, epochs=1)
+    fit_model(network(), Standard(), dataset(), plan, out=tmp_path / "run", metadata=METADATA)
+    monkeypatch.setattr("equipoise.core.parallel.world", lambda: World(rank=0, size=2))
+    with pytest.raises(InputError, match="run has processes = 1, this run has 2"):
+        fit_model(network(), Standard(), dataset(), plan, out=tmp_path / "run", metadata=METADATA)
+
+
+def test_the_state_of_a_finished_run_is_removed_by_the_next_call(tmp_path: Path) -> None:
+    """A kill between the summary and the removal of the state leaves it behind."""
+    plan = dataclasses.replace(PLAN, epochs=1)
+    for _ in range(2):
+        fit_model(network(), Standard(), dataset(), plan, out=tmp_path / "run", metadata=METADATA)
+        assert not (tmp_path / "run" / "state.pt").exists()
+        (tmp_path / "run" / "state.pt").touch()

@@ -155,8 +155,8 @@ class Apgd(Attack):
 
     def __post_init__(self) -> None:
         checks.one_of("loss", self.loss, losses.LOSSES)
-        checks.whole("steps", self.steps, least=1)
-        checks.whole("restarts", self.restarts, least=1)
+        checks.whole("steps", self.steps, least=1, most=checks.MOST_STEPS)
+        checks.whole("restarts", self.restarts, least=1, most=1000)
 
     def stages(self) -> tuple[Stage, ...]:
         """One per start, such as apgd-ce and apgd-ce-2@20."""

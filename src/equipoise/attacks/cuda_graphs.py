@@ -57,7 +57,8 @@ class CudaGraphFunction:
                     self.function(*buffers)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool):
+            # Other threads may allocate memory meanwhile.
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 outputs = self.function(*buffers)
         except torch.OutOfMemoryError:
             raise

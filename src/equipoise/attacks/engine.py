@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from equipoise.attacks.gradients import GradientSettings, GradientSource, is_batch_invariant
 from equipoise.attacks.search import AttackBatch, BatchShape, Search, SearchResult, run_search
-from equipoise.core import checks, memory, progress
+from equipoise.core import checks, device, memory, progress
 from equipoise.core.modes import inference
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
@@ -145,7 +145,8 @@ class Driver:
             state.update(number, result)
             on_result(number, result)
 
-        with inference(self.model, *(stage.gradients.surrogate for stage in stages)):
+        surrogates = [stage.gradients.surrogate for stage in stages]
+        with device.exclusive(self.example.x.device), inference(self.model, *surrogates):
             settings = stages[0].gradients if stages else GradientSettings()
             while len(rows := (state.next_stage == CLEAN).nonzero().squeeze(1)[: self.slots]):
                 result = self._attempt(partial(self._classify, rows, settings))

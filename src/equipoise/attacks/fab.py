@@ -51,7 +51,7 @@ class Fab(Attack):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", check_ranks(self.ranks))
-        checks.whole("steps", self.steps, least=1)
+        checks.whole("steps", self.steps, least=1, most=checks.MOST_STEPS)
 
     def stages(self) -> tuple[Stage, ...]:
         """One per target, such as fab-1@30; a step also has a pass without gradients."""

@@ -8,12 +8,16 @@ copy may differ slightly; one that differs clearly is not used.
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from equipoise.models.feature_hooks import active_hooks
+
+_tracing = threading.Lock()  # torch traces one module at a time, and warnings of all threads are recorded together
 # Code in which a forward pass branches only on shapes and settings, never on values.
 _TRUSTED = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
@@ -47,7 +51,7 @@ def trace(model: nn.Module, x: Tensor) -> nn.Module:
     """
     x = x[torch.arange(max(len(x), 4), device=x.device) % len(x)]  # at least 4, so that 3 is another batch size
     try:
-        with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        with _tracing, torch.no_grad(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             traced = torch.jit.trace(model, x, check_trace=False)
             if any(_is_value_dependent(warning) for warning in caught):
@@ -107,7 +111,7 @@ def _foldable_pairs(model: nn.Module, x: Tensor) -> list[tuple[nn.Conv2d, nn.Bat
 
     def after(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         calls.append(module)
-        if isinstance(module, nn.Conv2d) and len(module._forward_hooks) == 1:
+        if isinstance(module, nn.Conv2d) and len(active_hooks(module)) == 1:
             outputs[id(output)] = (module, output)  # holding the tensor keeps its id from being used again
 
     def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

@@ -77,7 +77,8 @@ class GradientSource:
         self._per_image: dict[tuple[str, int], bytes] = {}
         networks = [model] if settings.surrogate is None else [model, settings.surrogate]
         with torch.no_grad(), device.full_precision(example.device):
-            logits = [checks.logits(network(self.example), len(self.example), f"logits of the {noun}")
+            logits = [checks.logits(network(self.example), len(self.example),
+                                    f"logits of the {noun} {type(network).__name__}")
                       for network, noun in zip(networks, ("model", "surrogate"), strict=False)]
         self.classes = logits[0].shape[1]
         copies = [fuse(network, self.example) if example.dtype == torch.float32 else network for network in networks]
@@ -105,7 +106,7 @@ class GradientSource:
     @torch.no_grad()
     def judge(self, x: Tensor, y: Tensor) -> Verdict:
         """The verdict of the model itself in full precision: only this counts."""
-        z = checks.logits(self.logits(x), len(x), "logits of the model")
+        z = checks.logits(self.logits(x), len(x), f"logits of the model {type(self.model).__name__}")
         return Verdict(z.argmax(dim=1), losses.probability_margin(z, y))
 
     @torch.no_grad()

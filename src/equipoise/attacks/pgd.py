@@ -39,8 +39,8 @@ class Pgd(BatchAttack):
     loss: str = "ce"
 
     def __post_init__(self) -> None:
-        checks.whole("steps", self.steps, least=1)
-        checks.whole("restarts", self.restarts, least=1)
+        checks.whole("steps", self.steps, least=1, most=checks.MOST_STEPS)
+        checks.whole("restarts", self.restarts, least=1, most=1000)
         checks.one_of("loss", self.loss, losses.LOSSES)
         if self.step_size is not None:
             checks.positive("step_size", self.step_size)
@@ -72,7 +72,7 @@ class TransferPgd(BatchAttack):
     loss: str = "ce"
 
     def __post_init__(self) -> None:
-        checks.whole("steps", self.steps, least=1)
+        checks.whole("steps", self.steps, least=1, most=checks.MOST_STEPS)
         checks.one_of("loss", self.loss, losses.LOSSES)
 
     def run(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
@@ -95,5 +95,5 @@ def _ascend(source: nn.Module, x: Tensor, y: Tensor, threat: Threat, stream: Str
 
 @torch.no_grad()
 def _margin(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    logits = checks.logits(model(x), len(x))
+    logits = checks.logits(model(x), len(x), f"logits of the model {type(model).__name__}")
     return losses.signed_margin(logits, checks.labels(y, logits.shape[1], len(x)))

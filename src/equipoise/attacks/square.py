@@ -46,9 +46,9 @@ class Square(Attack):
     restarts: int = 1
 
     def __post_init__(self) -> None:
-        checks.whole("queries", self.queries, least=1)
+        checks.whole("queries", self.queries, least=1, most=checks.MOST_STEPS)
         checks.within("share", self.share, 0, 1)
-        checks.whole("restarts", self.restarts, least=1)
+        checks.whole("restarts", self.restarts, least=1, most=1000)
 
     def stages(self) -> tuple[Stage, ...]:
         """One per start, such as square, square-2@100 and square-0.5."""

@@ -21,7 +21,7 @@ from equipoise.attacks.engine import CPU_BLOCK, AttackState, Driver, MakeSearch,
 from equipoise.attacks.gradients import Extra, GradientSettings, GradientSource
 from equipoise.attacks.search import AttackBatch, SearchResult, SearchState
 from equipoise.core import checks, geometry, progress, rng
-from equipoise.core.device import autocast, full_precision
+from equipoise.core.device import autocast, exclusive, full_precision
 from equipoise.core.modes import inference
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
@@ -156,7 +156,7 @@ class BatchAttack(Attack):
                  precision: str = "auto") -> Tensor:
         """Attack one batch; see :class:`Attack`. Here `precision` is that of all passes, and auto is fp32 with TF32."""
         batch = AttackBatch(x, y, stream).checked()
-        with inference(model, self.surrogate), _pass_precision(precision, x.device):
+        with exclusive(x.device), inference(model, self.surrogate), _pass_precision(precision, x.device):
             return self.run_checked(model, batch.x, y, threat=threat, stream=batch.stream)
 
     def stages(self) -> tuple[Stage, ...]:

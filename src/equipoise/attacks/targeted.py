@@ -40,7 +40,7 @@ class TargetedApgd(Attack):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", check_ranks(self.ranks))
-        checks.whole("steps", self.steps, least=1)
+        checks.whole("steps", self.steps, least=1, most=checks.MOST_STEPS)
         checks.one_of("order", self.order, ORDERS)
 
     def stages(self) -> tuple[Stage, ...]:
@@ -65,7 +65,7 @@ class TargetedApgd(Attack):
 
 def first_ranks(targets: int) -> tuple[int, ...]:
     """The ranks of so many targets."""
-    return tuple(range(1, checks.whole("targets", targets, least=1) + 1))
+    return tuple(range(1, checks.whole("targets", targets, least=1, most=1000) + 1))
 
 
 def check_ranks(ranks: tuple[int, ...]) -> tuple[int, ...]:

@@ -58,8 +58,9 @@ class Sampler:
         self.table = noise.alias_table(plan.sigma, x.device) if plan.sound else None
         self.clean = noise.levels(x) if plan.sound else x
         self.sigma = torch.tensor(plan.sigma, dtype=x.dtype, device=x.device)
-        self.num_classes = checks.logits(model(x[:1]), 1).shape[1]
-        self.has_nan = torch.zeros((), dtype=torch.bool, device=x.device)
+        self.name = f"logits of the model {type(model).__name__}"
+        self.num_classes = checks.logits(model(x[:1]), 1, self.name).shape[1]
+        self.has_softmax = torch.ones((), dtype=torch.bool, device=x.device)
 
     @property
     def probability_error(self) -> float:
@@ -105,13 +106,16 @@ class Sampler:
                 parts = [slice(at, min(at + size, rows.stop)) for at in range(rows.start, rows.stop, size)]
                 # All are computed before the first is used, so that nothing counts twice if memory runs out.
                 for position, logits, valid in list(map_batches(classify, parts)):
-                    self.has_nan |= torch.isnan(logits).any()
+                    # A single row would be broadcast, and count as a vote of every sample.
+                    checks.require(logits.shape == (len(position), self.num_classes), "logits",
+                                   f"have shape {(len(position), self.num_classes)}", tuple(logits.shape))
+                    self.has_softmax &= logits.amax(dim=1).isfinite().all()
                     use(position, logits, valid)
 
             for rows, _ in memory.in_batches(work, total, batches_ahead * size):
                 if self.options.on_samples is not None:
                     self.options.on_samples(rows.stop - rows.start)
-        checks.require(not bool(self.has_nan), "logits", "not contain NaN", "NaN")
+        checks.require(bool(self.has_softmax), self.name, "not contain NaN or +inf", "NaN or inf")
 
 
 @contextmanager

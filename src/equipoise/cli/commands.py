@@ -11,8 +11,9 @@ import typer
 from equipoise import evaluation, fitting, reporting, studies
 from equipoise.cli import options
 from equipoise.cli.options import command
+from equipoise.core import checks, parallel
 from equipoise.core.threat import ThreatSettings
-from equipoise.data import DataSettings
+from equipoise.data import DataSettings, verify
 from equipoise.evaluation import CertificationSettings, EvaluationSettings
 from equipoise.fitting import FitSettings
 from equipoise.models import LoadOptions
@@ -29,7 +30,7 @@ Parts = Annotated[list[str] | None, typer.Option("--part", help=f"Only this part
 
 def demo(out: options.Out = Path("runs/demo"), device: options.Device = "auto", seed: options.Seed = 0) -> None:
     """Train, fit a mixture, attack and report on embedded data, in about three minutes."""
-    typer.echo(str(studies.run_demo(out, device, seed)))
+    options.show(studies.run_demo(out, device, seed))
 
 
 @command
@@ -39,7 +40,7 @@ def evaluate(model: options.Models, out: options.Out, data: DataSettings, threat
     """Clean and attacked accuracy of models on the same images; resumes where it stopped."""
     result = evaluation.evaluate(model, data.load(), threat=threat.threat(), out=out, device=device, load_options=load,
                                  command=options.typed_command(), **settings.to_dict())
-    typer.echo(f"{result}\n{out / 'summary.json'}")
+    options.show(f"{result}\n{out / 'summary.json'}")
 
 
 @command
@@ -50,8 +51,8 @@ def fit(accurate: options.Reference, robust: options.Reference, out: options.Out
     images = data.load() if settings.alpha is None else None  # plain mixing needs none
     result = fitting.fit(accurate, robust, images, threat=threat.threat(), out=out, device=device, load_options=load,
                          command=options.typed_command(), **settings.to_dict())
-    typer.echo(f"{result}\n{result.frontier_table()}" if frontier else str(result))
-    typer.echo(f"mixture:{out}")
+    options.show(f"{result}\n{result.frontier_table()}" if frontier else str(result))
+    options.show(f"mixture:{out}")
 
 
 @command
@@ -61,12 +62,33 @@ def certify(model: options.Models, out: options.Out, data: DataSettings, setting
     split = None if settings.clean is None else replace(data, start=0, count=None, every=1).load()
     result = evaluation.certify(model, data.load(), selection_images=split, out=out, device=device, load_options=load,
                                 command=options.typed_command(), **settings.to_dict())
-    typer.echo(f"{result}\n{out / 'summary.json'}")
+    options.show(f"{result}\n{out / 'summary.json'}")
+
+
+DataName = Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10 or cifar100.", metavar="NAME")]
+DataDir = Annotated[Path | None, typer.Option(help="Where the data are; else $EQUIPOISE_DATA.", show_default=False)]
+data_app = typer.Typer(name="data", no_args_is_help=True, rich_markup_mode=None, help="Work with the official data "
+                       "sets.")
+
+
+@data_app.callback()
+def _data() -> None:
+    pass  # without it, the one command would take the place of the group
+
+
+@data_app.command("verify")
+def verify_data(name: DataName, data_dir: DataDir = None) -> None:
+    """Compare the files of an official data set with their recorded SHA-256 checksums."""
+    parallel.require_one_process("verify")
+    result = verify(name, data_dir)
+    options.show(result)
+    checks.require(result.ok, name, "have the official files", ", ".join(result.wrong))
 
 
 def report(folder: Annotated[Path, typer.Argument(help="A finished run folder.")]) -> None:
     """Write report.html into a run folder."""
-    typer.echo(str(reporting.report(folder)))
+    parallel.require_one_process("report")
+    options.show(reporting.report(folder))
 
 
 @command
@@ -75,4 +97,4 @@ def reproduce(name: Study, settings: StudySettings, out: StudyOut = None, parts:
     """Run a study of a paper and write its report."""
     report = studies.reproduce(name, out=out, parts=parts or (), device=device, command=options.typed_command(),
                                **settings.to_dict())
-    typer.echo(str(report))
+    options.show(report)

@@ -13,8 +13,9 @@ import typer
 
 from equipoise import __version__
 from equipoise.cli import commands, train
-from equipoise.core import memory, progress
-from equipoise.core.checks import EquipoiseWarning, InputError
+from equipoise.core import interrupts, memory, progress
+from equipoise.core.checks import EquipoiseWarning, InputError, shorten
+from equipoise.core.format import literal
 
 # Typer carries its own copy of click in some releases, so the base class is reached through Typer.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -29,6 +30,7 @@ for _command in (commands.demo, commands.evaluate, commands.fit, commands.certif
                  commands.reproduce):
     app.command()(_command)
 app.add_typer(train.app)
+app.add_typer(commands.data_app)
 
 
 def _version(requested: bool) -> None:
@@ -45,13 +47,18 @@ def _common(version: Annotated[bool, typer.Option("--version", callback=_version
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
+    with interrupts.as_exceptions() as received:
+        return _run(arguments, received)
+
+
+def _run(arguments: Sequence[str], received: interrupts.Received) -> int:
     try:
         with progress.display(), warnings.catch_warnings():
             warnings.simplefilter("always", EquipoiseWarning)
             warnings.showwarning = _print_warning
             result = app(list(arguments), standalone_mode=False)
         # Some releases of Typer turn Ctrl-C into this code themselves, without a message.
-        return _print_error(_STOPPED, 130) if result == 130 else 0
+        return _print_error(received.message or _STOPPED, received.exit_code) if result == 130 else 0
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message(), file=sys.stderr)  # type: ignore[attr-defined]
@@ -60,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
     except InputError as error:
         return _print_error(str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
-        return _print_error(_STOPPED, 130)
+        return _print_error(received.message or _STOPPED, received.exit_code)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return _print_error("the disk is full; free some space and repeat the command to resume it", 2)
@@ -75,10 +82,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def _print_error(sentence: str, code: int) -> int:
     if os.environ.get("RANK", "0") == "0":
-        print(f"equipoise: {sentence}", file=sys.stderr)
+        print(f"equipoise: {literal(shorten(sentence))}", file=sys.stderr)
     return code
 
 
 def _print_warning(message: Warning | str, *details: object, **more: object) -> None:
     if os.environ.get("RANK", "0") == "0":
-        print(f"warning: {message}", file=sys.stderr)
+        # Our own warnings are one line; those of other packages may have several.
+        keep = "" if isinstance(message, EquipoiseWarning) else "\n"
+        print(f"warning: {literal(str(message), keep)}", file=sys.stderr)

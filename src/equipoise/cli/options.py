@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import shlex
 import sys
 import typing
@@ -15,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from equipoise.core import checks, config
+from equipoise.core.format import literal
 from equipoise.core.settings import Settings
 
 EMPTY = inspect.Parameter.empty
@@ -40,7 +42,7 @@ Models = Annotated[list[str], typer.Argument(help="Model references: file:PATH, 
 Reference = Annotated[str, typer.Option(help="Model reference.", show_default=False)]
 Out = Annotated[Path, typer.Option(help="Run folder; repeating the command resumes it.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Seed = Annotated[int, typer.Option(help="Random seed.", callback=lambda value: checks.whole("seed", value))]
+Seed = Annotated[int, typer.Option(help="Random seed.", callback=checks.seed)]
 Config = Annotated[Path | None, typer.Option(help="TOML file with defaults for these options.", is_eager=True,
                                              callback=_defaults_from_file, show_default=False)]
 
@@ -48,6 +50,12 @@ Config = Annotated[Path | None, typer.Option(help="TOML file with defaults for t
 def typed_command() -> str:
     """The command line as typed, for `run.toml`."""
     return shlex.join(["equipoise", *sys.argv[1:]])
+
+
+def show(result: object) -> None:
+    """Print a result, with names in it shown literally; of several processes, only the first does."""
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(literal(str(result), keep="\n"))
 
 
 def command(function: Callable[..., None], **settings: type[Settings]) -> Callable[..., None]:

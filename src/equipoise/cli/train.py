@@ -56,7 +56,7 @@ def _train(objective: Objective, plan: TrainingPlan, out: options.Out, arch: Arc
            device: options.Device = "auto", config: options.Config = None) -> None:
     result = train(objective, data=data.load(), arch=arch, init=init, mean=mean, std=std, out=out, device=device,
                    **plan.to_dict())
-    typer.echo(f"{result}\n{out / 'best.safetensors'}")
+    options.show(f"{result}\n{out / 'best.safetensors'}")
 
 
 def _train_gate(accurate: options.Reference, robust: options.Reference, out: options.Out, objective: GateLoss,
@@ -68,7 +68,7 @@ def _train_gate(accurate: options.Reference, robust: options.Reference, out: opt
              for reference in (accurate, robust)]
     train_gate(bases[0], bases[1], data=images, width=width, layers=_parse_layers(layers), out=out, device=device,
                **objective.to_dict(), **plan.to_dict())
-    typer.echo(str(out / GATE))
+    options.show(out / GATE)
 
 
 def _parse_layers(text: str | None) -> Any:

@@ -6,19 +6,19 @@ Each group of arrays is a dataclass; its fields are stored under a prefix, such 
 from __future__ import annotations
 
 import dataclasses
-import io
+import math
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from equipoise.core import checks, files
 
 ARRAYS = "arrays.npz"
+MAX_BYTES = 1 << 32  # of all arrays of one file
 Array = NDArray[Any]
 
 # Names of schema 1: a prefix and the name of the field, except for a few.
@@ -48,7 +48,7 @@ class _Group:
     def load(cls, folder: Path | str) -> Self | None:
         """Read the group from a run folder, of this schema or of schema 1; None if the folder has none."""
         path, values = Path(folder) / ARRAYS, {}
-        stored = _read(path)
+        stored = {name: _value(array) for name, array in read_npz(path).items()} if path.exists() else {}
         for name in _fields(cls):
             key = f"{cls.prefix}.{name}"
             value = stored.get(key, stored.get(_NAMES_1.get(key, _PREFIXES_1[cls.prefix] + name)))
@@ -59,7 +59,29 @@ class _Group:
             return None
         missing = sorted(required - values.keys())
         checks.require(not missing, str(path), f"hold all arrays of {cls.__name__}", f"no {', '.join(missing)}")
-        return cls(**values)
+        for name, value in values.items():
+            hint = str(_fields(cls)[name].type)
+            expected = next(kind for start, kind in _KINDS.items() if hint.startswith(start))
+            checks.require(isinstance(value, expected), f"{cls.prefix}.{name}", f"be {hint} in {path}", value)
+        try:
+            return cls(**values)
+        except checks.InputError as error:
+            raise checks.InputError(f"{error}, in {path}") from None
+
+    def _check_shapes(self, **shapes: tuple[int | None, ...]) -> None:
+        """Refuse arrays of other shapes, or without numbers; None is any length."""
+        for name, shape in shapes.items():
+            array = getattr(self, name)
+            if array is None:
+                continue
+            fits = array.ndim == len(shape) and all(
+                want in (None, have) for want, have in zip(shape, array.shape, strict=True))
+            checks.require(fits, f"{self.prefix}.{name}", f"have shape {shape}", array.shape)
+            checks.require(array.dtype.kind in "biuf", f"{self.prefix}.{name}", "hold numbers", str(array.dtype))
+
+
+# The values that a field may hold, by the beginning of its type.
+_KINDS: dict[str, tuple[type, ...]] = {"float": (float, int), "str": (str,), "tuple": (tuple,), "Array": (np.ndarray,)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,6 +113,16 @@ class FitArrays(_Group):
     map_curve: Array | None = None  # (T, 2) clean and attacked accuracy of fitted maps that may lose more and more
     plain_curve: Array | None = None  # (T, 2) the same for plain mixing
 
+    def __post_init__(self) -> None:
+        count, grid = len(self.clean_before), tuple(
+            len(axis) if axis.ndim else 0 for axis in (self.axis_c, self.axis_p, self.axis_s))
+        margins = ("clean_before", "clean_after", "clean_correct", "attacked_before", "attacked_after",
+                   "attacked_correct")
+        self._check_shapes(**dict.fromkeys(margins, (count,)), landscape=grid, usable=grid, axis_c=grid[:1],
+                           axis_p=grid[1:2], axis_s=grid[2:], family_scores=(len(self.families),), selected=(None,),
+                           map_curve=(None, 2), plain_curve=(None, 2))
+        checks.require(count > 0 and min(grid) > 0, "fit", "hold at least one image and one candidate", (count, grid))
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExampleArrays(_Group):
@@ -106,12 +138,12 @@ class ExampleArrays(_Group):
 
     def __post_init__(self) -> None:
         shape = self.clean.shape
-        checks.require(self.clean.ndim == 4 and shape[1] in (1, 3), "examples.clean", "have shape (n, 1 or 3, H, W)",
-                       shape)
-        expected = {"attacked": shape, "label": shape[:1], "predicted": (shape[0], 3)}
-        for name, wanted in expected.items():
-            actual = getattr(self, name).shape
-            checks.require(actual == wanted, f"examples.{name}", f"have shape {wanted}", actual)
+        checks.require(self.clean.ndim == 4 and shape[1] in (1, 3) and min(shape) > 0, "examples.clean",
+                       "have shape (n, 1 or 3, H, W)", shape)
+        self._check_shapes(clean=shape, attacked=shape, label=shape[:1], predicted=(shape[0], 3))
+        for name, kinds in (("clean", "u"), ("attacked", "u"), ("label", "iu"), ("predicted", "iu")):
+            dtype = getattr(self, name).dtype
+            checks.require(dtype.kind in kinds, f"examples.{name}", "be whole numbers (uint8 for images)", str(dtype))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,6 +162,11 @@ class GradientArrays(_Group):
     attacked_robust_of_accurate: Array  # at images attacked on the robust model
     attacked_robust_of_robust: Array
 
+    def __post_init__(self) -> None:
+        shape = self.clean_of_accurate.shape
+        self._check_shapes(**{name: (None, None) if len(shape) != 2 else shape for name in _fields(type(self))})
+        checks.require(min(shape) > 0, "gradients", "hold at least one image and class", shape)
+
     def norms(self, images: str, model: str) -> Array:
         """(N, K) gradient norms of a model of `MODELS` at images of `INPUTS`."""
         norms: Array = getattr(self, f"{images}_of_{model}")
@@ -141,27 +178,44 @@ def save(folder: Path | str, *groups: FitArrays | ExampleArrays | GradientArrays
     content: dict[str, Any] = {}
     for group in groups:
         content |= {} if group is None else group.to_dict()
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **content)
-    files.write_atomic(Path(folder) / ARRAYS, buffer.getvalue())
+    with files.atomic_writer(Path(folder) / ARRAYS) as file:
+        np.savez_compressed(file, **content)
 
 
 def _fields(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(cls)}
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """All values of the file by name; a missing file is an empty one."""
-    if not path.exists():
-        return {}
+def read_npz(path: Path) -> dict[str, Array]:
+    """All arrays of an `.npz` file by name; numbers, booleans and text only, and at most :data:`MAX_BYTES` in all."""
     try:
-        with path.open("rb") as file:  # numpy would not close a damaged archive
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, NpzFile):
-                raise ValueError
-            return {name: _value(archive[name]) for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        raise checks.InputError(f"{path} must be an .npz file of plain arrays") from None
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:  # numpy would not close a damaged archive
+            size = sum(entry.file_size for entry in archive.infolist())
+            checks.require(size <= MAX_BYTES, str(path), f"hold at most {MAX_BYTES >> 20} MiB", f"{size >> 20} MiB")
+            stored = {entry.filename.removesuffix(".npy"): _read_npy(archive, entry) for entry in archive.infolist()}
+    except checks.InputError:
+        raise
+    except OSError as error:
+        raise checks.InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except Exception as error:  # a damaged archive can raise almost anything
+        raise checks.InputError(f"{path} must be an .npz file of plain arrays, got one that cannot be read "
+                                f"({type(error).__name__})") from None
+    for name, array in stored.items():
+        checks.require(array.dtype.kind in "biufU", name, f"be numbers or text in {path}", str(array.dtype))
+    return stored
+
+
+def _read_npy(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
+    """One array; its header is checked first, so that a few bytes cannot ask for more memory than they fill."""
+    with archive.open(entry) as file:
+        version = np.lib.format.read_magic(file)
+        read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[version[0]]
+        shape, _, dtype = read_header(file)
+        if dtype.hasobject or dtype.itemsize * math.prod(shape) > entry.file_size:
+            raise ValueError("objects, or a shape that is too large")
+    with archive.open(entry) as file:
+        array: Array = np.lib.format.read_array(file, allow_pickle=False)
+    return array
 
 
 def _value(array: Array) -> Any:

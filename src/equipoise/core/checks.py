@@ -9,15 +9,54 @@ from __future__ import annotations
 
 import difflib
 import math
+import reprlib
 from collections.abc import Iterable
 from fractions import Fraction
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
+MOST = 10**9  # of any count that has no limit of its own
+MOST_STEPS = 10**6  # of an attack or a training
+_LONGEST_NUMBER = 100  # characters
+VALUE_LENGTH, SENTENCE_LENGTH = 120, 400  # characters of a message
+
+
+def shorten(text: str, length: int = SENTENCE_LENGTH) -> str:
+    """The text, with its middle replaced by "…" if it is longer than `length`.
+
+    >>> shorten("a" * 30 + "end", 12)
+    'aaaaaaa…aend'
+    """
+    if len(text) <= length:
+        return text
+    tail = length // 3
+    return f"{text[: length - tail - 1]}…{text[-tail:]}"
+
+
+_REPR = reprlib.Repr()
+_REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = _REPR.maxset = _REPR.maxfrozenset = 20
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = VALUE_LENGTH
+
+
+def shown(value: object) -> str:
+    """The `repr` of a value that a user gave on one line, at most :data:`VALUE_LENGTH` characters of it."""
+    if isinstance(value, int) and value.bit_length() > 10_000:
+        return f"a number of {value.bit_length()} bits"  # Python refuses to write out such numbers
+    try:
+        return shorten(" ".join(_REPR.repr(value).split("\n")), VALUE_LENGTH)
+    except Exception:  # such as integers of many digits; an error message must not raise another error
+        return f"a value of type {type(value).__name__}"
+
 
 class InputError(ValueError):
-    """A value passed by the caller that cannot be used; its text is one sentence for the user."""
+    """A value passed by the caller that cannot be used; its text is one sentence for the user, of limited length."""
+
+    def __init__(self, sentence: str = "") -> None:
+        super().__init__(shorten(str(sentence)))
 
 
 class EquipoiseWarning(UserWarning):
@@ -31,30 +70,89 @@ def _is_number(value: object) -> bool:
 def require(ok: bool, name: str, must: str, got: object) -> None:
     """Raise "`name` must …, got …" unless `ok`."""
     if not ok:
-        raise InputError(f"`{name}` must {must}, got {got!r}")
+        raise InputError(f"`{name}` must {must}, got {shown(got)}")
+
+
+def instance(name: str, value: Any, kinds: type[T] | tuple[type[T], ...], must: str) -> T:
+    """A value of one of these types; `must` says so in words, such as "be a torch module"."""
+    require(isinstance(value, kinds), name, must, type(value).__name__)
+    return value  # type: ignore[no-any-return]
+
+
+def optional(name: str, value: Any, kinds: type[T] | tuple[type[T], ...], must: str) -> T | None:
+    """None, or a value of one of these types."""
+    return None if value is None else instance(name, value, kinds, must)
+
+
+def path(name: str, value: Any) -> Path | None:
+    """A path, if one is given."""
+    optional(name, value, (str, Path), "be a path")
+    require("\0" not in str(value), name, "be a path without null characters", value)
+    return None if value is None else Path(value)
 
 
 def fraction(name: str, text: str | float) -> float:
-    """Parse "8/255", "0.03" or a number; nothing is evaluated as code."""
+    """Parse "8/255", "0.03" or a number; nothing is evaluated as code, and the time does not depend on the value."""
+    if isinstance(text, str):
+        require(len(text) <= _LONGEST_NUMBER, name, f"be a number of at most {_LONGEST_NUMBER} characters",
+                f"{len(text)} characters")
     try:
-        value = float(Fraction(text.replace(" ", ""))) if isinstance(text, str) else float(text)
-    except (TypeError, ValueError, ZeroDivisionError, OverflowError):
-        raise InputError(f"`{name}` must be a number or a fraction such as 8/255, got {text!r}") from None
+        value = _parse(text.replace(" ", "")) if isinstance(text, str) else float(number(name, text))
+    except InputError:
+        raise
+    except (ValueError, ZeroDivisionError):
+        raise InputError(f"`{name}` must be a number or a fraction such as 8/255, got {shown(text)}") from None
+    except OverflowError:  # of a fraction
+        value = math.inf
     require(math.isfinite(value), name, "be finite", text)
+    return value
+
+
+def _parse(text: str) -> float:
+    """Fraction(text) would compute the power of ten of 1e999999999; this gives the same rounded number at once."""
+    numerator, slash, denominator = text.partition("/")
+    return float(Fraction(int(numerator), int(denominator))) if slash else float(text)
+
+
+def fractions(name: str, values: Any, *, most: int) -> list[float]:
+    """A number or several, as a sequence or as text with commas, such as 0.49,0.48,0.45."""
+    if isinstance(values, str):
+        require(values.count(",") < most, name, f"be at most {most} numbers", values.count(",") + 1)
+        values = values.split(",")
+    parts = instance(name, [values] if _is_number(values) else values, (list, tuple), "be a number or several")
+    require(0 < len(parts) <= most, name, f"be 1 to {most} numbers", len(parts))
+    return [fraction(name, part) for part in parts]
+
+
+def number(name: str, value: float) -> float:
+    """A finite number."""
+    try:
+        ok = _is_number(value) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        ok = False
+    require(ok, name, "be finite" if _is_number(value) else "be a number", value)
     return value
 
 
 def positive(name: str, value: float) -> float:
     """A finite number above zero."""
-    require(_is_number(value) and math.isfinite(value) and value > 0, name, "be positive", value)
+    require(_is_number(value), name, "be positive", value)
+    require(number(name, value) > 0, name, "be positive", value)
     return value
 
 
-def whole(name: str, value: int, *, least: int = 0) -> int:
-    """An integer of at least `least`."""
-    ok = _is_number(value) and isinstance(value, int) and value >= least
-    require(ok, name, f"be a whole number of at least {least}", value)
+def whole(name: str, value: int, *, least: int = 0, most: int = MOST) -> int:
+    """An integer in least … most."""
+    ok = _is_number(value) and isinstance(value, int)
+    require(ok and value >= least, name, f"be a whole number of at least {least}", value)
+    require(value <= most, name, f"be at most {most}", value)
     return value
+
+
+def seed(value: int) -> int:
+    """A random seed."""
+    require(not isinstance(value, int) or value < 2**63, "seed", "be less than 2**63", value)
+    return whole("seed", value, most=2**63)
 
 
 def within(name: str, value: float, low: float, high: float) -> float:
@@ -72,11 +170,12 @@ def strictly_within(name: str, value: float, low: float, high: float) -> float:
 def one_of(name: str, value: str, options: Iterable[str]) -> str:
     """One of the options; the error suggests the nearest one."""
     names = sorted(options)
-    if value in names:
+    if isinstance(value, str) and value in names:
         return value
-    near = difflib.get_close_matches(str(value), names, n=1)
+    near = difflib.get_close_matches(value[:VALUE_LENGTH], names, n=1) if isinstance(value, str) else []
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise InputError(f"`{name}` must be one of {', '.join(names)}, got {value!r}{hint}")
+    options_text = shorten(", ".join(names), 2 * VALUE_LENGTH)
+    raise InputError(f"`{name}` must be one of {options_text}, got {shown(value)}{hint}")
 
 
 def images(x: Tensor, name: str = "images") -> Tensor:
@@ -105,9 +204,13 @@ def labels(y: Tensor, classes: int, count: int | None = None, name: str = "label
 
 
 def logits(z: Tensor, count: int, name: str = "logits") -> Tensor:
-    """(count, K) with K ≥ 2 and no NaN."""
+    """(count, K) with K ≥ 2, no NaN, no +inf, and not −inf for all classes: every row has a softmax."""
     require(isinstance(z, Tensor), name, "be one tensor", type(z).__name__)
     ok = z.dim() == 2 and z.shape[0] == count and z.shape[1] >= 2
     require(ok, name, f"have shape ({count}, K) with K ≥ 2", tuple(z.shape))
-    require(not bool(torch.isnan(z.detach()).any()), name, "not contain NaN", "NaN")
+    largest = z.detach().amax(dim=1)  # NaN in any column is NaN here
+    if not bool(largest.isfinite().all()):  # one synchronisation with a GPU unless something is wrong
+        require(not bool(largest.isnan().any()), name, "not contain NaN", "NaN")
+        require(not bool(largest.isposinf().any()), name, "not contain +inf", "+inf")
+        raise InputError(f"`{name}` must hold a finite number for every image, got −inf for all classes")
     return z

@@ -6,10 +6,12 @@ import functools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+from torch import nn
 
 from equipoise.core import checks
 
@@ -58,17 +60,47 @@ def check_precision(name: str, device: torch.device) -> str:
     return name
 
 
+_tf32_before: list[tuple[bool, bool]] = []  # one entry per open context; the first is the user's setting
+_tf32_lock = threading.Lock()
+_cuda_lock = threading.RLock()
+
+
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Compute in full precision: no TF32, which torch allows in convolutions by default, and no autocast."""
+    """Compute in full precision: no TF32, which torch allows in convolutions by default, and no autocast.
+
+    TF32 is a setting of the whole process: of contexts that overlap in several threads the last one restores it.
+    """
     convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = convolutions.allow_tf32, products.allow_tf32
-    convolutions.allow_tf32 = products.allow_tf32 = False
+    with _tf32_lock:
+        _tf32_before.append((convolutions.allow_tf32, products.allow_tf32))
+        convolutions.allow_tf32 = products.allow_tf32 = False
     try:
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        convolutions.allow_tf32, products.allow_tf32 = before
+        with _tf32_lock:
+            before = _tf32_before.pop()
+            if not _tf32_before:
+                convolutions.allow_tf32, products.allow_tf32 = before
+
+
+def exclusive(device: torch.device) -> AbstractContextManager[object]:
+    """A context for attacks, which only one thread at a time enters on CUDA.
+
+    There the precision is a setting of the whole process, so that another thread's passes would change the results.
+    """
+    return _cuda_lock if device.type == "cuda" else nullcontext()
+
+
+def move(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model on that device; one that is there already is left alone, because other threads may be using it."""
+    tensors = (*model.parameters(), *model.buffers())
+    return model if all(_is_on(tensor, device) for tensor in tensors) else model.to(device)
+
+
+def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
+    return tensor.device.type == device.type and device.index in (None, tensor.device.index)
 
 
 def autocast(name: str, device: torch.device) -> AbstractContextManager[object]:

@@ -1,11 +1,16 @@
-"""Numbers, model names and tables of results as text, in reports and on the terminal."""
+"""Numbers, names and tables of results as text, in reports and on the terminal.
+
+Names of models, classes and files are data: :func:`literal` shows their control characters, and no table, bar or chart
+interprets them as markup.
+"""
 
 from __future__ import annotations
 
 import io
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from equipoise.core.aggregation import CLEAN, WORST
 from equipoise.core.results import Result, SelectedAlpha
@@ -13,10 +18,25 @@ from equipoise.core.stats import Estimate
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 WIDTH = 80  # characters of a table
+# Control and formatting characters (escapes, text direction), lone surrogates of undecodable file names, line breaks.
+_INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 # Metrics that are no shares of images, and the digits they are shown with.
 DIGITS = {"acr": 3, "samples": 0, "ratio": 3, "lipschitz": 3, "margin": 3, "attacked-margin": 3}
+
+
+def literal(text: str, keep: str = "") -> str:
+    r"""The text with control and invisible formatting characters, except those in `keep`, as visible escapes.
+
+    >>> print(literal("a\x1b[31m\n"))
+    a\x1b[31m\n
+    """
+    if text.isprintable():
+        return text
+    return "".join(character if character in keep or unicodedata.category(character) not in _INVISIBLE else
+                   character.encode("unicode_escape").decode("ascii") for character in text)
 
 
 def percent(value: float) -> str:
@@ -85,21 +105,33 @@ def short_names(models: Iterable[str]) -> dict[str, str]:
     depth, deepest = 1, max(map(len, paths.values()), default=1)
     while depth < deepest and len({"/".join(parts[-depth:]) for parts in paths.values()}) < len(paths):
         depth += 1
-    return {name: re.sub(r"\.(safetensors|pth?)$", "", "/".join(paths[path][-depth:])) + mark + rest
+    return {name: literal(re.sub(r"\.(safetensors|pth?)$", "", "/".join(paths[path][-depth:])) + mark + rest)
             for name, (path, mark, rest) in split.items()}
 
 
-
 def new_table(title: str, first: str, *columns: str) -> Table:
-    """A table whose first column is text and whose other columns are numbers."""
+    """A table whose first column is text and whose other columns are numbers; nothing in it is markup."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1), title=title)
-    table.add_column(first, overflow="fold")
+    class PlainTable(Table):
+        """A table that shows its cells as they are."""
+
+        def add_row(self, *cells: Any, **options: Any) -> None:
+            super().add_row(*(_plain(cell) if isinstance(cell, str) else cell for cell in cells), **options)
+
+    table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1), title=_plain(title))
+    table.add_column(_plain(first), overflow="fold")
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(_plain(column), justify="right")
     return table
+
+
+def _plain(text: str) -> Text:
+    """Text without markup; it may have several lines."""
+    from rich.text import Text
+
+    return Text(literal(text, keep="\n"))
 
 
 def render(table: Table) -> str:
@@ -124,5 +156,5 @@ def accuracy_table(results: Sequence[Result], under: str) -> str:
     for model in dict.fromkeys(result.model for result in shown):
         cells = {result.metric: f"{value(result)}\n{bounds(result)}" for result in shown
                  if result.model == model}
-        table.add_row(model, *(cells.get(metric, "") for metric in metrics))
+        table.add_row(literal(model), *(cells.get(metric, "") for metric in metrics))
     return render(table)

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
+
+
+@dataclass
+class _Saved:
+    """A flag that is off for now."""
+
+    owner: nn.Module | Tensor  # held, so that its id is not used again
+    before: bool
+    users: int = 0
+
+
+_saved: dict[tuple[int, str], _Saved] = {}  # by id and name of the flag
+_lock = threading.Lock()
 
 
 @contextmanager
@@ -13,18 +28,24 @@ def inference(*modules: nn.Module | None) -> Iterator[None]:
     """Evaluation mode and frozen parameters inside; every submodule and parameter as before outside.
 
     Each submodule has its own flag: the frozen base of a mixture that is being trained stays in evaluation mode.
+    Contexts may be nested and may overlap in several threads: the first one that uses a flag saves it, the last one
+    restores it.
     """
-    present = [module for module in modules if module is not None]
-    training = {sub: sub.training for module in present for sub in module.modules()}
-    learning = {p: p.requires_grad for module in present for p in module.parameters()}
+    flags: dict[tuple[int, str], nn.Module | Tensor] = {}
+    for module in (module for module in modules if module is not None):
+        flags.update({(id(sub), "training"): sub for sub in module.modules()})
+        flags.update({(id(parameter), "requires_grad"): parameter for parameter in module.parameters()})
+    with _lock:
+        for key, owner in flags.items():
+            saved = _saved.setdefault(key, _Saved(owner, getattr(owner, key[1])))
+            saved.users += 1
+            setattr(owner, key[1], False)
     try:
-        for sub in training:
-            sub.training = False
-        for parameter in learning:
-            parameter.requires_grad_(False)
         yield
     finally:
-        for sub, flag in training.items():
-            sub.training = flag
-        for parameter, flag in learning.items():
-            parameter.requires_grad_(flag)
+        with _lock:
+            for key in flags:
+                saved = _saved[key]
+                saved.users -= 1
+                if not saved.users:
+                    setattr(saved.owner, key[1], _saved.pop(key).before)

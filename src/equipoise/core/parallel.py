@@ -1,4 +1,8 @@
-"""Distributed processes under `torchrun`; a single process is a world of size 1."""
+"""Distributed processes under `torchrun`; a single process is a world of size 1.
+
+Start a command in several processes with `torchrun --nproc-per-node 2 -m -- equipoise evaluate …`. The `--` ends the
+options of `torchrun`, which would otherwise take those of the command for abbreviations of its own.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from equipoise.core import checks
 
 T = TypeVar("T")
 
@@ -37,7 +43,7 @@ class World:
 @contextmanager
 def process_group(device: torch.device) -> Iterator[World]:
     """Join the process group that `torchrun` describes in the environment, if there is one."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+    if processes_started() == 1 or dist.is_initialized():
         yield world()
         return
     if device.type == "cuda":
@@ -51,6 +57,19 @@ def process_group(device: torch.device) -> Iterator[World]:
         dist.destroy_process_group()
 
 
+def require_one_process(work: str) -> None:
+    """Refuse work that is not divided among processes, in each of them and before any waits for another."""
+    size = max(world().size, processes_started())
+    checks.require(size == 1, work, "run in one process, without torchrun", f"{size} processes")
+
+
+def processes_started() -> int:
+    """The number of processes that `torchrun` started."""
+    text = os.environ.get("WORLD_SIZE", "1")
+    checks.require(text.isascii() and text.isdigit() and int(text) > 0, "WORLD_SIZE", "be a number of processes", text)
+    return int(text)
+
+
 def world() -> World:
     """Rank and number of processes."""
     return World(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else World()
@@ -60,6 +79,15 @@ def barrier() -> None:
     """Wait until every process is here."""
     if dist.is_initialized():
         dist.barrier()
+
+
+def any_process(value: bool, device: torch.device) -> bool:
+    """Whether the value is true in any process; waits for all of them, and for the device."""
+    if not dist.is_initialized():
+        return value
+    flag = torch.tensor(float(value), device=device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag)
 
 
 def gather(value: T) -> list[T]:

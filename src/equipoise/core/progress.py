@@ -14,6 +14,8 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from equipoise.core.format import literal
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -30,7 +32,7 @@ class Task:
 
 class _Line(Task):
     def __init__(self, name: str, total: int, done: int) -> None:
-        self.name, self.total, self.done, self.before = name, total, done, done
+        self.name, self.total, self.done, self.before = literal(name), total, done, done
         self.start = self.last = time.monotonic()
 
     def advance(self, amount: int, **status: object) -> None:
@@ -41,16 +43,16 @@ class _Line(Task):
             return
         self.last = now
         left = (now - self.start) * (self.total - self.done) / max(self.done - self.before, 1)
-        shown = "".join(f", {key} {value}" for key, value in status.items())
+        shown = literal("".join(f", {key} {value}" for key, value in status.items()))
         print(f"{self.name}: {self.done}/{self.total}{shown}, {left:.0f} s left", file=sys.stderr, flush=True)
 
 
 class _Bar(Task):
     def __init__(self, bars: Progress, name: str, total: int, done: int) -> None:
-        self.bars, self.number = bars, bars.add_task(name, total=total, completed=done, status="")
+        self.bars, self.number = bars, bars.add_task(literal(name), total=total, completed=done, status="")
 
     def advance(self, amount: int, **status: object) -> None:
-        shown = ", ".join(f"{key} {value}" for key, value in status.items())
+        shown = literal(", ".join(f"{key} {value}" for key, value in status.items()))
         self.bars.update(self.number, advance=amount, status=shown)
 
 
@@ -58,8 +60,8 @@ def _new_bars() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-               TextColumn("{task.fields[status]}"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+               TextColumn("{task.fields[status]}", markup=False), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
@@ -83,6 +85,17 @@ def display() -> Iterator[None]:
 def _is_interactive() -> bool:
     """Whether standard error is a terminal, or the code runs in a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+def note(text: str) -> None:
+    """Show a line, such as where a run resumes, wherever progress is shown."""
+    style = _display.get()
+    if os.environ.get("RANK", "0") != "0" or (style is None and not _is_interactive()):
+        return
+    if style is None or isinstance(style, str):
+        print(text, file=sys.stderr, flush=True)
+    else:
+        style.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

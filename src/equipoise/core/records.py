@@ -9,14 +9,19 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from equipoise.core import checks, config, files, parallel, results, rows
+from equipoise import __version__
+from equipoise.core import checks, config, files, parallel, progress, results, rows, serialize
 from equipoise.core.checks import InputError
 from equipoise.core.results import SCHEMA, Summary
-from equipoise.core.rows import Row, RowKey
+from equipoise.core.rows import AttackRow, EpochRow, ImageRow, Row, RowKey
+
+MAX_ROW_BYTES = 1 << 32  # of one file: ten million rows are about a third of it
 
 
 class Run:
@@ -26,17 +31,20 @@ class Run:
         folder: new, empty, or the folder of this very run, which is then resumed.
         identity: what makes two runs the same run, as nested tables of plain values.
         settings: what may differ between two starts of the same run (device, versions, …).
+        labels: index → label of the images of the run, if its rows are about images; rows of others are refused.
     """
 
-    def __init__(self, folder: Path | str, identity: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Path | str, identity: Mapping[str, Any], settings: Mapping[str, Any], *,
+                 labels: Mapping[int, int] | None = None) -> None:
+        self.folder, self.identity = Path(folder), identity
         self.world = parallel.world()
         self._lock = self._claim(identity, settings) if self.world.is_leader else None
         parallel.barrier()
         # Processes of another machine see it only where the folder is shared.
         checks.require(all(parallel.gather((self.folder / "run.toml").exists())), "out",
                        "be a folder that every machine sees", str(self.folder))
-        self.done: set[RowKey] = {row.key for row in read_rows(self.folder)}
+        self._labels = labels
+        self.done: set[RowKey] = {row.key for row in self._read_rows()}
         self._part = self.folder / "parts" / f"{self.world.rank}.jsonl"
         parallel.barrier()  # no process appends before every process has read
 
@@ -47,26 +55,32 @@ class Run:
         lock = files.lock(self.folder)
         path = self.folder / "run.toml"
         if path.exists():
-            self._check_identity(config.read(path), identity)
+            self._check_identity(path, identity)
             for part in _parts(self.folder):
                 files.remove_incomplete_line(part)
         else:
-            checks.require(not any(self.folder.iterdir()), "out", "be a new folder or hold a run", str(self.folder))
-        content = {"schema": SCHEMA, "identity": identity, "settings": settings}
+            checks.require(not files.names(self.folder), "out", "be a new folder or hold a run", str(self.folder))
+        content = {"schema": SCHEMA, "version": __version__, "identity": identity, "settings": settings}
         files.write_atomic(path, config.dumps(content))
         return lock
 
-    def _check_identity(self, existing: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        if existing.get("schema") != SCHEMA:
+    def _check_identity(self, path: Path, identity: Mapping[str, Any]) -> None:
+        existing = read_description(path)
+        if existing.schema != SCHEMA:
             raise InputError(f"`out` must be a new folder: {self.folder} was written by another version of Equipoise "
-                             f"(schema {existing.get('schema')}), whose results can be read but not resumed")
-        previous = existing.get("identity")
-        checks.require(isinstance(previous, dict), "identity", f"be a table in {self.folder / 'run.toml'}", previous)
-        there, here = _flatten(previous or {}), _flatten(tomllib.loads(config.dumps(identity)))
+                             f"(schema {existing.schema}), whose results can be read but not resumed")
+        previous = existing.identity
+        there, here = _flatten(previous), _flatten(tomllib.loads(config.dumps(identity)))
         for key in {**here, **there}:
             if there.get(key) != here.get(key):
                 raise InputError(f"`out` must be a new folder or belong to this run: {self.folder} has "
-                                 f"{key} = {there.get(key)!r}, this run has {here.get(key)!r}")
+                                 f"{checks.shorten(key, 60)} = {checks.shown(there.get(key))}, this run has "
+                                 f"{checks.shown(here.get(key))}")
+
+    def note_resumed(self, keys: Collection[RowKey]) -> None:
+        """Show how many of the rows with these keys the folder has already, if it has some."""
+        if 0 < (done := sum(key in self.done for key in keys)) < len(keys):
+            progress.note(f"resuming: {done} of {len(keys)} rows")
 
     def append(self, new: Iterable[Row]) -> None:
         """Add rows in one write; rows that the run already has are skipped."""
@@ -78,12 +92,17 @@ class Run:
     def finish(self) -> list[Row]:
         """Wait for every process, merge the parts in image order, and return all rows in every process."""
         parallel.barrier()
-        if self.world.is_leader and _parts(self.folder):
-            merged = "".join(row.to_json() + "\n" for row in read_rows(self.folder))
-            files.write_atomic(self.folder / "rows.jsonl", merged)
-            shutil.rmtree(self.folder / "parts")
+        parts = self.folder / "parts"
+        if self.world.is_leader and parts.exists():
+            if _parts(self.folder):
+                merged = "".join(row.to_json() + "\n" for row in self._read_rows())
+                files.write_atomic(self.folder / "rows.jsonl", merged)
+            shutil.rmtree(parts)
         parallel.barrier()
-        return read_rows(self.folder)
+        return self._read_rows()
+
+    def _read_rows(self) -> list[Row]:
+        return read_rows(self.folder, self.identity, self._labels)
 
     def write_summary(self, summary: Summary) -> None:
         """Write `summary.json`, unless the same results are already there."""
@@ -98,22 +117,82 @@ class Run:
         files.write_atomic(path, json.dumps(content, indent=1) + "\n")
 
 
-def read_rows(folder: Path | str) -> list[Row]:
-    """All rows of a run in image order, merged or still in parts; an incomplete last line of a part is skipped."""
+@contextmanager
+def nothing_left_on_refusal(out: Path | str | None) -> Iterator[None]:
+    """An :class:`InputError` inside removes the folder `out` again, and new parents, unless there are results in it."""
+    folders = [] if out is None else [Path(out), *Path(out).parents]
+    new = [folder for folder in folders if not folder.exists()]
+    try:
+        yield
+    except InputError:
+        if new and parallel.world().is_leader and all(
+                path.is_dir() or path.name == "run.toml" for path in new[0].rglob("*")):
+            shutil.rmtree(new[0], ignore_errors=True)
+            for parent in new[1:]:
+                with suppress(OSError):  # not empty: another command uses it too
+                    parent.rmdir()
+        raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDescription:
+    """The content of `run.toml`."""
+
+    schema: int
+    identity: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    version: str | None = None  # of Equipoise; recorded since schema 2
+
+
+def read_description(path: Path) -> RunDescription:
+    """Read a `run.toml` of this schema or of schema 1."""
+    table = config.read(path)
+    config.check_schema(table, path)
+    return serialize.from_plain(RunDescription, table, str(path))
+
+
+def read_rows(folder: Path | str, identity: Mapping[str, Any] | None = None,
+              labels: Mapping[int, int] | None = None) -> list[Row]:
+    """All rows of a run in image order, merged or still in parts; an incomplete last line of a part is skipped.
+
+    Two different rows of one key are an error, and so are rows that do not belong to the run's `identity` or are about
+    images that are not in `labels`, where these are given.
+    """
     folder = Path(folder)
     by_key: dict[RowKey, Row] = {}
     merged = folder / "rows.jsonl"
     for path in [merged, *_parts(folder)] if merged.exists() else _parts(folder):
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        except UnicodeDecodeError:
-            raise InputError(f"{path} must be JSON lines in UTF-8") from None
+        lines = config.read_text(path, MAX_ROW_BYTES).splitlines(keepends=True)
         for number, line in enumerate(lines, start=1):
             if path is not merged and number == len(lines) and not line.endswith("\n"):
                 continue
-            row = rows.parse(line, f"{path}, line {number},")
-            by_key.setdefault(row.key, row)
+            where = f"{path}, line {number},"
+            row = rows.parse(line, where)
+            if by_key.setdefault(row.key, row) != row:
+                raise InputError(f"{where} must not contradict an earlier row, got two of index {row.index}, model "
+                                 f"{checks.shown(row.model)} and attack {checks.shown(row.attack)}")
+            if not (_belongs_to(row, identity or {}) and _is_known_image(row, labels)):
+                raise InputError(f"{where} must belong to this run, got a row of another: index {row.index}, model "
+                                 f"{checks.shown(row.model)}, attack {checks.shown(row.attack)}")
     return sorted(by_key.values(), key=_image_order)
+
+
+def _belongs_to(row: Row, identity: Mapping[str, Any]) -> bool:
+    """Whether a run of this identity can have the row, as far as the identity says."""
+    models, attacks, plan = (identity.get(key) for key in ("models", "attacks", "plan"))
+    is_part = "part" in identity  # of a study, which may describe its attacks by other names
+    if isinstance(row, AttackRow) and isinstance(attacks, Mapping) and not is_part:
+        known = attacks.get(row.model if row.alpha is None else f"{row.model}@{row.alpha!r}")
+        return isinstance(known, Mapping) and row.attack in known
+    if identity.get("command") in ("certify", "estimate") and isinstance(models, Mapping):
+        return row.model in models
+    if identity.get("command") == "train" and isinstance(plan, Mapping) and type(plan.get("epochs")) is int:
+        return isinstance(row, EpochRow) and row.index < plan["epochs"]
+    return True
+
+
+def _is_known_image(row: Row, labels: Mapping[int, int] | None) -> bool:
+    return labels is None or not isinstance(row, ImageRow) or labels.get(row.index) == row.label
 
 
 def _image_order(row: Row) -> tuple[int, str, str, bool, float]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from equipoise.core import checks, serialize
+from equipoise.core import config, serialize
 from equipoise.core.checks import InputError
+from equipoise.core.serialize import Count, NonNegative, Share
 from equipoise.core.stats import Estimate
 from equipoise.core.threat import Threat
 
-SCHEMA = 2
+SCHEMA = config.SCHEMAS[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Result(Estimate):
     alpha: float | None = None
     sigma: float | None = None
     threat: Threat | None = None
-    allowed: int | None = None  # for broken certificates: as many would be no surprise
+    allowed: Count | None = None  # for broken certificates: as many would be no surprise
     is_estimate: bool | None = None  # never a certificate
 
     @property
@@ -69,9 +69,9 @@ class Cost:
     """
 
     model: str
-    parameters: int | None = None
-    flops: float | None = None
-    accurate_share: float | None = None  # share of the images on which the accurate model had to run
+    parameters: Count | None = None
+    flops: NonNegative | None = None
+    accurate_share: Share | None = None  # share of the images on which the accurate model had to run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +80,12 @@ class FitSummary:
 
     helped: bool
     promise: str
-    clean: float
-    robust_clean: float
-    robust_attacked: float
+    clean: Share
+    robust_clean: Share
+    robust_attacked: Share
     q: float
-    alpha: float
-    rejected: dict[str, int] = field(default_factory=dict)  # reason → candidates
+    alpha: Share
+    rejected: dict[str, Count] = field(default_factory=dict)  # reason → candidates
     notes: tuple[str, ...] = ()
 
 
@@ -93,13 +93,13 @@ class FitSummary:
 class SelectionSummary:
     """A mixture selected among candidates, and what it reached on the images that selected it."""
 
-    clean: float
-    attacked: float
+    clean: Share
+    attacked: Share
     met: bool  # whether it reaches its target
-    candidates_attacked: int
+    candidates_attacked: Count
     mixture: str
-    robust_attacked: float | None = None  # the robust model on the same images
-    keep: float | None = None  # share of the robust model's accuracy to be kept
+    robust_attacked: Share | None = None  # the robust model on the same images
+    keep: Share | None = None  # share of the robust model's accuracy to be kept
     target: float | None = None
     promise: str | None = None
 
@@ -112,10 +112,10 @@ class SelectedAlpha:
     alpha: float
     sigma: float
     target: float
-    clean_estimate: float
-    low: float
-    high: float
-    n: int
+    clean_estimate: Share
+    low: Share
+    high: Share
+    n: Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class ExcludedModel:
     model: str
     target: float
     most: float
-    n: int
+    n: Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ class Summary:
     """Everything `summary.json` holds; a command fills the fields that concern it."""
 
     command: str
-    seconds: float
+    seconds: NonNegative
     results: tuple[Result, ...] = ()
     differences: tuple[Difference, ...] = ()
     sanity_checks: tuple[SanityCheck, ...] = ()
@@ -162,7 +162,7 @@ class Summary:
     fit: FitSummary | None = None
     gate: SelectionSummary | None = None
     best_epoch: int | None = None
-    compile_seconds: float | None = None
+    compile_seconds: NonNegative | None = None
     selected_alphas: tuple[SelectedAlpha, ...] = ()
     frontier: tuple[FrontierPoint, ...] = ()
     excluded: tuple[ExcludedModel, ...] = ()
@@ -194,14 +194,15 @@ def find(results: Iterable[Result], model: str, metric: str) -> Result:
 def read_summary(folder: Path | str) -> Summary:
     """The summary of a finished run folder, of this schema or of schema 1."""
     path = Path(folder) / "summary.json"
+    if not path.exists():
+        raise InputError(f"{folder} must be a finished run folder, got one without summary.json")
+    values = config.read_json(path)
+    schema = config.check_schema(values, path)
+    values = {key: value for key, value in values.items() if key not in ("schema", "version")}
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise InputError(f"{folder} must be a finished run folder: no readable summary.json") from None
-    checks.require(isinstance(values, dict), "summary.json", f"be a table in {folder}", type(values).__name__)
-    schema = values.pop("schema", None)
-    checks.require(schema in (1, SCHEMA), "schema", f"be {SCHEMA} in {path}", schema)
-    return serialize.from_plain(Summary, _from_schema_1(values) if schema == 1 else values, str(path))
+        return serialize.from_plain(Summary, _from_schema_1(values) if schema == 1 else values, str(path))
+    except (TypeError, KeyError, AttributeError):  # from the conversion of an old summary, whose values have any type
+        raise InputError(f"{path} must be a summary of schema 1, got one with missing keys or other types") from None
 
 
 def _from_schema_1(old: Mapping[str, Any]) -> dict[str, Any]:

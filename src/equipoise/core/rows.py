@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from equipoise.core import checks, config, serialize
 from equipoise.core.checks import InputError
+from equipoise.core.serialize import Count, NonNegative, Share
 
 RowKey = tuple[int, str, str, float | None]
 CERTIFY, SELECT_ALPHA, LIPSCHITZ, MIXING_RATIO, EPOCH = "certify", "choose", "local-lipschitz", "mixing-ratio", "epoch"
@@ -20,7 +22,7 @@ class Row:
 
     kind: ClassVar[str]
 
-    index: int
+    index: Count
     model: str
     attack: str
     alpha: float | None = None
@@ -40,7 +42,7 @@ class Row:
 class ImageRow(Row):
     """A measurement of one image, and whether it is classified correctly."""
 
-    label: int
+    label: Count
     correct: bool
 
 
@@ -117,11 +119,11 @@ class EpochRow(Row):
 
     kind = "epoch"
     loss: float
-    accuracy: float
+    accuracy: Share
     lr: float
-    seconds: float
-    images_per_second: float
-    validation: dict[str, float] = dataclasses.field(default_factory=dict)
+    seconds: NonNegative
+    images_per_second: NonNegative
+    validation: dict[str, Share] = dataclasses.field(default_factory=dict)
 
 
 ROW_TYPES: dict[str, type[Row]] = {cls.kind: cls for cls in (
@@ -131,12 +133,14 @@ ROW_TYPES: dict[str, type[Row]] = {cls.kind: cls for cls in (
 def parse(line: str, where: str) -> Row:
     """Read one line of `rows.jsonl`, of this schema or of schema 1."""
     try:
-        values = json.loads(line)
+        values = config.parse_json(line, "it")
         if "kind" not in values:
             values = _from_schema_1(values)
-        return ROW_TYPES[values.pop("kind")](**values)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise InputError(f"{where} must be a row of a run") from None
+        return serialize.from_plain(ROW_TYPES[values.pop("kind")], values, "the row")
+    except InputError as error:
+        raise InputError(f"{where} must be a row of a run: {error}") from None
+    except (TypeError, KeyError, AttributeError):  # no table, or not one of a row
+        raise InputError(f"{where} must be a row of a run, got {checks.shown(line)}") from None
 
 
 _KINDS_1 = {CERTIFY: "certificate", SELECT_ALPHA: "certificate", LIPSCHITZ: "lipschitz", MIXING_RATIO: "mixing-ratio"}

@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from equipoise.core import checks
 
 
-def setting(default: Any, help: str, *, least: int | None = None, positive: bool = False, share: bool = False,
-            fraction: bool = False, among: Iterable[str] | None = None) -> Any:
+def setting(default: Any, help: str, *, least: int = 0, most: int = checks.MOST_STEPS, positive: bool = False,
+            share: bool = False, fraction: bool = False, among: Iterable[str] | None = None) -> Any:
     """A field with its default, the line that `--help` shows, and the values it may take.
 
-    The default `dataclasses.MISSING` makes the setting required. A value must be an integer of at least `least`,
-    `positive`, a `share` in [0, 1], a `fraction` (not negative, may be written "8/255"), or a word `among` these.
+    The default `dataclasses.MISSING` makes the setting required. A value must have the type of its annotation and be an
+    integer in `least` … `most`, `positive`, a `share` in [0, 1], a `fraction` (not negative, may be written "8/255"),
+    or a word `among` these.
     """
-    metadata = {"help": help, "least": least, "positive": positive, "share": share, "fraction": fraction,
+    metadata = {"help": help, "least": least, "most": most, "positive": positive, "share": share, "fraction": fraction,
                 "among": None if among is None else tuple(among)}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base class: checks every field by its metadata; None is always "not given"."""
+    """Base class: checks every field by its annotation and metadata; None, where allowed, is "not given"."""
 
     def __post_init__(self) -> None:
+        cls: Any = type(self)
+        hints = _kinds(cls)
         for field in dataclasses.fields(self):
-            rule, value = field.metadata, getattr(self, field.name)
+            rule, value, kinds = field.metadata, getattr(self, field.name), hints[field.name]
             if value is None:
+                checks.require(type(None) in kinds, field.name, "have a value", None)
                 continue
-            if isinstance(field.default, bool):
-                checks.require(isinstance(value, bool), field.name, "be true or false", value)
             if rule.get("fraction"):
                 value = checks.fraction(field.name, value)
                 checks.require(value >= 0 or rule.get("positive", False), field.name, "not be negative", value)
                 object.__setattr__(self, field.name, value)
-            if rule.get("least") is not None:
-                checks.whole(field.name, value, least=rule["least"])
+            _check_type(field.name, value, kinds - {type(None)}, rule)
             if rule.get("positive"):
                 checks.positive(field.name, value)
             if rule.get("share"):
@@ -59,6 +63,28 @@ class Settings:
     def select(cls, values: Mapping[str, Any]) -> Self:
         """Settings from those of the given values that are its own."""
         return cls(**{name: values[name] for name in cls.names() if name in values})
+
+
+@functools.cache
+def _kinds(cls: Any) -> dict[str, frozenset[Any]]:
+    """The types that each setting may have."""
+    return {name: frozenset(typing.get_args(hint) or (hint,)) for name, hint in typing.get_type_hints(cls).items()}
+
+
+def _check_type(name: str, value: Any, kinds: frozenset[Any], rule: Mapping[str, Any]) -> None:
+    """Raise an error unless the value is of a plain type among `kinds`; other types are checked by their class."""
+    if kinds == {bool}:
+        checks.require(isinstance(value, bool), name, "be true or false", value)
+    elif kinds == {int} and name == "seed":
+        checks.seed(value)
+    elif kinds == {int}:
+        checks.whole(name, value, least=rule.get("least", 0), most=rule.get("most", checks.MOST))
+    elif kinds == {float}:
+        checks.number(name, value)
+    elif kinds == {str}:
+        checks.require(isinstance(value, str), name, "be text", value)
+    elif kinds == {Path}:
+        checks.require(isinstance(value, str | Path), name, "be a path", value)
 
 
 def split(values: Mapping[str, Any], *classes: type[Settings]) -> list[Any]:

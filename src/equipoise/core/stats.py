@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtri, stdtrit
 
 from equipoise.core import checks
+from equipoise.core.serialize import Count
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Estimate:
     value: float
     low: float
     high: float
-    n: int
+    n: Count
 
 
 def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Estimate:

@@ -11,6 +11,7 @@ from equipoise.core import checks
 from equipoise.core.settings import Settings, setting
 
 NORMS = ("linf", "l2")
+MOST_EPS = {"linf": 1.0, "l2": 1e4}  # images lie in [0, 1]
 
 
 @dataclass(frozen=True, init=False)
@@ -29,8 +30,9 @@ class Threat:
     def __init__(self, norm: str, eps: float | str) -> None:
         object.__setattr__(self, "norm", checks.one_of("norm", norm, NORMS))
         object.__setattr__(self, "eps", checks.positive("eps", checks.fraction("eps", eps)))
-        # Images lie in [0, 1]: a larger radius is a forgotten "/255".
-        checks.require(norm != "linf" or self.eps <= 1, "eps", "be at most 1 for linf (8/255, not 8)", eps)
+        # A larger radius is a forgotten "/255".
+        checks.require(self.eps <= MOST_EPS[norm], "eps",
+                       f"be at most {MOST_EPS[norm]:g} for {norm}{' (8/255, not 8)' if norm == 'linf' else ''}", eps)
 
     def eps_in(self, dtype: torch.dtype) -> float:
         """`eps` rounded down to `dtype`, so that a bound kept there also holds for the real number."""

@@ -1,6 +1,9 @@
 """Images with labels and their positions in a split: where they come from and how they are batched."""
 
-from equipoise.data.dataset import Batch, Dataset, as_dataset, batches, pixels
+from equipoise.data.conversion import as_dataset
+from equipoise.data.dataset import Batch, Dataset, batches, pixels
 from equipoise.data.sources import DATASETS, DataSettings, load_data
+from equipoise.data.verification import VerifiedFiles, verify
 
-__all__ = ["DATASETS", "Batch", "DataSettings", "Dataset", "as_dataset", "batches", "load_data", "pixels"]
+__all__ = ["DATASETS", "Batch", "DataSettings", "Dataset", "VerifiedFiles", "as_dataset", "batches", "load_data",
+           "pixels", "verify"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +21,12 @@ import torch
 from numpy.typing import NDArray
 
 from equipoise.core import checks
-from equipoise.data import download
+from equipoise.data import download, limits
 from equipoise.data.dataset import Dataset, whole_split
 
 _ADDRESS = "https://www.cs.toronto.edu/~kriz/"
 _PIXELS = 3 * 32 * 32
+_MOST_BYTES = 50_000 * 3200  # of a file
 
 CLASSES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _NAMES_100 = """
@@ -55,17 +57,23 @@ class Cifar:
     label_key: bytes  # of the pickles
     label_bytes: int  # before the pixels of a binary record; the last one is the label
 
+    def layouts(self, root: Path) -> tuple[tuple[Path, str], ...]:
+        """The folders that may hold the files, in order of preference, and the suffix of the files there."""
+        return (root / self.python_folder, ""), (root / self.binary_folder, ".bin"), (root, ""), (root, ".bin")
+
 
 CIFAR10 = Cifar(
     "cifar10", CLASSES_10,
-    download.Remote(f"{_ADDRESS}cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
+    download.Remote(f"{_ADDRESS}cifar-10-python.tar.gz",
+                    "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
     "cifar-10-batches-py", "cifar-10-batches-bin",
     {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)},
     b"labels", 1,
 )
 CIFAR100 = Cifar(
     "cifar100", CLASSES_100,
-    download.Remote(f"{_ADDRESS}cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
+    download.Remote(f"{_ADDRESS}cifar-100-python.tar.gz",
+                    "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"),
     "cifar-100-python", "cifar-100-binary",
     {"train": ("train",), "test": ("test",)},
     b"fine_labels", 2,
@@ -88,8 +96,7 @@ def read(cifar: Cifar, split: str, root: Path) -> Dataset:
 
 def _find(cifar: Cifar, files: tuple[str, ...], root: Path) -> tuple[Path, str] | None:
     """The first folder that has every file of the split, and the suffix of its files."""
-    layouts = ((root / cifar.python_folder, ""), (root / cifar.binary_folder, ".bin"), (root, ""), (root, ".bin"))
-    for folder, suffix in layouts:
+    for folder, suffix in cifar.layouts(root):
         if all((folder / (file + suffix)).is_file() for file in files):
             return folder, suffix
     return None
@@ -103,7 +110,7 @@ def _read_file(cifar: Cifar, path: Path) -> Arrays:
 
 def _read_binary(cifar: Cifar, path: Path) -> Arrays:
     record = cifar.label_bytes + _PIXELS
-    data = np.fromfile(path, np.uint8)
+    data = np.frombuffer(limits.read_bytes(path, _MOST_BYTES), np.uint8)
     checks.require(len(data) > 0 and len(data) % record == 0, str(path),
                    f"hold whole records of {record} bytes", f"{len(data)} bytes")
     rows = data.reshape(-1, record)
@@ -167,10 +174,19 @@ class _Unpickler(pickle.Unpickler):
                 raise checks.InputError(f"plain arrays and lists, got a call for {module}.{name} (refused)")
 
 
+def _check_opcodes(data: bytes) -> None:
+    """Refuse lengths and memo positions beyond the file, for which the unpickler would allocate memory first."""
+    for opcode, argument, _ in pickletools.genops(data):
+        if opcode.name.endswith("PUT") and int(argument or 0) > len(data):
+            raise ValueError(f"a memo of {argument} entries")
+
+
 def load_pickle(path: Path) -> dict[bytes, object]:
     """The dict that a pickle of Python 2 or 3 holds; its arrays are uint8 and its text is bytes."""
     try:
-        content = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        data = limits.read_bytes(path, _MOST_BYTES)
+        _check_opcodes(data)
+        content = _Unpickler(io.BytesIO(data), encoding="bytes").load()
     except checks.InputError as problem:
         raise checks.InputError(f"`{path}` must hold {problem}") from None
     except Exception as problem:  # a damaged pickle program can fail in any way

@@ -6,13 +6,10 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader
-from torch.utils.data import Dataset as TorchDataset
 
 from equipoise.core import checks, rng
 from equipoise.core.rng import Stream
@@ -35,6 +32,14 @@ class Dataset:
     classes: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        for name in ("name", "split"):
+            checks.instance(name, getattr(self, name), str, "be text")
+        for name in ("images", "labels", "index"):
+            value = checks.instance(name, getattr(self, name), Tensor, "be a tensor")
+            checks.require(value.layout == torch.strided and not value.is_meta, name, "hold its values",
+                           f"{value.layout} on {value.device}")
+        named = isinstance(self.classes, tuple) and all(isinstance(name, str) for name in self.classes)
+        checks.require(named, "classes", "be a tuple of names", type(self.classes).__name__)
         shape = tuple(self.images.shape)
         dtype = self.images.dtype
         checks.require(dtype in (torch.uint8, torch.float32), "images", "be uint8 or float32", str(dtype))
@@ -76,8 +81,16 @@ class Dataset:
         return self.take(torch.arange(start, start + count))
 
     def take(self, rows: Tensor) -> Dataset:
-        """The given rows, in the given order; `rows` are positions or a mask."""
+        """The given rows, in the given order; `rows` are positions or a mask. All rows are no copy."""
+        if rows.dtype == torch.bool:
+            rows = rows.nonzero().squeeze(1)
+        if torch.equal(rows, torch.arange(len(self), device=rows.device)):
+            return self
         return dataclasses.replace(self, images=self.images[rows], labels=self.labels[rows], index=self.index[rows])
+
+    def labels_by_index(self) -> dict[int, int]:
+        """Index → label of every image."""
+        return dict(zip(self.index.tolist(), self.labels.tolist(), strict=True))
 
     def digest(self) -> str:
         """SHA-256 over shape, images, labels and index: equal digests mean equal data on any machine."""
@@ -100,47 +113,6 @@ def whole_split(name: str, split: str, images: Tensor, labels: Tensor, classes: 
     return Dataset(name, split, images, labels.to(torch.int64), torch.arange(len(images)), classes)
 
 
-def as_dataset(data: Any, *, name: str = "images", split: str = "test", num_classes: int | None = None) -> Dataset:
-    """A :class:`Dataset` from any of the usual forms of data.
-
-    Args:
-        data: a :class:`Dataset` (returned unchanged), a pair of tensors (images, labels), a torch `Dataset` of such
-            pairs, or a `DataLoader` of such batches, which is read once, in its order. Images are uint8, or floating
-            point in [0, 1]; floats that are exact multiples of 1/255 are stored as bytes.
-        name, split: where the images come from, for results.
-        num_classes: by default that of the data set's `classes`, or the greatest label plus one.
-    """
-    if isinstance(data, Dataset):
-        return data
-    classes = getattr(getattr(data, "dataset", data), "classes", None)
-    if isinstance(data, TorchDataset):
-        # A generator of its own, because a loader draws from the global one.
-        data = DataLoader(data, batch_size=256, generator=torch.Generator())
-    if isinstance(data, DataLoader):
-        pairs = [batch if isinstance(batch, tuple | list) else () for batch in data]
-        valid = all(len(pair) == 2 and all(isinstance(part, Tensor) for part in pair) for pair in pairs)
-        checks.require(bool(pairs) and valid, "data", "give batches of tensors (images, labels)", type(data).__name__)
-        data = (torch.cat([images for images, _ in pairs]), torch.cat([labels for _, labels in pairs]))
-    if not isinstance(data, tuple | list) or len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
-        raise checks.InputError("`data` must be a Dataset, a pair of tensors (images, labels), a torch Dataset or a "
-                                f"DataLoader, got {type(data).__name__!r}")
-    images, labels = data
-    greatest = int(labels.max()) if labels.numel() and not labels.is_floating_point() else -1
-    names = [str(number) for number in range(greatest + 1 if num_classes is None else num_classes)]
-    if num_classes is None and classes is not None and len(classes) > greatest:
-        names = [str(label) for label in classes]
-    return whole_split(name, split, _compact(images), checks.labels(labels, len(names), len(images)), tuple(names))
-
-
-def _compact(images: Tensor) -> Tensor:
-    """Floats as bytes where nothing is lost, and as float32 otherwise."""
-    if images.dtype == torch.uint8:
-        return images
-    images = checks.images(images).float()
-    levels = (images * 255).round()
-    return levels.to(torch.uint8) if torch.equal(levels / 255, images) else images
-
-
 @dataclass(frozen=True, eq=False)
 class Batch:
     """B images in [0, 1] with labels and positions in the split."""
@@ -160,6 +132,12 @@ def pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     # CUDA turns a division by a Python number into a multiplication by the rounded 1/255; division by a tensor gives
     # an image the same bits on every device.
     return images.to(dtype) / torch.full((), 255, dtype=dtype, device=images.device)
+
+
+def as_images(x: Tensor, name: str = "images") -> Tensor:
+    """(B, C, H, W) floats in [0, 1] from bytes, or from floats that are checked."""
+    is_bytes = isinstance(x, Tensor) and x.dtype == torch.uint8
+    return checks.images(pixels(x) if is_bytes else x, name)
 
 
 def order(index: Tensor, *, seed: int, epoch: int) -> Tensor:

@@ -1,9 +1,10 @@
-"""Download official files over HTTP: checked against MD5, resumed after interruptions, never left incomplete."""
+"""Download official files: checked against SHA-256, resumed after interruptions, never left incomplete."""
 
 from __future__ import annotations
 
 import hashlib
 import http.client
+import shutil
 import tarfile
 import tempfile
 import urllib.error
@@ -27,7 +28,7 @@ class Remote:
     """A file on a server and its checksum."""
 
     url: str
-    md5: str
+    sha256: str
 
     @property
     def file(self) -> str:
@@ -46,7 +47,7 @@ def fetch(remote: Remote, folder: Path, *, needed: Sequence[str]) -> Path:
     part = folder / f"{remote.file}.part"
     try:
         if path.exists():
-            if (checksum := _md5(path)) != remote.md5:
+            if (checksum := sha256(path)) != remote.sha256:
                 raise _wrong_checksum(path, remote, checksum)
             return path
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,10 +67,20 @@ def unpack(archive: Remote, root: Path, folder: str, *, needed: Sequence[str]) -
     try:
         with tempfile.TemporaryDirectory(dir=root, prefix=".unpack-") as temporary:
             with tarfile.open(path) as tar:
-                tar.extractall(temporary, filter="data")
+                # Only plain files of this folder, and only their content: no links, no other paths, no permissions.
+                for member in tar:
+                    parent, _, name = member.name.rpartition("/")
+                    if member.isreg() and parent == folder and name not in ("", ".", ".."):
+                        content = tar.extractfile(member)
+                        assert content is not None
+                        with content, (Path(temporary) / name).open("wb") as file:
+                            shutil.copyfileobj(content, file)
+            missing = [name for name in needed if not (Path(temporary) / name).is_file()]
+            if missing:
+                raise tarfile.TarError(f"the archive has no {', '.join(missing)}")
             (root / folder).mkdir(exist_ok=True)
-            for file in sorted((Path(temporary) / folder).iterdir()):
-                file.replace(root / folder / file.name)
+            for unpacked in sorted(Path(temporary).iterdir()):
+                unpacked.replace(root / folder / unpacked.name)
     except (OSError, tarfile.TarError) as problem:
         raise _missing(needed, root / folder, archive, problem) from None
 
@@ -79,7 +90,7 @@ def _download(remote: Remote, file: BinaryIO) -> None:
     resumed = file.seek(0, 2) > 0
     for _ in range(1 + resumed):
         _append_all(remote, file)
-        if (checksum := _md5(Path(file.name))) == remote.md5:
+        if (checksum := sha256(Path(file.name))) == remote.sha256:
             return
         # Emptied, not removed: another process may be waiting for the lock on it.
         file.truncate(0)
@@ -125,9 +136,14 @@ def _append(remote: Remote, file: BinaryIO) -> bool:
     return received >= size
 
 
-def _md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+def sha256(path: Path) -> str:
+    """The checksum of a file, with progress for a long one."""
+    total = hashlib.sha256()
+    with path.open("rb") as file, progress.task(f"checking {path.name}", total=path.stat().st_size) as task:
+        while chunk := file.read(_CHUNK):
+            total.update(chunk)
+            task.advance(len(chunk))
+    return total.hexdigest()
 
 
 def _missing(needed: Sequence[str], folder: Path, remote: Remote, problem: Exception) -> InputError:
@@ -137,7 +153,7 @@ def _missing(needed: Sequence[str], folder: Path, remote: Remote, problem: Excep
 
 
 def _wrong_checksum(path: Path, remote: Remote, checksum: str) -> InputError:
-    return InputError(f"`{path}` must have the MD5 checksum {remote.md5} of {remote.url}, got {checksum}")
+    return InputError(f"`{path}` must have the SHA-256 checksum {remote.sha256} of {remote.url}, got {checksum}")
 
 
 @contextmanager

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from equipoise.core import checks
-from equipoise.data import download
+from equipoise.data import download, limits
+from equipoise.data.checksums import SHA256
 from equipoise.data.dataset import Dataset, whole_split
 
-_FILES = {
+FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
+_MOST_VALUES = 60_000 * 28 * 28
 
 
 @dataclass(frozen=True)
@@ -31,25 +33,23 @@ class IdxDataset:
     classes: tuple[str, ...]
     folders: tuple[str, ...]  # below the data directory, in order of preference
     address: str
-    md5: dict[str, tuple[str, ...]]  # of the gzipped files of each split
     first_labels: dict[str, tuple[int, ...]]  # distinguish the two data sets
+    checksums: dict[str, str]  # SHA-256 by file name
 
 
 MNIST = IdxDataset(
     "mnist", tuple("0123456789"), ("MNIST/raw", "mnist", "."),
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    {"train": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432"),
-     "test": ("9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c")},
     {"train": (5, 0, 4, 1, 9, 2, 1, 3, 1, 4), "test": (7, 2, 1, 0, 4, 1, 4, 9, 5, 9)},
+    SHA256["mnist"],
 )
 FASHION_MNIST = IdxDataset(
     "fashion-mnist",
     ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
     ("FashionMNIST/raw", "fashion-mnist", "."),
-    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-    {"train": ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe"),
-     "test": ("bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310")},
+    "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
     {"train": (9, 0, 0, 3, 0, 2, 7, 2, 5, 5), "test": (9, 2, 1, 1, 6, 1, 4, 6, 5, 7)},
+    SHA256["fashion-mnist"],
 )
 
 
@@ -67,7 +67,7 @@ def read(source: IdxDataset, split: str, root: Path) -> Dataset:
 
 def _find(source: IdxDataset, split: str, root: Path) -> list[Path] | None:
     for folder in source.folders:
-        candidates = [[root / folder / f"{file}{suffix}" for suffix in ("", ".gz")] for file in _FILES[split]]
+        candidates = [[root / folder / f"{file}{suffix}" for suffix in ("", ".gz")] for file in FILES[split]]
         paths = [next(filter(Path.is_file, pair), None) for pair in candidates]
         if None not in paths:
             return [path for path in paths if path]
@@ -75,21 +75,21 @@ def _find(source: IdxDataset, split: str, root: Path) -> list[Path] | None:
 
 
 def _download(source: IdxDataset, split: str, root: Path) -> list[Path]:
-    needed = [f"{file}.gz" for file in _FILES[split]]
-    return [download.fetch(download.Remote(source.address + file, md5), root / source.folders[0], needed=needed)
-            for file, md5 in zip(needed, source.md5[split], strict=True)]
+    needed = [f"{file}.gz" for file in FILES[split]]
+    return [download.fetch(download.Remote(source.address + file, source.checksums[file]),
+                           root / source.folders[0], needed=needed) for file in needed]
 
 
 def read_file(path: Path, *, dims: int) -> Tensor:
     """One IDX file of bytes with `dims` dimensions: two zeros, the type 8, dimensions, sizes, then the values."""
+    start = 4 + 4 * dims
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            header = file.read(start)
+            checks.require(len(header) == start and header[:4] == bytes((0, 0, 8, dims)), str(path),
+                           f"be an IDX file of bytes with {dims} dimensions", f"a start of {header[:4].hex()}")
+            shape = struct.unpack(f">{dims}I", header[4:])
+            data = limits.read_exactly(file, path, math.prod(shape), _MOST_VALUES)
     except (OSError, EOFError, zlib.error) as problem:
         raise checks.InputError(f"`{path}` must be a readable file, got a damaged one ({problem})") from None
-    start = 4 + 4 * dims
-    checks.require(len(data) >= start and data[:4] == bytes((0, 0, 8, dims)), str(path),
-                   f"be an IDX file of bytes with {dims} dimensions", f"a start of {data[:4].hex()}")
-    shape = struct.unpack(f">{dims}I", data[4:start])
-    checks.require(len(data) - start == math.prod(shape), str(path),
-                   f"hold {math.prod(shape)} values, as its header says", len(data) - start)
-    return torch.from_numpy(np.frombuffer(data, np.uint8, offset=start).reshape(shape).copy())
+    return torch.from_numpy(np.frombuffer(data, np.uint8).reshape(shape).copy())

@@ -72,6 +72,12 @@ def load_data(name: str, split: str = "test", start: int = 0, count: int | None 
         start, count, every: exactly `count` images (all if None) from `start` on, and every N-th of those.
         data_dir: where the official files are, or are downloaded to.
     """
+    checks.require(isinstance(name, str), "data", "be the name of a data set", name)
+    checks.require(isinstance(split, str), "split", "be the name of a split", split)
+    checks.require(data_dir is None or isinstance(data_dir, str | Path), "data_dir", "be a path", data_dir)
+    checks.whole("start", start)
+    checks.whole("every", every, least=1)
+    checks.whole("count", 1 if count is None else count, least=1)
     scheme, colon, path = name.partition(":")
     if colon and scheme in PATHS:
         checks.require(bool(path), "data", f"name a path, {scheme}:PATH", name)
@@ -81,9 +87,8 @@ def load_data(name: str, split: str = "test", start: int = 0, count: int | None 
         checks.one_of("split", split, SPLITS)
         dataset = DATASETS[name](split, data_directory(data_dir))
     if (start, count) != (0, None):
-        checks.whole("start", start)
         dataset = dataset.slice(start, max(len(dataset) - start, 1) if count is None else count)
-    return dataset if every == 1 else dataset.take(torch.arange(0, len(dataset), checks.whole("every", every, least=1)))
+    return dataset if every == 1 else dataset.take(torch.arange(0, len(dataset), every))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +97,9 @@ class DataSettings(Settings):
 
     data: str = setting("cifar10", "shapes, digits, mnist, fashion-mnist, cifar10, cifar100, folder:PATH or npz:PATH.")
     split: str = setting("test", "train or test.")
-    start: int = setting(0, "First image of the split.", least=0)
-    count: int | None = setting(None, "Number of images; all if not given.", least=1)
-    every: int = setting(1, "Take every N-th image of those.", least=1)
+    start: int = setting(0, "First image of the split.", least=0, most=checks.MOST)
+    count: int | None = setting(None, "Number of images; all if not given.", least=1, most=checks.MOST)
+    every: int = setting(1, "Take every N-th image of those.", least=1, most=checks.MOST)
     data_dir: Path | None = setting(  # noqa: RUF009
         None, "Where the data are or are downloaded to; else $EQUIPOISE_DATA.")
 

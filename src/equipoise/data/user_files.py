@@ -22,6 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from equipoise.core import checks
+from equipoise.data import limits
+from equipoise.data.conversion import picture_values
 from equipoise.data.dataset import Dataset, whole_split
 
 _SPLITS = ("train", "test", "val", "valid")
@@ -62,7 +64,10 @@ def _image_files(folder: Path) -> list[Path]:
 
 def _read_images(files: list[Path]) -> torch.Tensor:
     first = _read_image(files[0])
-    images = np.empty((len(files), *first.shape), np.uint8)
+    try:
+        images = np.empty((len(files), *first.shape), np.uint8)
+    except MemoryError:
+        raise checks.InputError(f"`data` must fit into memory, got {len(files)} images of {first.shape}") from None
     for number, file in enumerate(files):
         image = _read_image(file)
         checks.require(image.shape == first.shape, str(file),
@@ -72,19 +77,17 @@ def _read_images(files: list[Path]) -> torch.Tensor:
 
 
 def _read_image(file: Path) -> NDArray[np.uint8]:
-    """(C, H, W); a palette or black-and-white image is converted exactly, transparency is an error."""
+    """(C, H, W)."""
     from PIL import Image
 
     try:
-        with Image.open(file) as opened:
-            mode = {"1": "L", "P": "RGB"}.get(opened.mode, opened.mode)
-            transparent = "transparency" in opened.info
-            values = np.asarray(opened.convert(mode) if mode in ("L", "RGB") else opened)
+        # Only these formats: Pillow knows others by their content, some of which start other programs.
+        with Image.open(file, formats=("PNG", "JPEG")) as opened:
+            return picture_values(opened, str(file))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
+        if isinstance(problem, checks.InputError):
+            raise
         raise checks.InputError(f"`{file}` must be an image, got a damaged file ({problem})") from None
-    checks.require(mode in ("L", "RGB") and not transparent, str(file),
-                   "be grey or RGB with 8 bits and no transparency", "transparency" if transparent else mode)
-    return values.astype(np.uint8).reshape(*values.shape[:2], -1).transpose(2, 0, 1)
 
 
 def read_npz(path: Path, split: str) -> Dataset:
@@ -112,14 +115,13 @@ def read_npz(path: Path, split: str) -> Dataset:
 def _read_arrays(path: Path, split: str) -> tuple[list[str], dict[str, NDArray[Any]]]:
     """The names in the file, and its arrays except the images of other splits."""
     try:
-        with path.open("rb") as raw:  # numpy would leave a damaged file open
-            file = np.load(raw, allow_pickle=False)
-            if isinstance(file, np.ndarray):
-                raise ValueError("a single array")
-            return file.files, {name: file[name] for name in file.files
-                                if not name.endswith("_images") or name == f"{split}_images"}
-    except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as problem:
-        raise checks.InputError(f"`{path}` must be an .npz file of plain arrays, got {problem}") from None
+        with zipfile.ZipFile(path) as file:
+            names = [name.removesuffix(".npy") for name in file.namelist() if name.endswith(".npy")]
+            return names, {name: limits.read_array(file, name) for name in names
+                           if not name.endswith("_images") or name == f"{split}_images"}
+    except (OSError, EOFError, ValueError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as problem:
+        reason = "too little memory" if isinstance(problem, MemoryError) else problem
+        raise checks.InputError(f"`{path}` must be an .npz file of plain arrays, got {reason}") from None
 
 
 def _class_names(arrays: dict[str, NDArray[Any]], path: Path) -> tuple[str, ...]:
@@ -130,4 +132,4 @@ def _class_names(arrays: dict[str, NDArray[Any]], path: Path) -> tuple[str, ...]
         return tuple(names.tolist())
     greatest = max((int(values.max()) for name, values in arrays.items()
                     if (name == "labels" or name.endswith("_labels")) and values.size), default=-1)
-    return tuple(str(number) for number in range(greatest + 1))
+    return limits.numbered_classes(greatest + 1, f"labels in {path}")

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from equipoise.attacks import Apgd, Attack, Square, Suite, TargetedApgd, straight_through
 from equipoise.core import checks
-from equipoise.core.modes import inference
 from equipoise.mixing import AlphaPenalty, GatedClassifier, MixedClassifier
+from equipoise.models import check_forward
 
 KINDS = {"surrogate": "adaptive", "through": "adaptive-through"}  # with their names in rows
 BOTH_SIDES: tuple[Attack, ...] = (Apgd(loss="ce", steps=30), Apgd(loss="dlr", steps=30),
@@ -82,12 +81,8 @@ class HardLabelWrapper(nn.Module):
         return 2 * nn.functional.one_hot(self.model(x).long(), self.num_classes).to(x.dtype) - 1
 
 
-def with_logits(model: nn.Module, num_classes: int, image_shape: tuple[int, int, int],
-                device: torch.device | str = "cpu") -> nn.Module:
-    """The model itself, or a :class:`HardLabelWrapper` if it returns classes."""
-    try:
-        with inference(model), torch.no_grad():
-            output = model.to(device)(torch.zeros(1, *image_shape, device=device))
-    except Exception:  # an incompatible model is reported where it is evaluated
-        return model
-    return HardLabelWrapper(model, num_classes) if isinstance(output, Tensor) and output.dim() == 1 else model
+def with_logits(name: str, model: nn.Module, num_classes: int, image: Tensor) -> nn.Module:
+    """The model itself, or a :class:`HardLabelWrapper` if it returns classes for the image (1, C, H, W)."""
+    output = check_forward(name, model.to(image.device), image)
+    is_class = output.dim() == 1 and not output.is_floating_point()
+    return HardLabelWrapper(model, num_classes) if is_class else model

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.attacks import Attack, BatchAttack, attack_dataset, make_attack
-from equipoise.core import format, memory, rng, stats
-from equipoise.core.device import full_precision, resolve
+from equipoise.core import checks, format, memory, rng, stats
+from equipoise.core.device import check_precision, full_precision, move, resolve
 from equipoise.core.modes import inference
 from equipoise.core.threat import Threat
 from equipoise.data import as_dataset, pixels
+from equipoise.evaluation.job import MODULE, check_common
+from equipoise.models import check_forward, name_failing_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,7 @@ class AttackedImages:
                 f"under attack, {self.threat}")
 
 
+@name_failing_model
 def attack(model: nn.Module, data: Any, *, threat: Threat, attack: str | Attack = "pgd", device: str = "auto",
            batch_size: int = 128, precision: str = "auto", seed: int = 0, **settings: Any) -> AttackedImages:
     """Attack a model on images, as :func:`~equipoise.evaluation.evaluate` does, and return the attacked images.
@@ -46,10 +49,19 @@ def attack(model: nn.Module, data: Any, *, threat: Threat, attack: str | Attack 
     [0, 1]. The batch size is halved when memory runs out. `precision` (auto, fp32 or bf16) is that of the search:
     success is decided in full precision. `settings` are those of an attack given by name, such as `steps=50`.
     """
+    checks.instance("model", model, nn.Module, MODULE)
+    check_common(checks.instance("threat", threat, Threat, "be a Threat"), device=device)
+    checks.instance("attack", attack, (str, Attack), "be the name of an attack or an Attack")
+    checks.require(isinstance(attack, str) or not settings, "settings", "be left out beside an attack object, which "
+                   "has its own", sorted(settings))
+    checks.whole("batch_size", batch_size, least=1)
+    checks.seed(seed)
     chosen = make_attack(attack, **settings) if isinstance(attack, str) else attack
     name = attack if isinstance(attack, str) else chosen.name
     where, images = resolve(device), as_dataset(data)
-    model = model.to(where)
+    check_precision(precision, where)
+    model = move(model, where)
+    check_forward("model", model, pixels(images.images[:1].to(where)))
     if not isinstance(chosen, BatchAttack):
         state = attack_dataset(chosen, model, images, threat=threat, seed=seed, precision=precision,
                                batch_size=batch_size, device=where, keep_images=True, title=name)

@@ -24,9 +24,10 @@ from equipoise.evaluation import certificates
 from equipoise.evaluation.certificate_checks import CertificateAttack, Diagnosis
 from equipoise.evaluation.certificates import CertificationConditions, CertificationJob, CleanTarget, other_images
 from equipoise.evaluation.evaluator import Models, RunResults, load_models, load_one, run_folder
-from equipoise.evaluation.job import check_model, images_for
-from equipoise.models import LoadOptions, identity
+from equipoise.evaluation.job import MODEL, check_common, check_model, check_models, images_for
+from equipoise.models import LoadOptions, identity, name_failing_model
 
+_MOST_SIGMAS = 100
 _COMPILE_FROM = 3_000_000  # samples: fewer are drawn in less time than compilation takes
 
 
@@ -81,6 +82,7 @@ class Certification(RunResults):
         return f"{text}\n\n{_selection_text(self.summary)}" if self.summary.selected_alphas else text
 
 
+@name_failing_model
 def certify(models: Models, data: Any, *, sigma: float | str | Sequence[float], accurate: str | nn.Module | None = None,
             selection_images: Any = None, out: Path | str | None = None, device: str = "auto",
             load_options: LoadOptions | None = None, command: str | None = None, **settings: Any) -> Certification:
@@ -96,9 +98,10 @@ def certify(models: Models, data: Any, *, sigma: float | str | Sequence[float], 
         selection_images: for `clean`, images to select alpha on; those in `data` are left out.
         settings: fields of :class:`CertificationSettings`.
     """
-    if isinstance(sigma, str):
-        sigma = [checks.fraction("sigma", part) for part in sigma.split(",")]
-    sigmas = [sigma] if isinstance(sigma, int | float) else list(sigma)
+    check_models(models)
+    check_common(None, out, device, load_options, command)
+    checks.optional("accurate", accurate, (str, nn.Module), MODEL)
+    sigmas = checks.fractions("sigma", sigma, most=_MOST_SIGMAS)
     options: CertificationSettings = split({"sigma": ",".join(map(str, sigmas)), **settings}, CertificationSettings)[0]
     checks.require((accurate is None) == (options.alpha is None and options.clean is None), "alpha",
                    "be given together with `accurate`, or `clean` in its place", options.alpha)
@@ -138,9 +141,12 @@ def run_certification(
         check_model(job.name, job.model.to(conditions.device), data, conditions.device)
         if job.accurate is not None:
             check_model("accurate", job.accurate.to(conditions.device), data, conditions.device)
-    run = Run(out, _identity(jobs, data, conditions, target), {**conditions.environment(), **(settings or {})})
+    labels = {**(target.images.labels_by_index() if target is not None else {}), **data.labels_by_index()}
+    run = Run(out, _identity(jobs, data, conditions, target), {**conditions.environment(), **(settings or {})},
+              labels=labels)
     if target is not None:
         jobs = target.select(jobs, run, conditions)
+    run.note_resumed([job.key(index) for job in jobs for index in data.index.tolist()])
     for job in jobs:
         certificates.certify_images(job, data, run, conditions)
     rows, plan = run.finish(), jobs[0].plan

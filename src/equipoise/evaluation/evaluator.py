@@ -17,20 +17,20 @@ from torch import nn
 from equipoise.attacks import ATTACKS, Attack, Clean, make_attack
 from equipoise.core import aggregation, checks, format, parallel
 from equipoise.core.device import PRECISIONS, resolve
-from equipoise.core.records import Run
+from equipoise.core.records import Run, nothing_left_on_refusal
 from equipoise.core.results import Cost, Result, Summary
 from equipoise.core.rows import Row
 from equipoise.core.settings import Settings, setting, split
 from equipoise.core.threat import Threat
-from equipoise.data import Dataset
+from equipoise.data import Dataset, pixels
 from equipoise.evaluation.adaptive import KINDS, adaptive_attacks, with_logits
 from equipoise.evaluation.cost import costs
-from equipoise.evaluation.job import Conditions, Job, images_for, open_run
+from equipoise.evaluation.job import MODEL, Conditions, Job, check_common, check_models, images_for, open_run
 from equipoise.evaluation.lipschitz_estimates import estimate_lipschitz
 from equipoise.evaluation.measure import measure, remove_stage_logs
 from equipoise.evaluation.sanity_checks import check_jobs
 from equipoise.mixing import MixedClassifier, load_model
-from equipoise.models import LoadOptions, reference_of
+from equipoise.models import LoadOptions, name_failing_model, reference_of
 
 SOURCES = {"std": "accurate", "rob": "robust", "mix": None}
 Models = str | nn.Module | Sequence[str | nn.Module] | Mapping[str, str | nn.Module]
@@ -42,7 +42,7 @@ class EvaluationSettings(Settings):
 
     attack: str = setting("pgd", f"Attack: {', '.join(ATTACKS.builtin)}, or one that an installed package adds.")
     steps: int | None = setting(None, "Gradient steps of the attack.", least=1)
-    restarts: int | None = setting(None, "Random starts per image.", least=1)
+    restarts: int | None = setting(None, "Random starts per image.", least=1, most=1000)
     source: str = setting("mix", "Model that gives the gradients of an attack on a mixture: std (the accurate base), "
                                  "rob (the robust base) or mix.", among=SOURCES)
     adaptive: str = setting("surrogate", "Further attacks on a mixture that hides its gradients: surrogate, through, "
@@ -61,7 +61,7 @@ class EvaluationSettings(Settings):
 
     def adaptive_kinds(self) -> list[str]:
         """The kinds of adaptive attacks."""
-        return [] if self.adaptive == "none" else self.adaptive.split(",")
+        return [] if self.adaptive == "none" else list(dict.fromkeys(self.adaptive.split(",")))
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ class Evaluation(RunResults):
         return f"{text}\n\n{_estimate_table(self.lipschitz, self.threat)}" if self.lipschitz else text
 
 
+@name_failing_model
 def evaluate(models: Models, data: Any, *, threat: Threat, attack: str | Attack = "pgd", out: Path | str | None = None,
              device: str | torch.device = "auto", load_options: LoadOptions | None = None,
              stand_in: str | nn.Module | None = None, command: str | None = None, **settings: Any) -> Evaluation:
@@ -119,6 +120,10 @@ def evaluate(models: Models, data: Any, *, threat: Threat, attack: str | Attack 
         command: recorded in `run.toml`.
         settings: fields of :class:`EvaluationSettings`.
     """
+    check_models(models)
+    check_common(checks.instance("threat", threat, Threat, "be a Threat"), out, device, load_options, command)
+    checks.optional("stand_in", stand_in, (str, nn.Module), MODEL)
+    checks.instance("attack", attack, (str, Attack), "be the name of an attack or an Attack")
     attack_name = attack if isinstance(attack, str) else attack.name
     options: EvaluationSettings = split({"attack": attack_name, **settings}, EvaluationSettings)[0]
     if isinstance(attack, str):
@@ -153,6 +158,7 @@ def run_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: Ru
     of the :class:`~equipoise.core.results.Summary`.
     """
     start = time.monotonic() if start_time is None else start_time
+    run.note_resumed([job.key(index) for job in jobs for index in data.index.tolist()])
     for job in jobs:
         measure(job, data, run, conditions)
     rows = run.finish()
@@ -189,8 +195,9 @@ class _Plan:
         accurate, robust, mixed = (f"{prefix}{side}" for side in ("accurate", "robust", "mixed"))
         self.pairs += [(mixed, robust), (mixed, accurate)]
         self.mixtures[mixed], self.robust[robust] = model, model.robust
+        image = pixels(self.data.images[:1].to(self.device))
         for name, base in ((accurate, model.accurate), (robust, model.robust)):
-            with_scores = with_logits(base, self.data.num_classes, self.data.image_shape, self.device)
+            with_scores = with_logits(name, base, self.data.num_classes, image)
             # A model that returns classes has no gradients: they come from a stand-in or from the robust model.
             surrogate = None if with_scores is base else self.stand_in or model.robust
             self._add_jobs(name, with_scores, {self.attack_name: replace(self.attack, surrogate=surrogate)})
@@ -230,10 +237,6 @@ def load_models(given: Models, options: LoadOptions) -> dict[str, nn.Module]:
             name = model if isinstance(model, str) else reference_of(model)
             named[name or ("model" if len(listed) == 1 else f"model {number}")] = model
         checks.require(len(named) == len(listed), "models", "be different", [str(name) for name in named])
-    checks.require(len(named) > 0, "models", "name at least one model", [])
-    for name, model in named.items():
-        checks.require(isinstance(model, str | nn.Module), name, "be a torch module or a model reference",
-                       type(model).__name__)
     return {name: load_one(model, options) for name, model in named.items()}
 
 
@@ -244,9 +247,10 @@ def load_one(model: str | nn.Module, options: LoadOptions) -> nn.Module:
 
 @contextmanager
 def run_folder(out: Path | str | None) -> Iterator[str]:
-    """The run folder, or a temporary one, which all processes share."""
+    """The run folder, which a refusal does not leave behind, or a temporary one, which all processes share."""
     if out is not None:
-        yield str(out)
+        with nothing_left_on_refusal(out):
+            yield str(out)
         return
     with tempfile.TemporaryDirectory() as own:
         yield parallel.gather(own)[0]

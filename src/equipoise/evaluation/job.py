@@ -50,7 +50,7 @@ class Conditions:
 
     def __post_init__(self) -> None:
         checks.require(isinstance(self.threat, Threat), "threat", "be a Threat", self.threat)
-        checks.whole("seed", self.seed)
+        checks.seed(self.seed)
         checks.whole("batch_size", self.batch_size, least=1)
         device.check_precision(self.precision, self.device)
 
@@ -67,7 +67,35 @@ def open_run(folder: Path | str, jobs: Sequence[Job], data: Dataset, conditions:
     checks.require(distinct == len(data), "images", "have an index each", f"{len(data)} images with {distinct} indices")
     for name, model in {job.name: job.model for job in jobs}.items():
         check_model(name, model.to(conditions.device), data, conditions.device)
-    return Run(folder, identity(jobs, data, conditions), {**conditions.environment(), **(settings or {})})
+    return Run(folder, identity(jobs, data, conditions), {**conditions.environment(), **(settings or {})},
+               labels=data.labels_by_index())
+
+
+MODULE = "be a torch module"
+MODEL = f"{MODULE} or a model reference"
+
+
+def check_common(threat: Any = None, out: Any = None, device: Any = "auto", load_options: Any = None,
+                 command: Any = None) -> None:
+    """Check the types of arguments that several public functions share; None is "not given"."""
+    checks.optional("threat", threat, Threat, "be a Threat")
+    checks.path("out", out)
+    checks.instance("device", device, (str, torch.device), "be auto, cpu or cuda")
+    checks.optional("load_options", load_options, models.LoadOptions, "be LoadOptions")
+    checks.optional("command", command, str, "be text")
+
+
+def check_models(given: Any) -> None:
+    """A model or several: modules, references, or a mapping from names to either."""
+    checks.instance("models", given, (str, nn.Module, Mapping, list, tuple), "be a model, several, or a mapping from "
+                    "names to models")
+    named = given if isinstance(given, Mapping) else dict(enumerate([given] if isinstance(given, str | nn.Module)
+                                                                     else given))
+    checks.require(len(named) > 0, "models", "name at least one model", [])
+    for name, model in named.items():
+        if isinstance(given, Mapping):
+            checks.instance("models", name, str, "have text as names")
+        checks.instance(name if isinstance(name, str) else "models", model, (str, nn.Module), MODEL)
 
 
 def images_for(data: Any, given: Any) -> Dataset:
@@ -86,7 +114,7 @@ def images_for(data: Any, given: Any) -> Dataset:
 def check_model(name: str, model: nn.Module, data: Dataset, device: torch.device) -> None:
     """Run one image through a model, so that an incompatible one is one sentence now and not a traceback later."""
     output = models.check_forward(name, model, pixels(data.images[:1].to(device)))
-    logits = checks.logits(output, 1, name=f"logits of {name}")
+    logits = checks.logits(output, len(output), name=f"logits of {name}")
     checks.require(logits.shape[1] == data.num_classes, name,
                    f"have as many classes as {data.name}, {data.num_classes}", logits.shape[1])
 

@@ -37,7 +37,7 @@ def estimate_lipschitz(named: Mapping[str, nn.Module], data: Dataset, conditions
     identity = {"command": "estimate", "seed": conditions.seed, "precision": conditions.precision,
                 "models": {name: models.identity(model) for name, model in named.items()},
                 "threat": conditions.threat.to_dict(), "data": data.describe()}
-    run = Run(Path(out) / "estimate", identity, conditions.environment())
+    run = Run(Path(out) / "estimate", identity, conditions.environment(), labels=data.labels_by_index())
     for name, model in named.items():
         _measure(name, model.to(conditions.device), data, conditions, run)
     rows = run.finish()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.attacks import AttackState, BatchAttack, SearchResult, attack_dataset
-from equipoise.core import checks, device, files, losses, memory, parallel, progress, rng
+from equipoise.core import checks, config, device, files, losses, memory, parallel, progress, rng, serialize
 from equipoise.core.modes import inference
 from equipoise.core.records import Run
 from equipoise.core.rows import AttackRow, Row, RowKey
+from equipoise.core.serialize import Count
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation.job import Conditions, Job
 
@@ -80,7 +82,7 @@ def _attack_batch(job: Job, batch: Dataset, conditions: Conditions,
     x_adv = job.attack(job.model, x, y, threat=conditions.threat, stream=stream, precision=conditions.precision)
     # Attacks may be found in reduced precision; success is decided in full precision.
     with inference(job.model), torch.no_grad(), device.full_precision(conditions.device):
-        logits = checks.logits(job.model(x_adv), len(x)).float()
+        logits = checks.logits(job.model(x_adv), len(x), f"logits of {job.name}").float()
         extra = {} if record_extra is None else record_extra(job.model, x_adv, y)
     checks.labels(y, logits.shape[1])
     predicted, margin = logits.argmax(dim=1), losses.probability_margin(logits, y)
@@ -132,11 +134,23 @@ def _decided_rows(job: Job, data: Dataset, state: AttackState, rows: Tensor) -> 
     return _attack_rows(job, images.index.tolist(), columns)
 
 
+@dataclass(frozen=True)
+class _StageEntry:
+    """One line of a stage log."""
+
+    job: tuple[Any, ...]
+    index: tuple[Count, ...]
+    next_stage: tuple[Count, ...]
+    predicted: tuple[Count, ...]
+    margin: tuple[float, ...]
+
+
 class _StageLog:
     """What the finished stages found about images that are not decided yet, one file per process."""
 
     def __init__(self, folder: Path, rank: int, job: Job) -> None:
         self.folder, self.path, self.job = folder, folder / f"{rank}.jsonl", [job.name, job.attack_name, job.alpha]
+        self.stages = len(job.attack.stages())
         if self.path.exists():
             files.remove_incomplete_line(self.path)
 
@@ -150,20 +164,24 @@ class _StageLog:
         """By image: the next stage, predicted class and margin; an incomplete line of another process is skipped."""
         known: dict[int, tuple[int, int, float]] = {}
         for path in sorted(self.folder.glob("*.jsonl")):
-            for line in path.read_text(encoding="utf-8").splitlines():
-                try:
-                    entry = json.loads(line)
-                except json.JSONDecodeError:
+            lines = config.read_text(path).splitlines(keepends=True)
+            for number, line in enumerate(lines, start=1):
+                if number == len(lines) and not line.endswith("\n"):
                     continue
-                if entry["job"] == self.job:
-                    for index, *values in zip(entry["index"], entry["next_stage"], entry["predicted"], entry["margin"],
-                                              strict=True):
-                        if index not in known or values[0] > known[index][0]:
-                            known[index] = (values[0], values[1], values[2])
+                where = f"{path}, line {number},"
+                entry = serialize.from_plain(_StageEntry, config.parse_json(line, where), where)
+                if list(entry.job) != self.job:
+                    continue
+                columns = (entry.next_stage, entry.predicted, entry.margin)
+                checks.require({len(column) for column in columns} == {len(entry.index)} and max(
+                    entry.next_stage, default=0) <= self.stages, where, f"be about the {self.stages} stages", line)
+                for index, *values in zip(entry.index, *columns, strict=True):
+                    if index not in known or values[0] > known[index][0]:
+                        known[index] = (int(values[0]), int(values[1]), values[2])
         return known
 
 
 def remove_stage_logs(run: Run) -> None:
     """Remove the logs of unfinished stages from a finished run."""
-    if run.world.is_leader:
-        shutil.rmtree(run.folder / STAGES, ignore_errors=True)
+    if run.world.is_leader and (run.folder / STAGES).exists():
+        shutil.rmtree(run.folder / STAGES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from equipoise import models
 from equipoise.attacks import Attack, Square, margin_suite, minimum_margin
-from equipoise.core import checks, files, memory, progress, rng
+from equipoise.core import arrays, checks, files, memory, progress, rng
 from equipoise.core.checks import InputError
 from equipoise.core.modes import inference
 from equipoise.core.threat import Threat
@@ -75,6 +74,24 @@ class CachedLogits:
         half = len(order) // 2
         return self.take(order[:half].sort().values), self.take(order[half:].sort().values)
 
+    def check(self, data: Dataset) -> None:
+        """Refuse logits of other images, or arrays of another shape or type."""
+        (n, classes), points = (len(data), data.num_classes), len(self.attacked)
+        shapes = {"clean": (n, classes), "attacked": (points, n, classes), "labels": (n,), "index": (n,),
+                  "accurate": (n,), "accurate_attacked": (points, n), "accurate_logits": (n, classes)}
+        for name, value in self.tensors().items():
+            is_float = name in ("clean", "attacked", "accurate_logits")
+            checks.require(value.shape == shapes[name], name, f"have shape {shapes[name]}", tuple(value.shape))
+            right = value.is_floating_point() if is_float else value.dtype == torch.int64
+            checks.require(right, name, f"be {'floating point' if is_float else 'int64'}", str(value.dtype))
+            checks.require(not is_float or not bool(value.isnan().any()), name, "not contain NaN", "NaN")
+        same = torch.equal(self.labels, data.labels) and torch.equal(self.index, data.index)
+        checks.require(same, "labels and index", "be those of the images", "others")
+        for name, least in (("accurate", 0), ("accurate_attacked", ANY_CLASS)):
+            value = getattr(self, name)
+            in_range = bool(((value >= least) & (value < classes)).all())
+            checks.require(in_range, name, f"lie in {least}..{classes - 1}", "other classes")
+
     def checked(self) -> CachedLogits:
         """These logits, or an InputError if no mixture can be fitted on them."""
         checks.labels(self.labels, self.clean.shape[1], len(self))
@@ -87,23 +104,26 @@ class CachedLogits:
         return self
 
 
-def load_logits(folder: Path) -> CachedLogits | None:
-    """The logits that an interrupted fit in this run folder saved after its attack, if there are any."""
+def load_logits(folder: Path, data: Dataset) -> CachedLogits | None:
+    """The logits of `data` that an interrupted fit in this run folder saved after its attack, if there are any."""
     path = folder / FILE
     if not path.exists():
         return None
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return CachedLogits(**{name: torch.from_numpy(arrays[name]) for name in arrays.files})
-    except (OSError, ValueError, TypeError):
-        raise InputError(f"{path} must hold the logits of this fit; remove it to compute them again") from None
+        logits = CachedLogits(**{name: torch.from_numpy(array) for name, array in arrays.read_npz(path).items()})
+        logits.check(data)
+    except (ValueError, TypeError) as error:  # also an InputError
+        reason = error if isinstance(error, InputError) else type(error).__name__
+        raise InputError(f"{path} must hold the logits of this fit ({reason}); remove it to compute them again"
+                         ) from None
+    progress.note(f"resuming after the attack on {len(logits)} images")
+    return logits
 
 
 def save_logits(folder: Path, logits: CachedLogits) -> None:
     """Write the logits to a run folder."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **{name: value.numpy() for name, value in logits.tensors().items()})
-    files.write_atomic(folder / FILE, buffer.getvalue())
+    with files.atomic_writer(folder / FILE) as file:
+        np.savez_compressed(file, **{name: value.numpy() for name, value in logits.tensors().items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +150,7 @@ class MarginAttack:
         for name, model, dims, expected in (("robust", self.robust, (2,), "logits (B, K)"),
                                             ("accurate", self.accurate, (1, 2), "logits (B, K) or classes (B,)")):
             output = models.check_forward(name, model.to(self.device), image)
-            checks.require(output.dim() in dims and len(output) == 1, name, f"output {expected}",
-                           f"shape {tuple(output.shape)} for one image")
+            checks.require(output.dim() in dims, name, f"output {expected}", f"shape {tuple(output.shape)}")
 
     def has_gradients(self) -> bool:
         """Whether the logits of h depend differentiably on the image."""

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 from equipoise import models
-from equipoise.core import aggregation, arrays, checks, format, serialize
+from equipoise.core import aggregation, arrays, checks, files, format, parallel, serialize
 from equipoise.core.device import resolve
-from equipoise.core.records import Run
+from equipoise.core.records import Run, nothing_left_on_refusal
 from equipoise.core.results import FitSummary, SelectionSummary, Summary, read_summary
 from equipoise.core.settings import split
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset
 from equipoise.evaluation import Conditions
 from equipoise.evaluation.cost import costs
-from equipoise.evaluation.job import images_for
+from equipoise.evaluation.job import MODEL, check_common, images_for
 from equipoise.fitting import artifacts
 from equipoise.fitting.cached_logits import MarginAttack
 from equipoise.fitting.gated import select_range
@@ -93,6 +93,7 @@ class Fit:
         return format.render(table)
 
 
+@models.name_failing_model
 def fit(accurate: str | nn.Module, robust: str | nn.Module, data: Any, *, threat: Threat,
         lose_at_most: float | None = None, beta: float | None = None, alpha: float | None = None,
         gate: Path | str | None = None, out: Path | str | None = None, device: str | torch.device = "auto",
@@ -116,17 +117,25 @@ def fit(accurate: str | nn.Module, robust: str | nn.Module, data: Any, *, threat
         command: recorded in `run.toml`.
         settings: further fields of :class:`FitSettings`.
     """
+    parallel.require_one_process("fit")
+    for side, base in zip(SIDES, (accurate, robust), strict=True):
+        checks.instance(side, base, (str, nn.Module), MODEL)
+    check_common(checks.instance("threat", threat, Threat, "be a Threat"), out, device, load_options, command)
+    checks.path("gate", gate)
     target = {"lose_at_most": lose_at_most, "beta": beta, "alpha": alpha, "gate": None if gate is None else str(gate)}
     options: FitSettings = split({**target, **settings}, FitSettings)[0]
     folder, load_options = None if out is None else Path(out), load_options or LoadOptions()
     if alpha is not None:
-        return _mix_plainly(*_load_bases(accurate, robust, load_options, folder), alpha, folder)
+        with nothing_left_on_refusal(folder):
+            return _mix_plainly(*_load_bases(accurate, robust, load_options, folder), alpha, folder)
     images = images_for(data, robust)
     load_options = replace(load_options, num_classes=images.num_classes, image_shape=images.image_shape)
     bases = _load_bases(accurate, robust, load_options, folder)
     conditions = Conditions(threat, resolve(device), options.seed, options.batch_size)
-    task = _Task(*bases, images, options, conditions, command)
-    return task.fit_map(folder) if gate is None else task.fit_gate(Path(gate), folder)
+    like = _map_of(options.like, LoadOptions(allow_code=load_options.allow_code))
+    task = _Task(*bases, images, options, conditions, command, like)
+    with nothing_left_on_refusal(folder):
+        return task.fit_map(folder) if gate is None else task.fit_gate(Path(gate), folder)
 
 
 def _load_bases(accurate: str | nn.Module, robust: str | nn.Module, options: LoadOptions,
@@ -157,11 +166,18 @@ def _mix_plainly(accurate: nn.Module, robust: nn.Module, alpha: float, out: Path
         checks.require(not out.exists() or out.is_dir(), "out", "be a folder", str(out))
         same = (out / NAME).exists() and models.identity(
             load_mixture(out, bases=(accurate, robust))) == models.identity(mixture)
-        checks.require(same or not out.exists() or not any(out.iterdir()), "out",
+        checks.require(same or not out.exists() or _is_unfinished(out, mixture), "out",
                        "be a new folder or hold the same mixture", str(out))
         out.mkdir(parents=True, exist_ok=True)
         _save(out, mixture)
     return Fit(mixture)
+
+
+def _is_unfinished(folder: Path, mixture: MixedClassifier) -> bool:
+    """Whether a folder is empty, or holds only what :func:`_save` writes first, by an interrupted call."""
+    saved = {f"{side}.safetensors": getattr(mixture, side) for side in SIDES}
+    return all(name in saved and models.weights_digest(checkpoint.load(folder / name)) == models.weights_digest(
+        saved[name]) for name in files.names(folder))
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +190,7 @@ class _Task:
     settings: FitSettings
     conditions: Conditions
     command: str | None
+    like: LogitMap | None  # the map of another mixture
 
     def __post_init__(self) -> None:
         different = models.identity(self.accurate) != models.identity(self.robust) or not list(self.robust.parameters())
@@ -185,28 +202,30 @@ class _Task:
         return MarginAttack(self.accurate, self.robust, self.data, self.conditions.threat, self.conditions.device,
                             self.settings)
 
-    def open_run(self, out: Path, like: LogitMap | None, gate: Gate | None = None) -> Run:
+    def open_run(self, out: Path, gate: Gate | None = None) -> Run:
         """Open the run folder of this fit, new or to be resumed."""
         target, bases = self.settings.target(), {"accurate": self.accurate, "robust": self.robust}
         search = {name: getattr(self.settings, name) for name in ("objective", "clamp", "rule", "against", "rounds")}
+        search["like"] = None if self.like is None else self.like.describe()
         identity = {
             "command": "fit", "version": 1, "seed": self.settings.seed, "threat": self.conditions.threat.to_dict(),
             "target": {"share": target.share, "of": "robust images" if target.of_robust else "all images"},
-            "search": {**search, "like": None if like is None else like.describe()}, "attack": self.attack.describe(),
+            "search": search, "attack": self.attack.describe(),
             "models": {side: models.identity(base) for side, base in bases.items()}, "data": self.data.describe(),
             "gate": None if gate is None else models.identity(gate)}
         references = [models.reference_of(base) or type(base).__name__ for base in bases.values()]
-        return Run(out, identity, {**self.conditions.environment(), "references": references, "command": self.command})
+        return Run(out, identity, {**self.conditions.environment(), "references": references, "command": self.command},
+                   labels=self.data.labels_by_index())
 
     def fit_map(self, out: Path | None) -> Fit:
         """Fit a map and its threshold."""
-        start, like = time.monotonic(), _map_of(self.settings.like)
+        start = time.monotonic()
         if out is None:
-            fitted = fit_mixture(self.attack, self.settings.target(), like=like)
+            fitted = fit_mixture(self.attack, self.settings.target(), like=self.like)
             return Fit(fitted.mixture, fitted.summary)
-        run = self.open_run(out, like)
+        run = self.open_run(out)
         if not (out / "summary.json").exists():
-            fitted = fit_mixture(self.attack, self.settings.target(), out, like)
+            fitted = fit_mixture(self.attack, self.settings.target(), out, self.like)
             run.append(artifacts.rows(fitted))
             arrays.save(out, artifacts.arrays(fitted))
             cost = costs(fitted.mixture, self.data, self.conditions.device, self.settings.batch_size)
@@ -217,7 +236,7 @@ class _Task:
         """Fit a map, put the gate over it (over plain mixing where no map helps), and select its range."""
         start = time.monotonic()
         network = load_gate(gate / GATE if gate.is_dir() else gate, self.accurate, self.robust)
-        run = None if out is None else self.open_run(out, _map_of(self.settings.like), network)
+        run = None if out is None else self.open_run(out, network)
         base = self.fit_map(None if out is None else out / "map")
         if out is None or not (out / "summary.json").exists():
             model = GatedClassifier(self.accurate, self.robust, network).to(self.conditions.device).eval()
@@ -243,11 +262,11 @@ class _Task:
         return load_mixture(folder, bases=(self.accurate, self.robust)).to(self.conditions.device)
 
 
-def _map_of(reference: str | None) -> LogitMap | None:
+def _map_of(reference: str | None, options: LoadOptions) -> LogitMap | None:
     """The map of a mixture given by reference."""
     if reference is None:
         return None
-    mixture = load_model(reference)
+    mixture = load_model(reference, options)
     logit_map = mixture.logit_map if isinstance(mixture, MixedClassifier) else None
     checks.require(logit_map is not None, "like", "name a mixture with a map", reference)
     return logit_map

@@ -140,7 +140,7 @@ def fit_mixture(attack: MarginAttack, target: Target, folder: Path | None = None
     if not attack.settings.gradient_free and not attack.has_gradients():
         notes.append("the robust model has no gradients: its margins were attacked by random search (Square)")
         attack = replace(attack, settings=replace(attack.settings, gradient_free=True))
-    logits = None if folder is None else load_logits(folder)
+    logits = None if folder is None else load_logits(folder, attack.data)
     if logits is None:
         logits = _first_attack(attack)
         if folder is not None:

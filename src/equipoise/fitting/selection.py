@@ -77,7 +77,12 @@ class CandidateEvaluator:
             tensors = {name: getattr(logits, name).cpu().contiguous() for name in ("g", "h", "u")}
             checkpoint.write_safetensors(path, tensors, {"mixture": model.extra_repr()})
         stored = checkpoint.read_safetensors(path)[0]
-        g, h, u = (stored[name].to(self.conditions.device) for name in ("g", "h", "u"))
+        grid = (len(self.data), self.data.num_classes)
+        expected = {"g": grid, "h": grid, "u": grid[:1]}
+        checks.require({name: tuple(value.shape) for name, value in stored.items() if value.is_floating_point()}
+                       == expected, str(path), "hold the outputs on these images (remove it to compute them again)",
+                       sorted(stored))
+        g, h, u = (stored[name].to(self.conditions.device) for name in expected)
         return CandidateLogits(g, h, u, self.labels)
 
     def _outputs(self, model: MixedClassifier, images: Tensor | None) -> CandidateLogits:

@@ -30,10 +30,10 @@ class FitSettings(Settings):
                         among=("auto", "nuts", "switch"))
     against: str = setting("any", "Adversary of the promise: any (the accurate model may predict any class at attacked "
                            "points) or pair (an attack on both models at once).", among=("any", "pair"))
-    rounds: int = setting(1, "Attacks on the mapped model, each followed by a new search.", least=0)
+    rounds: int = setting(1, "Attacks on the mapped model, each followed by a new search.", least=0, most=1000)
     steps: int = setting(50, "Steps of the margin attack.", least=1)
-    targets: int = setting(9, "Target classes of the margin attack.", least=1)
-    pool: int = setting(3, "Attacked points kept per image and attack.", least=1)
+    targets: int = setting(9, "Target classes of the margin attack.", least=1, most=1000)
+    pool: int = setting(3, "Attacked points kept per image and attack.", least=1, most=1000)
     gradient_free: bool = setting(False, "Attack by random search.")
     like: str | None = setting(None, "A mixture whose map is reused; only the threshold is fitted.")
     batch_size: int = setting(128, "Images per batch; halved when memory runs out.", least=1)

@@ -98,7 +98,7 @@ class AdaptiveSmoothing(Described):
         """
         layers = dict(zip((id(self.rule.accurate), id(self.rule.oracle)), self.feature_layers, strict=True))
         g, h, trust, features = self.rule.sides_and_trust(
-            x, lambda base, at: feature_hooks.forward_with_features(base, layers[id(base)], at))
+            x, lambda base, at: feature_hooks.forward_with_features(base, layers[id(base)], at, keeper=self))
         beta = self.policy(*feature_hooks.join_features(features))
         used = beta if gate is None or own is None else torch.where(own, beta, gate.to(beta.dtype))
         return self.rule.combine(g, h, trust, used), beta

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.core import checks
+from equipoise.data.dataset import as_images
 from equipoise.mixing.formula import gate_of, mix
-from equipoise.mixing.logit_maps import LogitMap, at_least_float32, one_hot
+from equipoise.mixing.logit_maps import LogitMap, at_least_float32, one_hot, require_classes
 from equipoise.mixing.provenance import Frontier, Provenance, select_mixture
 from equipoise.mixing.surrogates import Hinges, Surrogate
 from equipoise.models.inspection import Described
@@ -33,6 +34,7 @@ class MixedClassifier(Described):
     """
 
     description: tuple[str, ...] = ("mixture", "alpha", "hard", "surrogate_alpha")
+    settings_buffers = ("gate",)
     gate: Tensor
 
     def __init__(
@@ -41,6 +43,12 @@ class MixedClassifier(Described):
         provenance: Provenance | None = None,
     ) -> None:
         super().__init__()
+        for side, base in (("accurate", accurate), ("robust", robust)):
+            checks.instance(side, base, nn.Module, "be a torch module")
+        checks.optional("logit_map", logit_map, LogitMap, "be a LogitMap")
+        checks.require(isinstance(hard, bool), "hard", "be true or false", hard)
+        checks.instance("frontier", frontier, tuple, "be a tuple of mixtures")
+        checks.optional("provenance", provenance, Provenance, "be a Provenance")
         self.register_buffer("gate", gate_of(float(checks.within("alpha", alpha, 0, 1))))
         self.accurate, self.robust, self.logit_map, self.hard = accurate, robust, logit_map, hard
         self.surrogate_alpha = checks.within("surrogate_alpha", surrogate_alpha, 0, 1)
@@ -64,28 +72,42 @@ class MixedClassifier(Described):
     def log_probabilities(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(B, K) log-probabilities of the accurate side, and of the robust one."""
         h = self.map_robust(self.robust(x))
-        return self._accurate_log_probabilities(x, h), h
+        return self._accurate_log_probabilities(self.accurate(x), h), h
 
     def alphas(self, x: Tensor) -> Tensor:
         """(B,) the weight of the robust side for every image: here the same for all."""
-        return torch.sigmoid(self.gate).to(x.dtype).expand(len(x))
+        return torch.sigmoid(self.gate).to(x.dtype).expand(x.shape[0])
 
     def map_robust(self, h: Tensor) -> Tensor:
         """(B, K) logits of h → log-probabilities, in fp32 at least: half precision would round margins to a tie."""
+        require_classes(h, f"logits of {self._name_of('robust')}")
         return F.log_softmax(at_least_float32(h) if self.logit_map is None else self.logit_map(h), dim=1)
 
-    def _accurate_log_probabilities(self, x: Tensor, h: Tensor) -> Tensor:
-        g = self.accurate(x)
-        checks.require(g.shape == h.shape or (self.hard and g.dim() == 1), "accurate and robust",
+    def _accurate_log_probabilities(self, g: Tensor, h: Tensor) -> Tensor:
+        """(B, K) from the logits (B, K) or classes (B,) of g, and the log-probabilities of the robust side."""
+        returns_classes = self.hard and g.dim() == 1
+        checks.require(g.shape == (h.shape[:1] if returns_classes else h.shape), "accurate and robust",
                        "have equal numbers of classes", (tuple(g.shape), tuple(h.shape)))
         if not self.hard:
             return F.log_softmax(at_least_float32(g), dim=1)
-        return one_hot(g.long() if g.dim() == 1 else g.argmax(dim=1), h.shape[1], h.dtype)
+        if not returns_classes:
+            return one_hot(g.argmax(dim=1), h.shape[1], h.dtype)
+        classes = g.long()
+        if g.device.type == "cpu" and not (torch._C._get_tracing_state() or torch.compiler.is_compiling()):
+            checks.labels(classes, h.shape[1], name=f"classes of {self._name_of('accurate')}")
+        # Elsewhere without waiting for the values: NaN, which everything that judges logits refuses.
+        valid = classes.clamp(0, h.shape[1] - 1)
+        return one_hot(valid, h.shape[1], h.dtype).masked_fill((valid != classes).unsqueeze(1), math.nan)
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
-        """(B,) classes, the same as `forward(x).argmax(1)`, with g run only on the images it can change."""
-        h = self.map_robust(self.robust(x))
+        """(B,) classes, the same as `forward(x).argmax(1)`, with g run only on the images it can change.
+
+        Bytes are converted to [0, 1]. Unlike `forward`, which never waits for a value, it refuses images outside of
+        [0, 1] and bases that return NaN or +inf.
+        """
+        x = as_images(x)
+        h = self.map_robust(checks.logits(self.robust(x), len(x), f"logits of {self._name_of('robust')}"))
         classes = h.argmax(dim=1)
         rows = self.needs_accurate(h).nonzero().squeeze(1)
         if len(rows):
@@ -94,7 +116,15 @@ class MixedClassifier(Described):
 
     def _predict_with_accurate(self, x: Tensor, h: Tensor) -> Tensor:
         """(B,) classes of the mixture, given the log-probabilities h of the robust side."""
-        return mix(self._accurate_log_probabilities(x, h), h, self.gate).argmax(dim=1)
+        g, name = self.accurate(x), self._name_of("accurate")
+        if self.hard and isinstance(g, Tensor) and g.dim() == 1:
+            checks.labels(g.long(), h.shape[1], len(x), f"classes of {name}")
+        else:
+            checks.logits(g, len(x), f"logits of {name}")
+        return mix(self._accurate_log_probabilities(g, h), h, self.gate).argmax(dim=1)
+
+    def _name_of(self, side: str) -> str:
+        return f"the {side} model {type(getattr(self, side)).__name__}"
 
     def needs_accurate(self, h: Tensor) -> Tensor:
         """(B,) where g can change the prediction: the margin of the robust side's log-probabilities is at most q."""

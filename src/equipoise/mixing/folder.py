@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from equipoise import models
+from equipoise import __version__, models
 from equipoise.core import checks, config, files
-from equipoise.core.serialize import from_plain, to_plain
+from equipoise.core.serialize import Share, from_plain, to_plain
 from equipoise.mixing.classifier import MixedClassifier
 from equipoise.mixing.gated import Gate, GatedClassifier
 from equipoise.mixing.logit_maps import LogitMap, LogitMapSettings
@@ -20,7 +21,7 @@ from equipoise.mixing.provenance import Frontier, Provenance
 from equipoise.models import LoadOptions, Normalized, checkpoint
 from equipoise.models.reference import ALIASES, remember_reference
 
-SCHEMA = 2
+SCHEMA = config.SCHEMAS[-1]
 NAME = "mixture.toml"
 GATE = "gate.safetensors"
 
@@ -38,17 +39,21 @@ class _GateSettings:
     shift: float
     logit_scales: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        checks.require(len(self.logit_scales) == 2, "logit_scales", "be two numbers", self.logit_scales)
+
 
 @dataclass(frozen=True)
 class _MixtureFile:
     """The content of `mixture.toml`."""
 
     schema: int
-    alpha: float
+    alpha: Share
     accurate: _Base
     robust: _Base
+    version: str | None = None  # of Equipoise
     hard: bool = False
-    surrogate_alpha: float = 0.9
+    surrogate_alpha: Share = 0.9
     frontier: Frontier = ()
     logit_map: LogitMapSettings | None = None
     gate: _GateSettings | None = None
@@ -57,6 +62,9 @@ class _MixtureFile:
 
 def save(path: Path | str, model: nn.Module, *, accurate: str | None = None, robust: str | None = None) -> None:
     """Save a mixture into a folder (see :func:`save_mixture`), or a model of the zoo as a `.safetensors` checkpoint."""
+    checks.path("path", checks.instance("path", path, (str, Path), "be a path"))
+    for side, reference in (("accurate", accurate), ("robust", robust)):
+        checks.optional(side, reference, str, "be a model reference")
     if isinstance(model, MixedClassifier):
         save_mixture(path, model, accurate=accurate, robust=robust)
         return
@@ -86,7 +94,8 @@ def save_mixture(folder: Path | str, mixture: MixedClassifier, *, accurate: str 
     if isinstance(mixture, GatedClassifier):
         gate = _GateSettings(mixture.alpha_range[1], mixture.scale, mixture.shift, mixture.logit_scales)
         save_gate(folder / GATE, mixture.network, mixture.accurate, mixture.robust)
-    content = _MixtureFile(SCHEMA, mixture.alpha, hard=mixture.hard, surrogate_alpha=mixture.surrogate_alpha, gate=gate,
+    content = _MixtureFile(SCHEMA, mixture.alpha, version=__version__, hard=mixture.hard, gate=gate,
+                           surrogate_alpha=mixture.surrogate_alpha,
                            logit_map=None if mixture.logit_map is None else mixture.logit_map.settings,
                            frontier=mixture.frontier, provenance=mixture.provenance, **bases)
     files.write_atomic(folder / NAME, config.dumps(to_plain(content)))
@@ -97,10 +106,12 @@ def load_model(reference: str | Path, options: LoadOptions | None = None, **sett
 
     Args:
         reference: `mixture:DIR` (or the bare folder), or one of :data:`equipoise.models.SCHEMES`.
-        options, settings: as for :func:`equipoise.models.load`; those of a mixture are used for both bases.
+        options, settings: as for :func:`equipoise.models.load`; those of a mixture are used for both bases. A base that
+            runs code, such as `python:MODULE:FACTORY` in a mixture folder, needs `allow_code=True`.
     """
-    checks.require(isinstance(reference, str | Path), "model", "be a reference or a path", type(reference).__name__)
-    reference = str(reference)
+    reference = str(checks.instance("model", reference, (str, Path), "be a reference or a path"))
+    checks.require("\0" not in reference, "model", "be a reference without null characters", reference)
+    checks.optional("options", options, LoadOptions, "be LoadOptions")
     scheme, colon, body = reference.partition(":")
     if (colon and scheme == "mixture") or (Path(reference) / NAME).exists():
         mixture = load_mixture(Path(body if scheme == "mixture" else reference), options, **settings)
@@ -116,26 +127,43 @@ def load_mixture(folder: Path, options: LoadOptions | None = None, *,
     """Load the mixture of a folder; `bases` are used instead of loading them, and must have the saved weights."""
     path = folder / NAME
     checks.require(path.exists(), "mixture", f"be a folder that holds {NAME}", str(folder))
-    table = config.read(path)
-    schema = table.get("schema")
-    checks.require(schema in (1, SCHEMA), "schema", f"be 1 or {SCHEMA} in {path}", schema)
-    content = from_plain(_MixtureFile, _upgrade(table) if schema == 1 else table, str(path))
+    content = _read(path)
     given = (None, None) if bases is None else bases
-    accurate = _load_base(path, "accurate", content.accurate, given[0], options, settings)
-    robust = _load_base(path, "robust", content.robust, given[1], options, settings)
+    sides = {"accurate": (content.accurate, given[0]), "robust": (content.robust, given[1])}
+    # Digests of weights are checked before any code runs.
+    order = sorted(sides, key=lambda side: models.runs_code(sides[side][0].reference))
+    loaded = {side: _load_base(path, side, *sides[side], options, settings) for side in order}
+    accurate, robust = loaded["accurate"], loaded["robust"]
+    gate = None if content.gate is None else load_gate(folder / GATE, accurate, robust)
+    try:
+        return _build(content, accurate, robust, gate).eval()
+    except checks.InputError as error:
+        raise checks.InputError(f"{error}, in {path}") from None
+
+
+def _build(content: _MixtureFile, accurate: nn.Module, robust: nn.Module, gate: Gate | None) -> MixedClassifier:
     shared: dict[str, Any] = {
         "logit_map": content.logit_map and LogitMap(**asdict(content.logit_map)), "hard": content.hard,
         "surrogate_alpha": content.surrogate_alpha, "provenance": content.provenance}
-    if content.gate is None:
-        return MixedClassifier(accurate, robust, content.alpha, frontier=content.frontier, **shared).eval()
-    gate = load_gate(folder / GATE, accurate, robust)
-    return GatedClassifier(accurate, robust, gate, alpha_min=content.alpha, **asdict(content.gate), **shared).eval()
+    if gate is None or content.gate is None:
+        return MixedClassifier(accurate, robust, content.alpha, frontier=content.frontier, **shared)
+    return GatedClassifier(accurate, robust, gate, alpha_min=content.alpha, **asdict(content.gate), **shared)
+
+
+def _read(path: Path) -> _MixtureFile:
+    table = config.read(path)
+    schema = config.check_schema(table, path)
+    try:
+        content = from_plain(_MixtureFile, _upgrade(table) if schema == 1 else table, str(path))
+    except (TypeError, AttributeError):  # from the conversion of an old file, whose values have any type
+        raise checks.InputError(f"{path} must be a mixture of schema 1, got values of other types") from None
+    return content
 
 
 def _load_base(path: Path, side: str, base: _Base, given: nn.Module | None, options: LoadOptions | None,
                settings: Mapping[str, Any]) -> nn.Module:
     reference = models.relocate(base.reference, lambda relative: str(path.parent / relative))
-    model = models.load(reference, options, **settings) if given is None else given
+    model = models.load(reference, options, folder=path.parent, **settings) if given is None else given
     if models.weights_digest(model) != base.digest:
         raise checks.InputError(f"the {side} base {reference} must be the one {path} was saved with, but its weights "
                                 "have changed")
@@ -174,11 +202,18 @@ def load_gate(path: Path | str, accurate: nn.Module, robust: nn.Module) -> Gate:
         digest = models.weights_digest(base)
         checks.require(digest == metadata[side], side, f"be the base that {path} was trained for, with weights "
                        f"{metadata[side][:12]}", digest[:12])
-    first, second = (tuple(names.split(",")) for names in metadata["feature_layers"].split(";"))
-    shallow, deep, width = map(int, metadata["shape"].split(","))
-    gate = Gate(((first[0], first[1]), (second[0], second[1])), shallow, deep, width)
-    expected = {key: value.shape for key, value in gate.state_dict().items()}
-    checks.require({key: value.shape for key, value in state.items()} == expected, str(path),
+    layers = tuple(tuple(names.split(",")) for names in metadata["feature_layers"].split(";"))
+    try:
+        (first, second), (shallow, deep, width) = layers, checkpoint.parse_sizes(metadata["shape"], 3)
+        with torch.device("meta"):  # a few digits cannot ask for more memory than the file fills
+            gate = Gate(((first[0], first[1]), (second[0], second[1])), shallow, deep, width)
+    except (ValueError, IndexError, RuntimeError):  # RuntimeError: more weights than 64 bits can count
+        stored = {key: metadata[key] for key in ("feature_layers", "shape")}
+        raise checks.InputError(f"`{path}` must have feature_layers like a,b;a,b and a shape like 32,64,8, got {stored}"
+                                ) from None
+    expected = {key: (value.shape, value.dtype) for key, value in gate.state_dict().items()}
+    checks.require({key: (value.shape, value.dtype) for key, value in state.items()} == expected, str(path),
                    f"hold the {len(expected)} tensors of this gate", f"{len(state)}, not all of their names and shapes")
+    gate.to_empty(device="cpu")
     gate.load_state_dict(state)
     return gate.eval()

@@ -17,7 +17,8 @@ def mix(log_p_accurate: Tensor, log_p_robust: Tensor, gate: Tensor) -> Tensor:
     .. math:: \log\big((1-\alpha)\,p_{acc} + \alpha\,p_{rob}\big), \qquad \alpha = \mathrm{sigmoid}(gate)
 
     [Bai2024, Eq. (3.4)]. The literal formula gives −inf logits and NaN gradients for confident bases;
-    with log-sigmoids of the gate it is finite for |gate| ≤ 1e4 and exact at ±inf.
+    with log-sigmoids of the gate it is finite for |gate| ≤ 1e4 and exact at ±inf. A class that neither side gives any
+    probability is −inf, with gradient 0.
 
     Args:
         log_p_accurate, log_p_robust: (B, K) log-probabilities of both classifiers.
@@ -31,7 +32,9 @@ def mix(log_p_accurate: Tensor, log_p_robust: Tensor, gate: Tensor) -> Tensor:
     tensor([[0.5500, 0.4500]])
     """
     gate = gate.to(log_p_robust.dtype).unsqueeze(-1)
-    return torch.logaddexp(F.logsigmoid(-gate) + log_p_accurate, F.logsigmoid(gate) + log_p_robust)
+    accurate, robust = F.logsigmoid(-gate) + log_p_accurate, F.logsigmoid(gate) + log_p_robust
+    neither = torch.maximum(accurate, robust).detach() == -math.inf
+    return torch.logaddexp(accurate.masked_fill(neither, 0.0), robust).masked_fill(neither, -math.inf)
 
 
 def gate_of(alpha: float) -> Tensor:

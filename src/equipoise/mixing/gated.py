@@ -49,7 +49,7 @@ class Gate(Described):
                  momentum: float = 0.05) -> None:
         super().__init__()
         self.feature_layers = feature_layers
-        self.shape = (shallow, deep, checks.whole("width", width, least=1))
+        self.shape = (shallow, deep, checks.whole("width", width, least=1, most=4096))
         self.first = _stage(shallow, width)
         self.join: nn.Module = nn.Identity() if deep == width else nn.Conv2d(deep, width, 1, bias=False)
         self.second = _stage(width, 2 * width)
@@ -141,6 +141,17 @@ class GatedClassifier(MixedClassifier):
         self.scale, self.shift, self.logit_scales = scale, shift, logit_scales
         for base in (accurate, robust):
             base.requires_grad_(False).eval()
+        self._keep_hooks()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy or a pickle."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._keep_hooks()
+
+    def _keep_hooks(self) -> None:
+        """Set the hooks of the feature layers for as long as the mixture lives: a pass then changes no module."""
+        for base, layers in zip((self.accurate, self.robust), self.network.feature_layers, strict=True):
+            feature_hooks.keep_hooks(self, feature_hooks.submodules(base, layers))
 
     def train(self, mode: bool = True) -> Self:
         """Change the mode of the gate only."""
@@ -160,19 +171,23 @@ class GatedClassifier(MixedClassifier):
         With `soft`, sides for attacks: the accurate one is never one-hot, and most of the robust one bypasses the map.
         """
         g, h, z = self.logits_and_gate(x)
+        return (*self._sides(g, h, soft=soft), z)
+
+    def _sides(self, g: Tensor, h: Tensor, *, soft: bool = False) -> tuple[Tensor, Tensor]:
+        """Logits of the bases (B, K) → log-probabilities of both sides."""
         log_p_g, log_p_h = F.log_softmax(self.logit_scales[0] * at_least_float32(g), dim=1), self.map_robust(h)
         if soft and self.logit_map is not None:
             unmapped = F.log_softmax(self.logit_scales[1] * at_least_float32(h), dim=1)
             log_p_h = torch.logaddexp(unmapped + math.log(BYPASS), log_p_h + math.log(1 - BYPASS))
         if self.hard and not soft:
             log_p_g = one_hot(g.argmax(dim=1), g.shape[1], log_p_h.dtype)
-        return log_p_g, log_p_h, z
+        return log_p_g, log_p_h
 
     def logits_and_gate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of both bases (B, K), and the gate's log-odds over all of (0, 1), (B,): one pass of each base."""
         layers = self.network.feature_layers
-        g, features_g = forward_with_features(self.accurate, layers[0], x)
-        h, features_h = forward_with_features(self.robust, layers[1], x)
+        g, features_g = forward_with_features(self.accurate, layers[0], x, keeper=self)
+        h, features_h = forward_with_features(self.robust, layers[1], x, keeper=self)
         checks.require(g.shape == h.shape, "accurate and robust", "have equal numbers of classes",
                        (tuple(g.shape), tuple(h.shape)))
         return g, h, self.scale * self.network((features_g, features_h)) + self.shift
@@ -212,8 +227,10 @@ class GatedClassifier(MixedClassifier):
         return torch.sigmoid(self.restrict_gate(self.log_probabilities_and_gate(x)[2]))
 
     def _predict_with_accurate(self, x: Tensor, h: Tensor) -> Tensor:
-        logits: Tensor = self(x)
-        return logits.argmax(dim=1)
+        g, h, z = self.logits_and_gate(x)
+        checks.logits(g, len(x), f"logits of {self._name_of('accurate')}")
+        logits = mix(*self._sides(g, h), self.restrict_gate(z))
+        return checks.logits(logits, len(x), "logits of the mixture").argmax(dim=1)
 
     def with_range(self, alpha_min: float, alpha_max: float, *, scale: float | None = None,
                    shift: float | None = None) -> GatedClassifier:

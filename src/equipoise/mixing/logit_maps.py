@@ -28,7 +28,7 @@ CLAMPS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def one_hot(classes: Tensor, num_classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """(B,) classes → (B, K) log-probabilities: 0 for the class, −inf for the others (temperature 0)."""
-    log_p = torch.full((len(classes), num_classes), -math.inf, dtype=dtype, device=classes.device)
+    log_p = torch.full((classes.shape[0], num_classes), -math.inf, dtype=dtype, device=classes.device)
     return log_p.scatter(1, classes.unsqueeze(1), 0.0)
 
 
@@ -39,9 +39,9 @@ def layer_norm(z: Tensor, top: int | None = TOP) -> Tensor:
     largest are used [Bai2024nuts, D.7]. Two logits, which would always become ±0.71, are only centred.
 
     Scaled by the largest entry first, so that squares neither overflow nor underflow; a variance of 1e-8 is added, as
-    in the published code, so that equal logits become 0.
+    in the published code, so that equal logits become 0. Logits of −inf are made finite (:func:`finite`).
     """
-    z = at_least_float32(z)
+    z = finite(z)
     classes = z.shape[1]
     if classes == 2:
         return centred(z, 1.0)
@@ -59,7 +59,7 @@ def layer_norm(z: Tensor, top: int | None = TOP) -> Tensor:
 
 def centred(z: Tensor, unit: Tensor | float) -> Tensor:
     """(B, K) logits with mean 0, divided by `unit` and clamped to ±:data:`BOUND`."""
-    z = at_least_float32(z)
+    z = finite(z)
     return ((z - z.mean(dim=1, keepdim=True)) / unit).clamp(-BOUND, BOUND)
 
 
@@ -117,6 +117,7 @@ class LogitMap(Described):
     """
 
     description = ("logit-map", "settings")
+    settings_buffers = ("numbers",)
     numbers: Tensor
 
     def __init__(self, scale: float, power: float, shift: float, clamp: str = "gelu-monotone", *, rivals: float = 1.0,
@@ -135,6 +136,7 @@ class LogitMap(Described):
 
     def forward(self, z: Tensor) -> Tensor:
         """(B, K) logits → (B, K) mapped logits."""
+        require_classes(z)
         s, p, c, rivals, unit = self.numbers.to(at_least_float32(z).dtype).unbind()
         u = layer_norm(z) if self.uses_layer_norm else centred(z, unit)
         mapped: Tensor = s * power(CLAMPS[self.clamp](u + c), p)
@@ -152,6 +154,24 @@ class LogitMap(Described):
         more = f", rivals={rivals:g}" if self.flattens_rivals else ""
         more += "" if self.uses_layer_norm else f", unit={unit:.4g}"
         return f"s={s:.4g}, p={p:.4g}, c={c:.4g}, clamp={self.clamp}{more}"
+
+
+def require_classes(z: Tensor, name: str = "logits") -> None:
+    """Refuse logits that are not (B, K) with at least two classes, which leave nothing to decide."""
+    checks.require(z.dim() == 2 and z.shape[1] >= 2, name, "have shape (B, K) with K ≥ 2", tuple(z.shape))
+
+
+def finite(z: Tensor) -> Tensor:
+    """(B, K) logits, in fp32 at least, in which −inf is a finite number below all others.
+
+    It is as far below the smallest finite logit as that is below the largest one, and one more: mean and variance then
+    still say something about the other classes.
+    """
+    z = at_least_float32(z)
+    impossible = z == -math.inf
+    largest, smallest = z.detach().amax(dim=1, keepdim=True), z.detach().masked_fill(impossible, math.inf)
+    smallest = smallest.amin(dim=1, keepdim=True)
+    return torch.where(impossible, 2 * smallest - largest - 1, z)
 
 
 def at_least_float32(z: Tensor) -> Tensor:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from equipoise.core import checks
+from equipoise.core.serialize import Share
 from equipoise.data import Dataset
 from equipoise.mixing.logit_maps import LogitMap
 
@@ -22,6 +26,19 @@ class Provenance:
     images: tuple[str, ...]  # positions in the split, such as "9000-9999"
     promise: str
 
+    def __post_init__(self) -> None:
+        self._ranges()
+
+    def _ranges(self) -> list[tuple[int, int]]:
+        """First and last position of every range."""
+        ranges = []
+        for text in self.images:
+            ends = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", text)
+            low, high = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, -1)
+            checks.require(low <= high, "images", 'be ranges of positions such as "9000-9999"', text)
+            ranges.append((low, high))
+        return ranges
+
     @classmethod
     def of(cls, data: Dataset, promise: str) -> Provenance:
         """The provenance of a mixture that was fitted on these images."""
@@ -34,11 +51,13 @@ class Provenance:
 
     def overlap(self, data: Dataset) -> tuple[str, ...]:
         """The images of `data` that the mixture was fitted on, as ranges; empty if there are none."""
-        if (self.data, self.split) != (data.name, data.split):
+        if (self.data, self.split) != (data.name, data.split) or not self.images:
             return ()
-        ends = [text.partition("-") for text in self.images]
-        fitted = {i for low, _, high in ends for i in range(int(low), int(high or low) + 1)}
-        return index_ranges(data.index[[i in fitted for i in data.index.tolist()]])
+        # A range is never expanded. Of those that begin at or before an image, one that ends last decides.
+        lows, highs = np.array(sorted(self._ranges())).T
+        before = np.searchsorted(lows, data.index.cpu().numpy(), side="right")
+        last = np.concatenate([[-1], np.maximum.accumulate(highs)])[before]
+        return index_ranges(data.index[data.index <= torch.from_numpy(last).to(data.index.device)])
 
 
 def index_ranges(index: Tensor) -> tuple[str, ...]:
@@ -58,9 +77,9 @@ def index_ranges(index: Tensor) -> tuple[str, ...]:
 class FrontierMixture:
     """One mixture of the frontier between promised robustness and clean accuracy."""
 
-    lose_at_most: float  # promised upper bound of the robust accuracy lost, in [0, 1]
-    clean: float  # accuracy on clean images that were not used to select it
-    alpha: float
+    lose_at_most: Share  # promised upper bound of the robust accuracy lost, in [0, 1]
+    clean: Share  # accuracy on clean images that were not used to select it
+    alpha: Share
     clamp: str
     scale: float
     power: float

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as serialize
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from equipoise.core import checks, files
@@ -24,7 +23,13 @@ from equipoise.models import zoo
 from equipoise.models.preprocessing import Normalized
 
 TORCH_SUFFIXES = (".pt", ".pth")
+MAX_SIZE = 1 << 16  # of channels: products of these do not overflow
 REQUIRED = ("arch", "num_classes", "image_shape")
+# Names of the format, in the order in which its library stores tensors.
+_DTYPES = {torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.complex64: "C64", torch.float32: "F32",
+           torch.uint32: "U32", torch.int32: "I32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint16: "U16",
+           torch.int16: "I16", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int8: "I8",
+           torch.uint8: "U8", torch.bool: "BOOL"}
 
 
 def save(path: str | Path, model: nn.Module, metadata: Mapping[str, str] | None = None, *, half: bool = False) -> None:
@@ -80,10 +85,22 @@ def load(path: str | Path, arch: str | None = None, *, num_classes: int | None =
         model.set_normalization(mean, std)  # checks them
     except InputError as error:
         raise InputError(f"{error}, for {path}") from None
+    except (RuntimeError, OverflowError):  # the number of weights does not fit into 64 bits
+        raise InputError(f"`{path}` must describe a network that can be built, got {arch} for {num_classes} classes "
+                         f"and images of shape {image_shape}") from None
     for name, values in (("mean", mean), ("std", std)):
         _add_normalization(path, state, name, values)
-    _load_weights(path, model, state)
+    _check_weights(path, model, state, arch)
+    model.to_empty(device="cpu")
+    _copy_weights(path, model, state)
     return model.eval()
+
+
+def restore(path: str | Path, model: nn.Module) -> None:
+    """Replace the weights of a model by those of a safetensors file, whose names, shapes and types must be its own."""
+    state = read_safetensors(Path(path))[0]
+    _check_weights(Path(path), model, state, type(model).__name__)
+    _copy_weights(Path(path), model, state)
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
@@ -109,12 +126,21 @@ def _parse_config(path: Path, metadata: Mapping[str, str]) -> tuple[str, int, tu
     if missing:
         raise InputError(f"`{path}` must have {', '.join(missing)} in its metadata, got {sorted(metadata)}")
     try:
-        channels, height, width = map(int, metadata["image_shape"].split(","))
-        return metadata["arch"], int(metadata["num_classes"]), (channels, height, width)
+        classes, channels, height, width = parse_sizes(f"{metadata['num_classes']},{metadata['image_shape']}", 4,
+                                                       most=zoo.MAX_CLASSES)
+        return metadata["arch"], classes, (channels, height, width)
     except ValueError:
         stored = {key: metadata[key] for key in REQUIRED}
         message = f"`{path}` must have num_classes like 10 and image_shape like 3,32,32, got {stored}"
         raise InputError(message) from None
+
+
+def parse_sizes(text: str, count: int, most: int = MAX_SIZE) -> tuple[int, ...]:
+    """So many sizes of a network, separated by commas; a ValueError if they are not numbers or absurdly large."""
+    sizes = tuple(int(part) for part in text.split(",") if len(part) < 10)
+    if len(sizes) != count or text.count(",") != count - 1 or not all(0 <= size <= most for size in sizes):
+        raise ValueError(text)
+    return sizes
 
 
 def _count_classes(path: Path, state: Mapping[str, Tensor]) -> int:
@@ -141,22 +167,37 @@ def _add_normalization(path: Path, state: dict[str, Tensor], name: str, values: 
     checks.require(same, name, f"be {stored.flatten().tolist()}, as in {path}", list(values))
 
 
-def _load_weights(path: Path, model: Normalized, state: Mapping[str, Tensor]) -> None:
-    """Check names and shapes before any memory is allocated, then copy."""
+def _check_weights(path: Path, model: nn.Module, state: dict[str, Tensor], name: str) -> None:
+    """Check names and shapes before any memory is allocated; counters of batch norm that are missing are added."""
     expected = model.state_dict()
     counters = {key: torch.tensor(0) for key in expected if key.endswith("num_batches_tracked")}
-    state = {**counters, **state}
+    for key, value in counters.items():
+        state.setdefault(key, value)
     for problem, keys in (
         ("no", [key for key in expected if key not in state]),
         ("the unknown", [key for key in state if key not in expected]),
         ("another shape or type of", [key for key, value in expected.items() if key in state and (
-            state[key].shape != value.shape or state[key].is_floating_point() != value.is_floating_point())]),
+            state[key].shape != value.shape or _kind(state[key]) != _kind(value))]),
     ):
         if keys:
-            raise InputError(f"`{path}` must hold exactly the weights of {model.config['arch']}, got {problem} "
+            raise InputError(f"`{path}` must hold exactly the weights of {name}, got {problem} "
                              f"{_abbreviate(keys)}")
-    model.to_empty(device="cpu")
-    model.load_state_dict(state)
+
+
+def _copy_weights(path: Path, model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:  # torch cannot convert every type
+        raise InputError(f"`{path}` must hold numbers that can be converted to fp32, got {error}") from None
+    too_large = [key for key, value in model.state_dict().items() if state[key].dtype == torch.float64
+                 and not torch.equal(value.isfinite(), state[key].isfinite())]
+    if too_large:
+        raise InputError(f"`{path}` must hold numbers in the range of fp32, in which they are used, got larger ones in "
+                         f"{_abbreviate(too_large)}")
+
+
+def _kind(value: Tensor) -> str:
+    return "real" if value.is_floating_point() else "complex" if value.is_complex() else "whole"
 
 
 def _abbreviate(keys: Iterable[str]) -> str:
@@ -177,7 +218,7 @@ def read_safetensors(path: Path, *, weights: bool = True) -> tuple[dict[str, Ten
         with safe_open(path, framework="pt") as file:
             state = {key: file.get_tensor(key) for key in file.keys()} if weights else {}  # noqa: SIM118
             return state, file.metadata() or {}
-    except (SafetensorError, OSError, ValueError) as error:
+    except Exception as error:  # a damaged file, or one with types that torch lacks, can raise any error
         raise InputError(f"`{path}` must be a whole safetensors file, got one that cannot be read ({error})") from None
 
 
@@ -199,19 +240,38 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     if not isinstance(content, Mapping) or not content or not all(
             isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()):
         raise InputError(f"`{path}` must hold weights only (tensors by name), got {type(content).__name__}")
+    unusual = [key for key, value in content.items() if not _is_dense(value)]
+    if unusual:
+        raise InputError(f"`{path}` must hold dense tensors with all their values, got sparse, meta, nested, quantized "
+                         f"or expanded ones: {_abbreviate(unusual)}")
     prefix = "module." if all(key.startswith("module.") for key in content) else ""
     return {key.removeprefix(prefix): value for key, value in content.items()}
 
 
+def _is_dense(value: Tensor) -> bool:
+    """Whether every number of a tensor is stored; a small file could expand one number to any size."""
+    if value.layout != torch.strided or value.is_meta or value.is_nested or value.is_quantized:
+        return False
+    return value.untyped_storage().nbytes() >= value.numel() * value.element_size()
+
+
 def write_safetensors(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write tensors and metadata atomically; equal contents give equal bytes."""
-    serialized = serialize({key: value.detach().cpu().contiguous() for key, value in sorted(state.items())},
-                           dict(metadata))
-    size = int.from_bytes(serialized[:8], "little")
-    header = json.loads(serialized[8 : 8 + size])
-    # The library writes metadata in the random order of a hash table.
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    # Not by the library: it writes metadata in the random order of a hash table, and the whole file as one value.
+    for key, value in state.items():
+        checks.require(value.dtype in _DTYPES and value.layout == torch.strided and not value.is_meta, key,
+                       f"be a dense tensor of a type that {path.name} can hold", f"{value.dtype}, {value.layout}")
+    dtypes, end = list(_DTYPES), 0
+    ordered = sorted(state.items(), key=lambda item: (dtypes.index(item[1].dtype), item[0]))
+    header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
+    for key, value in ordered:
+        start, end = end, end + value.numel() * value.element_size()
+        header[key] = {"dtype": _DTYPES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_atomic(path, b"".join((len(text).to_bytes(8, "little"), text, memoryview(serialized)[8 + size :])))
+    with files.atomic_writer(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, value in ordered:
+            data = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+            file.write(data.data)

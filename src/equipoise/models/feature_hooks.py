@@ -1,13 +1,20 @@
-"""Feature maps at two depths of a classifier, recorded by forward hooks that are removed again.
+"""Feature maps at two depths of a classifier, recorded by forward hooks.
 
 One forward pass gives the logits and the maps. Tokens of a transformer are rearranged into maps.
+
+The hook is one function without state, so that copies and pickles of a model keep it. It hands outputs to the passes of
+its own thread: concurrent passes through one model never see each other's features. It is removed when the pass ends,
+or with the last object that keeps it (:func:`keep_hooks`); until then a pickle of the whole module refers to this file,
+and `torch.jit.script` does not compile the module.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,14 +27,49 @@ FeatureLayers = tuple[str, str]  # names of two submodules of a classifier, shal
 FeatureMaps = tuple[Tensor, Tensor]
 MAX_DEPTH = 4  # levels of nested submodules that are searched for feature layers
 MAX_PREFIX = 8  # class and register tokens that may precede the image tokens
+Record = Callable[[str, Any], None]  # gets the name and the output of a submodule
 
 
-def forward_with_features(model: nn.Module, layers: FeatureLayers, x: Tensor) -> tuple[Tensor, FeatureMaps]:
-    """Logits (B, K), and the outputs (B, C', H', W') of two submodules in the same forward pass."""
+class _ThisThread(threading.local):  # which torch.compile understands, unlike a ContextVar
+    """The passes that record features now, each with the names of its submodules; nested mixtures have several."""
+
+    passes: tuple[tuple[dict[nn.Module, list[str]], Record], ...] = ()
+
+
+_this_thread = _ThisThread()
+_users: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()  # of the hook of each module
+_users_lock = threading.RLock()  # reentrant: garbage collection may end a user at any moment
+
+
+def forward_with_features(model: nn.Module, layers: FeatureLayers, x: Tensor, *,
+                          keeper: object | None = None) -> tuple[Tensor, FeatureMaps]:
+    """Logits (B, K), and the outputs (B, C', H', W') of two submodules in the same forward pass.
+
+    The hooks are removed again, or stay as long as the `keeper` (:func:`keep_hooks`): then a pass changes nothing in
+    the model, and other threads may run or copy it at the same time.
+    """
     outputs: dict[str, Any] = {}
-    logits = _forward_with_hooks(model, layers, x, outputs.__setitem__)
+    logits = _forward_with_hooks(model, layers, x, outputs.__setitem__, keeper)
     shallow, deep = (_as_map(name, outputs.get(name), x) for name in layers)
     return logits, (shallow, deep)
+
+
+def keep_hooks(keeper: object, modules: Iterable[nn.Module]) -> None:
+    """Set hooks that stay until the keeper is garbage-collected."""
+    modules = list(modules)
+    _add_user(modules)
+    weakref.finalize(keeper, _remove_user, [weakref.ref(module) for module in modules]).atexit = False
+
+
+def submodules(model: nn.Module, names: Iterable[str]) -> list[nn.Module]:
+    """The submodules of these names; an unknown name is an error."""
+    return [_submodule(model, name) for name in names]
+
+
+def active_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    """The forward hooks of a module without the one of this file where no pass records the features of the module."""
+    is_read = any(module in names for names, _ in _this_thread.passes)
+    return [hook for hook in module._forward_hooks.values() if is_read or hook is not _hand_over]
 
 
 def join_features(features: Sequence[FeatureMaps]) -> tuple[Tensor, Tensor]:
@@ -83,18 +125,56 @@ def find_feature_layers(model: nn.Module, example: Tensor) -> FeatureLayers:
     return ends
 
 
-def _forward_with_hooks(model: nn.Module, names: Sequence[str], x: Tensor,
-                        record: Callable[[str, Any], None]) -> Tensor:
+def _forward_with_hooks(model: nn.Module, names: Sequence[str], x: Tensor, record: Record,
+                        keeper: object | None = None) -> Tensor:
     """The logits of a forward pass; `record` gets the name and output of every named submodule."""
-    modules = {name: _submodule(model, name) for name in names}  # all of them before the first hook is set
-    hooks = [module.register_forward_hook(lambda module, inputs, output, name=name: record(name, output))
-             for name, module in modules.items()]
+    modules: dict[nn.Module, list[str]] = {}
+    for module, name in zip(submodules(model, names), names, strict=True):  # all of them before the first hook is set
+        modules.setdefault(module, []).append(name)
+    if keeper is None:
+        _add_user(modules)
+    elif missing := [module for module in modules if not _has_hook(module)]:  # replaced since the last pass
+        keep_hooks(keeper, missing)
+    outer = _this_thread.passes
+    _this_thread.passes = (*outer, (modules, record))
     try:
         logits: Tensor = model(x)
     finally:
-        for hook in hooks:
-            hook.remove()
+        _this_thread.passes = outer
+        if keeper is None:
+            _remove_user([weakref.ref(module) for module in modules])
     return logits
+
+
+def _hand_over(module: nn.Module, inputs: Any, output: Any) -> None:
+    """The forward hook of all feature layers."""
+    for names, record in _this_thread.passes:
+        for name in names.get(module, ()):
+            record(name, output)
+
+
+def _has_hook(module: nn.Module) -> bool:
+    return any(hook is _hand_over for hook in module._forward_hooks.values())
+
+
+def _add_user(modules: Iterable[nn.Module]) -> None:
+    with _users_lock:
+        for module in modules:
+            _users[module] = _users.get(module, 0) + 1
+            if not _has_hook(module):
+                module.register_forward_hook(_hand_over)
+
+
+def _remove_user(modules: Iterable[weakref.ref[nn.Module]]) -> None:
+    with _users_lock:
+        for module in (reference() for reference in modules):
+            if module is None:
+                continue
+            _users[module] -= 1
+            if not _users[module]:
+                del _users[module]
+                for key in [key for key, hook in module._forward_hooks.items() if hook is _hand_over]:
+                    del module._forward_hooks[key]
 
 
 def _submodule(model: nn.Module, name: str) -> nn.Module:
@@ -130,7 +210,7 @@ def _grid_of(output: Any, x: Tensor) -> tuple[int, int] | None:
 
     Up to :data:`MAX_PREFIX` tokens may precede the grid; as few as possible are assumed.
     """
-    if not isinstance(output, Tensor) or len(output) != len(x):
+    if not isinstance(output, Tensor) or output.dim() == 0 or output.shape[0] != x.shape[0]:
         return None
     if output.dim() == 4:
         return output.shape[2], output.shape[3]

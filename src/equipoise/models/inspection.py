@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+import traceback
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +31,27 @@ def weights_digest(module: nn.Module) -> str:
 class Described(nn.Module):
     """Base class of modules with settings that are not weights.
 
-    A subclass names itself and the attributes that are its settings: `description = ("tta", "count")`.
+    A subclass names itself and the attributes that are its settings: `description = ("tta", "count")`. Buffers that
+    hold settings move with the module, but `half()`, `float()` and the like do not round them.
     """
 
     description: tuple[str, ...]
     version = 1  # of the description
+    settings_buffers: ClassVar[tuple[str, ...]] = ()
 
     def describe(self) -> dict[str, Any]:
         """The settings as plain values, for :func:`identity`."""
         name, *settings = self.description
         return {"type": name, "version": self.version, **{key: to_plain(getattr(self, key)) for key in settings}}
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        exact = {name: self.get_buffer(name) for name in self.settings_buffers}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, value in exact.items():
+            changed = self.get_buffer(name)
+            if changed.dtype != value.dtype:
+                setattr(self, name, value.to(changed.device))
+        return self
 
     def extra_repr(self) -> str:
         """The settings on one line."""
@@ -62,17 +77,91 @@ def identity(model: nn.Module) -> dict[str, Any]:
 
 
 def check_forward(name: str, model: nn.Module, x: Tensor) -> Tensor:
-    """The output of a model for a few images; whatever it raises becomes an :class:`InputError` that names it."""
+    """The output of a model for a few images; whatever is wrong with it becomes an :class:`InputError` that names it.
+
+    The output is one dense tensor with a row per image, logits are floating point, and the images are not changed.
+    """
+    # A copy, because the images may be a view of the caller's data; two, because one row would fit any batch.
+    x = torch.cat([x, x]) if len(x) == 1 else x
+    given, count = x.clone(), len(x)
+    version = 0 if given.is_inference() else given._version
     try:
         with inference(model), torch.no_grad():
-            output = model(x)
+            output = model(given)
     except InputError:
         raise
-    except Exception as error:  # the model is the user's own and may raise anything
+    except (Exception, SystemExit) as error:  # the model is the user's own and may raise anything
         if isinstance(error, RuntimeError) and memory.is_out_of_memory(error):
             raise
-        raise InputError(f"`{name}` must take images of shape {tuple(x.shape[1:])}, but raised "
-                         f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
+        raise InputError(f"`{name}` must take images of shape {tuple(x.shape[1:])}, but raised {one_line(error)}"
+                         ) from error
+    # The version also counts writes that happen to leave this image as it was; writes through numpy have none.
+    after = 0 if given.is_inference() else given._version
+    if after != version or not torch.equal(given.nan_to_num(nan=-1.0), x.nan_to_num(nan=-1.0)):
+        raise InputError(f"`{name}` must not change its images in place, got a model that does; work on a copy")
     if not isinstance(output, Tensor):
         raise InputError(f"`{name}` must return one tensor, got {type(output).__name__!r}")
+    if output.layout != torch.strided or output.is_meta:
+        raise InputError(f"`{name}` must return a dense tensor with values, got {output.layout} on {output.device}")
+    if output.dim() == 0 or len(output) != count:
+        raise InputError(f"`{name}` must return one row of logits per image, got shape {tuple(output.shape)} for "
+                         f"{count} images")
+    if output.dim() == 2 and not output.is_floating_point():
+        raise InputError(f"`{name}` must return logits in floating point, got {output.dtype}")
     return output
+
+
+def one_line(error: BaseException) -> str:
+    """The type and the message of an exception on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def name_failing_model(function: Callable[P, T]) -> Callable[P, T]:
+    """A public function in which an exception of a user's model becomes an :class:`InputError` that names the model.
+
+    An exception of our own code or of torch, called by our own models, is a bug and keeps its type. The original
+    exception is the cause of the error.
+    """
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except InputError:
+            raise
+        except (Exception, SystemExit) as error:
+            sentence = _blame_model(error)
+            if sentence is None or (isinstance(error, RuntimeError) and memory.is_out_of_memory(error)):
+                raise
+            raise InputError(sentence) from error
+
+    return run
+
+
+def _blame_model(error: BaseException) -> str | None:
+    """Which model of the user raised an exception, on which batch and where; None if none did."""
+    from equipoise.models.reference import reference_of
+
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    lines = traceback.extract_tb(error.__traceback__)
+    for start, frame in enumerate(frames):
+        module = frame.f_locals.get("self")
+        if frame.f_code.co_name != "_call_impl" or not isinstance(module, nn.Module) or _is_known(
+                type(module).__module__):
+            continue
+        own = [line for frame, line in zip(frames[start:], lines[start:], strict=True)
+               if not _is_known(frame.f_globals.get("__name__", ""))]
+        if not own:  # raised before its `forward` was called
+            return None
+        x = next((value for value in frame.f_locals.get("args", ()) if isinstance(value, Tensor)), None)
+        batch = "" if x is None else f" for a batch of shape {tuple(x.shape)}"
+        return (f"the model {reference_of(module) or type(module).__name__} must work for every batch, but raised "
+                f"{one_line(error)}{batch} ({Path(own[-1].filename).name}, line {own[-1].lineno})")
+    return None
+
+
+def _is_known(module: str) -> bool:
+    return module.partition(".")[0] in ("equipoise", "torch")

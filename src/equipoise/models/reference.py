@@ -3,6 +3,9 @@
 `file:PATH` is a checkpoint, `zoo:NAME` an architecture with random weights, `python:MODULE:FACTORY` a function without
 arguments that returns a module from images in [0, 1] to logits, and `tta:N:REFERENCE` any of them with test-time
 augmentation over N copies of each image (2, 6 or 10); `looks:` is an old name of `tta:`. A bare path is `file:`.
+
+What the user types is the user's own. A reference that a folder names may come from anybody: it must not run code
+unless `allow_code` is set, and its modules are never taken from that folder (SECURITY.md).
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,18 +30,25 @@ from equipoise.core.checks import InputError
 from equipoise.core.registry import Registry
 from equipoise.core.settings import Settings, setting
 from equipoise.models import checkpoint, zoo
+from equipoise.models.inspection import one_line
 from equipoise.models.preprocessing import SHIFTS, TTAClassifier
 
+MOST_CHANNELS = 1000
 ALIASES = {"looks": "tta"}  # old names of schemes
+DATA_SCHEMES = ("file", "zoo")  # read weights or build architectures; any other scheme may run what its body names
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A parsed reference: `scheme`:`body`; `text` is what the user wrote."""
+    """A parsed reference: `scheme`:`body`; `text` is what the user wrote.
+
+    `folder` is the folder that names the reference, None if the user gave it.
+    """
 
     scheme: str
     body: str
     text: str
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +63,8 @@ class LoadOptions(Settings):
     mean: str | Sequence[float] | None = setting(None, "Per-channel means subtracted by the model of a .pt file, "
                                                        "e.g. 0.49,0.48,0.45.")
     std: str | Sequence[float] | None = setting(None, "Per-channel standard deviations that it divides by.")
+    allow_code: bool = setting(False, "Run the code that a mixture folder names, such as python:MODULE:FACTORY; only "
+                                      "for folders whose author you trust.")
     num_classes: int | None = None
     image_shape: tuple[int, int, int] | None = None
     seed: int = 0
@@ -58,8 +73,14 @@ class LoadOptions(Settings):
         super().__post_init__()
         for name in ("mean", "std"):
             value = getattr(self, name)
-            if isinstance(value, str):
-                object.__setattr__(self, name, tuple(checks.fraction(name, part) for part in value.split(",")))
+            numbers = None if value is None else tuple(checks.fractions(name, value, most=MOST_CHANNELS))
+            if not isinstance(value, list | tuple):
+                object.__setattr__(self, name, numbers)
+
+        shape = self.image_shape
+        valid = shape is None or (isinstance(shape, tuple | list) and len(shape) == 3
+                                  and all(type(side) is int and side >= 1 for side in shape))
+        checks.require(valid, "image_shape", "be (C, H, W)", shape)
 
     def refuse(self, reference: Reference, *names: str) -> None:
         """Raise an error if one of these options is given."""
@@ -86,19 +107,19 @@ def _load_python(reference: Reference, options: LoadOptions) -> nn.Module:
     options.refuse(reference, "arch", "mean", "std")
     source, _, name = reference.body.partition(":")
     checks.require(bool(source and name), "model", "read python:MODULE:FACTORY", reference.text)
-    with _current_directory_importable():
+    with _importable_modules(reference.folder):
         try:
             factory = getattr(importlib.import_module(source), name, None)
-        except Exception as error:  # the module is the user's own and may raise anything
+        except (Exception, SystemExit) as error:  # the module is the user's own and may raise anything
             raise InputError(f"`model` must name a module that can be imported, got {source!r}, which raised "
-                             f"{_one_line(error)}") from error
+                             f"{one_line(error)}") from error
         if not callable(factory):
             raise InputError(f"`model` must name a function of {source}, got {name!r}, which is not one")
         try:
             model = factory()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError(f"`model` must name a function that works without arguments, got "
-                             f"{reference.text!r}, which raised {_one_line(error)}") from error
+                             f"{reference.text!r}, which raised {one_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"`model` must name a function that returns a torch module, got {reference.text!r}, "
                          f"which returned {type(model).__name__}")
@@ -107,8 +128,7 @@ def _load_python(reference: Reference, options: LoadOptions) -> nn.Module:
 
 def _load_tta(reference: Reference, options: LoadOptions) -> nn.Module:
     count, inner = _split_tta(reference)
-    checks.require(inner.scheme != "tta", "model", "have tta: only once", reference.text)
-    return TTAClassifier(SCHEMES[inner.scheme](inner, options), count)
+    return TTAClassifier(_load(inner, options), count)
 
 
 def _split_tta(reference: Reference) -> tuple[int, Reference]:
@@ -117,7 +137,9 @@ def _split_tta(reference: Reference) -> tuple[int, Reference]:
     known = [str(number) for number in SHIFTS]
     checks.require(count in known and bool(body), "model", f"read tta:N:REFERENCE with N among {', '.join(known)}",
                    reference.text)
-    return int(count), parse(body)
+    inner = parse(body, reference.folder)
+    checks.require(inner.scheme != "tta", "model", "have tta: only once", reference.text)
+    return int(count), inner
 
 
 Loader = Callable[[Reference, LoadOptions], nn.Module]
@@ -125,21 +147,21 @@ SCHEMES: Registry[Loader] = Registry("equipoise.model_schemes", "scheme of a mod
     "file": _load_file, "python": _load_python, "tta": _load_tta, "zoo": _load_zoo})
 
 
-def parse(text: str) -> Reference:
-    """Parse a reference.
+def parse(text: str, folder: Path | None = None) -> Reference:
+    """Parse a reference; `folder` is the folder that names it, None if the user gave it.
 
     >>> parse("zoo:resnet8")
-    Reference(scheme='zoo', body='resnet8', text='zoo:resnet8')
+    Reference(scheme='zoo', body='resnet8', text='zoo:resnet8', folder=None)
     >>> parse("best.safetensors").scheme
     'file'
     """
     scheme, _, body = text.partition(":")
     scheme = ALIASES.get(scheme, scheme)
     if scheme in SCHEMES and body:
-        return Reference(scheme, body, text)
+        return Reference(scheme, body, text, folder)
     path = Path(text)
     if text and (path.suffix in (".safetensors", *checkpoint.TORCH_SUFFIXES) or path.exists()):
-        return Reference("file", text, text)
+        return Reference("file", text, text, folder)
     known = ", ".join(f"{name}:" for name in sorted(SCHEMES))
     hint = f" (did you mean 'zoo:{text}'?)" if text in zoo.ARCHITECTURES else ""
     raise InputError(f"`model` must be a path that exists or begin with one of {known}, got {text!r}{hint}")
@@ -158,14 +180,41 @@ def relocate(text: str, move: Callable[[str], str]) -> str:
     return f"file:{move(reference.body)}" if reference.scheme == "file" else text
 
 
-def load(reference: str, options: LoadOptions | None = None, **settings: Any) -> nn.Module:
-    """Load the model of a reference, in evaluation mode; `settings` are fields of :class:`LoadOptions`."""
+def runs_code(text: str) -> bool:
+    """Whether loading a reference may run code that it names.
+
+    >>> runs_code("tta:2:python:module:factory"), runs_code("tta:2:zoo:resnet8")
+    (True, False)
+    """
+    reference = parse(text)
+    if reference.scheme == "tta":
+        return runs_code(_split_tta(reference)[1].text)
+    return reference.scheme not in DATA_SCHEMES
+
+
+def load(reference: str, options: LoadOptions | None = None, *, folder: Path | None = None,
+         **settings: Any) -> nn.Module:
+    """Load the model of a reference, in evaluation mode.
+
+    Args:
+        reference: of any of :data:`SCHEMES`.
+        folder: the folder that names the reference, which then runs code only with `allow_code`; None if the user
+            gave it.
+        options, settings: fields of :class:`LoadOptions`.
+    """
     for name in settings:
         checks.one_of("option", name, LoadOptions.names())
-    parsed = parse(reference)
-    model = SCHEMES[parsed.scheme](parsed, dataclasses.replace(options or LoadOptions(), **settings)).eval()
+    model = _load(parse(reference, folder), dataclasses.replace(options or LoadOptions(), **settings)).eval()
     remember_reference(model, reference)
     return model
+
+
+def _load(reference: Reference, options: LoadOptions) -> nn.Module:
+    """Load the model, also that inside another reference; the one place where code in folders is refused."""
+    if reference.folder is not None and runs_code(reference.text) and not options.allow_code:
+        raise InputError(f"`allow_code` must be set (--allow-code) to load {reference.text!r}, which runs code and was "
+                         f"named by the folder {reference.folder}, got False")
+    return SCHEMES[reference.scheme](reference, options)
 
 
 _references: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
@@ -181,17 +230,36 @@ def reference_of(model: nn.Module) -> str | None:
     return _references.get(model)
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
-
-
 @contextmanager
-def _current_directory_importable() -> Iterator[None]:
-    """Put the current directory first on the import path, as `python -m` does."""
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
+def _importable_modules(excluded: Path | None) -> Iterator[None]:
+    """Put the current directory first on the import path, as `python -m` does; nothing is imported from `excluded`.
+
+    What the imported modules add to the import path stays there.
+    """
+    guard = _OutsideOf(excluded)
+    before, here = list(sys.path), str(Path.cwd())
+    path = [entry for entry in (here, *before) if not guard.covers(entry or here)]
+    sys.path[:] = path
+    sys.meta_path.insert(0, guard)
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        sys.path.remove(here)
+        sys.meta_path.remove(guard)
+        sys.path[:] = [*(entry for entry in sys.path if entry not in path), *before]
+
+
+class _OutsideOf(MetaPathFinder):
+    """Refuses modules that lie inside a folder, also as packages of a folder that contains it; it finds none itself."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = None if folder is None else folder.resolve()
+
+    def covers(self, path: str) -> bool:
+        return self.folder is not None and Path(path).resolve().is_relative_to(self.folder)
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        spec = None if self.folder is None else PathFinder.find_spec(name, path, target)
+        places = [] if spec is None else [*filter(None, [spec.origin]), *(spec.submodule_search_locations or ())]
+        if any(map(self.covers, places)):
+            raise ModuleNotFoundError(f"No module named {name!r} outside of {self.folder}", name=name)

@@ -14,6 +14,10 @@ from equipoise.models.cnn import CNN, LeNet
 from equipoise.models.preprocessing import Normalized
 from equipoise.models.resnet import PreActResNet, ResNet, wide_resnet
 
+# The metadata of a file may name any number; torch overflows at very large ones.
+MAX_CLASSES = 10**7
+MAX_SIDE = 2**14
+
 
 class Builder(Protocol):
     """Builds an architecture; its last layer is called `fc`."""
@@ -44,8 +48,7 @@ def build(arch: str, *, num_classes: int, image_shape: tuple[int, int, int], mea
     `mean` and `std` are those of :meth:`Normalized.set_normalization`. The same `seed` gives the same weights; the
     global random state is not changed.
     """
-    checks.whole("seed", seed)
-    checks.require(seed < 2**63, "seed", "be less than 2**63", seed)
+    checks.seed(seed)
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         # torch.manual_seed would also seed the CUDA generators, which are not forked here.
         torch.default_generator.manual_seed(seed)
@@ -56,15 +59,20 @@ def build(arch: str, *, num_classes: int, image_shape: tuple[int, int, int], mea
 
 def build_empty(arch: str, *, num_classes: int, image_shape: tuple[int, int, int]) -> Normalized:
     """The same architecture without weights (on torch's `meta` device): names and shapes at no cost."""
-    with torch.device("meta"):
-        return _construct(arch, num_classes, image_shape)
+    try:
+        with torch.device("meta"):
+            return _construct(arch, num_classes, image_shape)
+    except RuntimeError as error:  # the number of bytes overflows
+        raise checks.InputError(f"`num_classes` and `image_shape` must be those of a model that can be built, got "
+                                f"{num_classes} and {image_shape}") from error
 
 
 def _construct(arch: str, num_classes: int, image_shape: tuple[int, int, int]) -> Normalized:
     builder = ARCHITECTURES.get_entry(arch)
-    checks.whole("num_classes", num_classes, least=2)
-    sides = all(isinstance(side, int) and side >= 1 for side in image_shape)
-    checks.require(len(image_shape) == 3 and sides, "image_shape", "be (C, H, W)", image_shape)
+    checks.whole("num_classes", num_classes, least=2, most=MAX_CLASSES)
+    sides = all(isinstance(side, int) and 1 <= side <= MAX_SIDE for side in image_shape)
+    checks.require(len(image_shape) == 3 and sides, "image_shape", f"be (C, H, W), each at most {MAX_SIDE}",
+                   image_shape)
     model = builder(num_classes=num_classes, image_shape=image_shape)
     model.config = {"arch": arch, "num_classes": str(num_classes), "image_shape": ",".join(map(str, image_shape))}
     return model

@@ -36,7 +36,9 @@ def certified(run: RunView) -> Section | None:
     prose = ["An image counts at a radius if it is classified correctly and no perturbation of that Euclidean length, "
              "in units of [0, 1] pixels, can change the prediction. Bands are exact 95 % intervals over n = "
              f"{format.counts(map(len, models.values()))} images."]
-    if (failure := run.identity.get("plan", {}).get("failure")) is not None:
+    plan = run.identity.get("plan")
+    failure = plan.get("failure") if isinstance(plan, dict) else None
+    if isinstance(failure, float):
         prose[0] += f" Each certificate may be wrong with probability {failure:g}."
     if paper:
         prose.append("Dotted: radii of Theorem A.2 from the same bounds; ours are never smaller. The radii belong to "

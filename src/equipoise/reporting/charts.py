@@ -12,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+from equipoise.core.format import literal
 from equipoise.core.results import Result
 from equipoise.core.stats import Estimate
 
@@ -205,7 +206,7 @@ class Panel:
         if self.y_range is not None:
             axes.set_ylim(self.y_range)
         if self.x_ticks is not None:
-            axes.set_xticks(list(self.x_ticks), list(self.x_ticks.values()))
+            axes.set_xticks(list(self.x_ticks), [literal(text, keep="\n") for text in self.x_ticks.values()])
 
 
 @dataclass(frozen=True)

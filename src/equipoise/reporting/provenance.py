@@ -56,7 +56,7 @@ def provenance(run: RunView) -> Section:
     tables = [Table(caption, [head, "value"], [[Cell(key), Cell(value)] for key, value in flat.items()],
                     is_text=True) for caption, head, values in parts if (flat := flatten(values))]
     command = run.settings.get("command", "")
-    code = command if isinstance(command, str) else shlex.join(map(str, command))
+    code = shlex.join(map(str, command)) if isinstance(command, list) else str(command)
     return Section("Provenance", prose, tables, code=code)
 
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.core import files
+from equipoise.core import checks, files, format
+from equipoise.core.checks import InputError
 from equipoise.core.registry import Registry
 from equipoise.reporting import accuracy, certificates, gate, local_policy, local_smoothing, mixture_fit, provenance
 from equipoise.reporting.charts import DARK, LIGHT, Chart, Picture, styled
@@ -55,6 +58,7 @@ SECTIONS: Registry[SectionFunction] = Registry("equipoise.report_sections", "rep
     "cost": mixture_fit.cost,
     "provenance": provenance.provenance,
 })
+CONTRADICTION = "whose files agree with one another"
 # Empty, so that the bytes depend neither on the date nor on the version of matplotlib.
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
@@ -76,11 +80,14 @@ def report(folder: Path | str) -> Path:
     """
     import jinja2
 
+    checks.path("folder", checks.instance("folder", folder, (str, Path), "be a path"))
     run = read_run(folder)
-    shown = [section for function in ordered() if (section := function(run)) is not None]
-    images = {picture.name: _save(picture, run.folder / "figures") for section in shown for picture in section.pictures}
+    with _files_agree(run.folder):
+        shown = [section for function in ordered() if (section := function(run)) is not None]
+        images = {picture.name: _save(picture, run.folder / "figures") for section in shown
+                  for picture in section.pictures}
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
-                                     lstrip_blocks=True, keep_trailing_newline=True)
+                                     lstrip_blocks=True, keep_trailing_newline=True, finalize=_show_literally)
     # Non-breaking spaces between a number and its unit.
     environment.filters["keep_units"] = lambda text: text.replace(" %", "\u00a0%").replace("n = ", "n\u00a0=\u00a0")
     source = resources.files("equipoise.reporting").joinpath("report.html").read_text("utf-8")
@@ -92,13 +99,37 @@ def report(folder: Path | str) -> Path:
     return path
 
 
+def _show_literally(value: Any) -> Any:
+    """Text with visible control characters, before it is escaped for HTML; markup and other values unchanged."""
+    return format.literal(value, keep="\n") if type(value) is str else value
+
+
+@contextmanager
+def _files_agree(folder: Path) -> Iterator[None]:
+    """Refuse files that are valid one by one but contradict one another, such as a summary without its rows."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
+        place = next((frame for frame in reversed(traceback.extract_tb(error.__traceback__))
+                      if Path(frame.filename).parent == Path(__file__).parent), None)
+        where = "" if place is None else f" in {Path(place.filename).name}, line {place.lineno}"
+        raise InputError(f"{folder} must hold a run {CONTRADICTION}, got one that cannot be shown "
+                         f"({type(error).__name__}{where})") from error
+
+
 def _save(picture: Chart | Picture, folder: Path) -> dict[str, str]:
     """Save a figure as SVG and PNG; return it as data URIs for both palettes."""
+    from matplotlib.text import Text
+
     folder.mkdir(exist_ok=True)
     uris = {}
     for name, palette in {"light": LIGHT, "dark": DARK}.items():
         with styled(palette):
             figure = picture.draw(palette)
+            for text in figure.findobj(Text):  # a control character would make the SVG invalid
+                text.set_text(_show_literally(text.get_text()))
             svg = _encode(figure, format="svg", metadata=NO_METADATA)
             if name == "light":
                 png = _encode(figure, format="png", metadata={"Software": None})

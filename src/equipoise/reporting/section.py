@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.core import config, format, records
+from equipoise.core import format, records, serialize
 from equipoise.core.aggregation import CLEAN
+from equipoise.core.checks import InputError
 from equipoise.core.results import Result, Summary, read_summary
 from equipoise.core.rows import AttackRow, Row
 from equipoise.core.threat import Threat
@@ -37,7 +38,7 @@ class RunView:
     def threat(self) -> Threat | None:
         """The threat model, if the run had one."""
         if given := self.identity.get("threat"):
-            return Threat(given["norm"], given["eps"])
+            return serialize.from_plain(Threat, given, f"threat of {self.folder / 'run.toml'}")
         return next((result.threat for result in self.summary.results if result.threat is not None), None)
 
     def find(self, model: str, metric: str) -> Result | None:
@@ -66,9 +67,12 @@ class RunView:
 def read_run(folder: Path | str) -> RunView:
     """Open a finished run folder."""
     folder = Path(folder)
-    summary, described = read_summary(folder), config.read(folder / "run.toml")
-    return RunView(folder, described.get("identity", {}), described.get("settings", {}), summary,
-                   records.read_rows(folder))
+    if not (folder / "run.toml").exists():
+        raise InputError(f"{folder} must be a finished run folder, got one without run.toml")
+    described = records.read_description(folder / "run.toml")  # names the version that wrote it, so it comes first
+    summary, identity = read_summary(folder), described.identity
+    return RunView(folder, identity, described.settings, summary,
+                   records.read_rows(folder, None if described.schema == 1 else identity))
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ from typing import Any
 
 from equipoise import fitting
 from equipoise.attacks import Attack, Suite
-from equipoise.core import files, serialize
+from equipoise.core import config, files, serialize
 from equipoise.core.results import SelectionSummary
 from equipoise.evaluation import Conditions
 from equipoise.fitting.gated import BOTH_SIDES, CANDIDATE_ATTACK, SHIFTS, THRESHOLDS, candidate_attack, with_ranges
 from equipoise.fitting.selection import CandidateEvaluator, Selection
-from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, load_model, save_mixture
+from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, save_mixture
+from equipoise.mixing.folder import load_mixture
 from equipoise.studies.study import Pair, require_part
 
 FIXED, GATED = ("plain", "MixedNUTS"), ("gate", "gate on MixedNUTS")
@@ -107,14 +108,13 @@ class MixtureStore:
         """The mixture that was selected to keep a share, that of the comparison if none is given."""
         path = self._path(name, self.size.keep if share is None else share)
         require_part(path.exists(), "choose")
-        model = load_model(f"mixture:{path.parent}")
-        assert isinstance(model, MixedClassifier)
+        model = load_mixture(path.parent, bases=(self.pair.accurate, self.pair.robust))
         return model.to(self.conditions.device).eval()
 
     def selections(self) -> dict[str, SelectionSummary]:
         """The selected mixtures of the comparison, and what they reached on the images that selected them."""
         paths = {name: self._path(name, self.size.keep) for name in MIXTURES}
-        return {name: serialize.from_plain(SelectionSummary, json.loads(path.read_text(encoding="utf-8")), str(path))
+        return {name: serialize.from_plain(SelectionSummary, config.read_json(path), str(path))
                 for name, path in paths.items() if path.exists()}
 
 

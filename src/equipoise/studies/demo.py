@@ -11,10 +11,10 @@ import torch
 
 from equipoise import reporting
 from equipoise.attacks import Clean, Pgd, Suite, fast
-from equipoise.core import aggregation, arrays, format, results, rng, serialize
+from equipoise.core import aggregation, arrays, format, parallel, results, rng, serialize
 from equipoise.core.arrays import ExampleArrays, FitArrays
 from equipoise.core.device import resolve
-from equipoise.core.records import Run, read_rows
+from equipoise.core.records import Run, nothing_left_on_refusal, read_rows
 from equipoise.core.results import Summary
 from equipoise.core.rows import Row
 from equipoise.core.threat import Threat
@@ -64,7 +64,6 @@ class DemoResult:
         return f"{table}\npromise, calibrated on images of its own: {promise}\nreport: {self.report}"
 
 
-@single_thread()
 def run_demo(out: Path | str = "runs/demo", device: str = "auto", seed: int = 0, size: DemoSize | None = None) -> (
         DemoResult):
     """Train two classifiers on drawn shapes, fit a mixture, attack all three and write a report.
@@ -72,7 +71,13 @@ def run_demo(out: Path | str = "runs/demo", device: str = "auto", seed: int = 0,
     The classifiers are trained on the first part of the train split, the mixture is fitted on the rest, and all three
     are evaluated on images of the test split. No image has two uses. A run folder `out` of the same demo is resumed.
     """
-    start_time, out, size, threat = time.monotonic(), Path(out), size or DemoSize(), Threat("linf", shapes.EPS)
+    parallel.require_one_process("demo")
+    with nothing_left_on_refusal(out), single_thread():
+        return _run_demo(Path(out), device, seed, size or DemoSize())
+
+
+def _run_demo(out: Path, device: str, seed: int, size: DemoSize) -> DemoResult:
+    start_time, threat = time.monotonic(), Threat("linf", shapes.EPS)
     conditions = Conditions(threat, resolve(device), seed, batch_size=256)
     run = Run(out, {"command": "demo", "version": 1, "seed": seed, "size": size.describe(),
                     "threat": threat.to_dict()},

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from equipoise import models
-from equipoise.core import checks
+from equipoise.core import checks, parallel
 from equipoise.core.device import resolve
-from equipoise.core.records import Run
+from equipoise.core.records import Run, nothing_left_on_refusal
 from equipoise.core.registry import Registry
 from equipoise.core.settings import Settings, setting
 from equipoise.core.threat import NORMS, Threat
@@ -35,6 +35,8 @@ class StudySettings(Settings):
     data_dir: Path | None = setting(None, "Folder of the data set.")  # noqa: RUF009
     norm: str | None = setting(None, "Norm of the perturbation, linf or l2, for full; linf if not given.", among=NORMS)
     eps: float | None = setting(None, "Radius, for full; 8/255 in linf if not given.", fraction=True, positive=True)
+    allow_code: bool = setting(False, "Run the code that a mixture folder names; only for folders whose author you "
+                                      "trust.")
     seed: int = setting(0, "Random seed.", least=0)
 
     def __post_init__(self) -> None:
@@ -62,6 +64,7 @@ def reproduce(name: str, *, out: Path | str | None = None, parts: Sequence[str] 
         command: recorded in `run.toml`.
         settings: fields of :class:`StudySettings`.
     """
+    parallel.require_one_process("reproduce")
     study, options = STUDIES.get_entry(name), StudySettings(**settings)
     for part in parts:
         checks.one_of("part", part, study.parts)
@@ -73,10 +76,11 @@ def reproduce(name: str, *, out: Path | str | None = None, parts: Sequence[str] 
     pair = None
     if options.accurate is not None and options.robust is not None:
         # Loaded before the folder is created: an unknown name leaves no folder behind.
-        pair = load_pair(options.accurate, options.robust, options.data or "cifar10", options.data_dir)
+        pair = load_pair(options.accurate, options.robust, options.data or "cifar10", options.data_dir,
+                         models.LoadOptions(allow_code=options.allow_code))
         identity |= {"models": {side: models.identity(model) for side, model in pair.models.items()},
                      "data": pair.test.describe()}
         recorded |= {"references": list(pair.references)}
-    with single_thread() if pair is None else nullcontext():
+    with nothing_left_on_refusal(folder), single_thread() if pair is None else nullcontext():
         run = Run(folder, identity, recorded)
         return study(run, pair or train_digits_pair(folder / "bases", conditions), size, conditions).run(parts)

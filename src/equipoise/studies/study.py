@@ -24,6 +24,7 @@ from equipoise.data import Dataset, load_data
 from equipoise.evaluation import Conditions, Job, job, measure
 from equipoise.evaluation.measure import remove_stage_logs
 from equipoise.mixing import load_model
+from equipoise.models import LoadOptions
 from equipoise.training import TrainingPlan, fit_model
 from equipoise.training.objectives import Adversarial, Standard
 
@@ -54,12 +55,14 @@ class Pair:
         return self.load_training()
 
 
-def load_pair(accurate: str, robust: str, data: str, data_dir: Path | None) -> Pair:
+def load_pair(accurate: str, robust: str, data: str, data_dir: Path | None, options: LoadOptions | None = None
+              ) -> Pair:
     """Any two classifiers of any data set; up to 1000 test images are evaluated, and as many from the end held out."""
     test = load_data(data, split="test", data_dir=data_dir)
     count = min(1000, len(test) // 2)
-    return Pair(load_model(accurate), load_model(robust), (accurate, robust), test.slice(len(test) - count, count),
-                test.slice(0, count), partial(load_data, data, split="train", data_dir=data_dir))
+    return Pair(load_model(accurate, options), load_model(robust, options), (accurate, robust),
+                test.slice(len(test) - count, count), test.slice(0, count),
+                partial(load_data, data, split="train", data_dir=data_dir))
 
 
 def train_digits_pair(out: Path, conditions: Conditions) -> Pair:
@@ -149,7 +152,7 @@ class Study(ABC):
     def open_part(self, part: str, jobs: Sequence[Job], data: Dataset, **identity: Any) -> Run:
         """Open the run folder of a part, new or to be resumed; `identity` adds to what identifies it."""
         return Run(self.folder / part, {**self.describe_jobs(jobs, data), "part": part, **identity},
-                   self.conditions.environment())
+                   self.conditions.environment(), labels=data.labels_by_index())
 
     def measure_part(self, part: str, jobs: Sequence[Job], data: Dataset | None = None,
                      conditions: Conditions | None = None, *, clean_target: float | None = None,

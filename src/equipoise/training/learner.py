@@ -119,6 +119,7 @@ class Learner:
         self.memory = {name: value.to(device) for name, value in memory.items()}
         # Sums of losses, of correct images and of images; the first step whose loss was not finite.
         self.sums = torch.empty(4, dtype=torch.float64, device=device)
+        self.sums_by_process: Tensor | None = None  # (processes, 4), for a state within an epoch
         self.reset_statistics()
 
     @property
@@ -169,12 +170,20 @@ class Learner:
 
     def gather(self, own: Tensor) -> None:
         """Exchange memory and statistics of all processes; `own` (N,) are the rows that this process has written."""
+        self._gather_memory(own)
+        dist.all_reduce(self.sums[:3])
+        dist.all_reduce(self.sums[3:], dist.ReduceOp.MIN)
+
+    def prepare_state(self, own: Tensor) -> None:
+        """Within an epoch: collect in every process what :meth:`state_dict` needs from all of them."""
+        self._gather_memory(own)
+        self.sums_by_process = torch.stack(parallel.gather(self.sums.cpu()))
+
+    def _gather_memory(self, own: Tensor) -> None:
         for value in self.memory.values():
             # Each row comes from one process; adding zeros to it keeps its bits.
             value.mul_(own.view(-1, *[1] * (value.dim() - 1)))
             dist.all_reduce(value)
-        dist.all_reduce(self.sums[:3])
-        dist.all_reduce(self.sums[3:], dist.ReduceOp.MIN)
 
     def tensors(self) -> list[Tensor]:
         """Everything that a step changes."""
@@ -185,7 +194,8 @@ class Learner:
         """Everything that a resumed run needs, for `torch.save`."""
         return {"model": self.model.state_dict(),
                 "average": None if self.average is None else self.average.module.state_dict(),
-                "optimizer": self.optimizer.state_dict(), "memory": self.memory, "sums": self.sums}
+                "optimizer": self.optimizer.state_dict(), "memory": self.memory, "sums": self.sums,
+                "sums_by_process": self.sums_by_process}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -195,7 +205,8 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer"])
         for name, value in state["memory"].items():
             self.memory[name].copy_(value)
-        self.sums.copy_(state["sums"])
+        by_process = state.get("sums_by_process")
+        self.sums.copy_(state["sums"] if by_process is None else by_process[self.world.rank])
         # Loading replaced the learning rate by its saved value; a captured step reads this tensor.
         if self.learning_rate is not None:
             self.optimizer.param_groups[0]["lr"] = self.learning_rate

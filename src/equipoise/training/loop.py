@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.core import checks, format, memory, parallel, progress, rng
+from equipoise.core import checks, format, interrupts, memory, parallel, progress, rng
 from equipoise.core import device as devices
 from equipoise.core.modes import inference
+from equipoise.core.records import nothing_left_on_refusal
 from equipoise.core.results import Result, read_summary
 from equipoise.core.rows import EPOCH, EpochRow
 from equipoise.data import Dataset, batches
@@ -23,6 +25,8 @@ from equipoise.training.learner import Learner, TrainingStatistics
 from equipoise.training.loader import TrainingLoader, split
 from equipoise.training.objective import Objective, StepSchedule, TrainingPlan
 from equipoise.training.recorder import LAST, RunRecorder
+
+STEPS_PER_AGREEMENT = {"cpu": 1, "cuda": 20}  # of several processes about signals; it waits for a GPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +47,12 @@ def fit_model(model: nn.Module, objective: Objective, data: Dataset, plan: Train
               metadata: Mapping[str, str] | None = None) -> nn.Module:
     """Train a module with an objective on a part of a data set, validate it on the rest, and return it.
 
-    All random numbers are a function of (seed, epoch, image), so that a run that is killed and resumed, or spread over
-    several processes, takes the same course. On the CPU in fp32 a resumed run ends in the same bits.
+    All random numbers are a function of (seed, epoch, image). On the CPU in fp32 the same call ends in the same bits,
+    also if it is killed and resumed, on one kind of machine with the same number of threads (`torch.get_num_threads`)
+    and processes: sums of floats depend on how they are split. So a run is resumed only with the numbers it was
+    started with; others train a model that is as good but not the same. On a GPU runs differ in their last bits.
+
+    Ctrl-C and SIGTERM end the run after the current step, with its state saved; a second one ends it at once.
 
     Args:
         model: any module that the objective can call; parameters that need no gradient are left alone. In the end it
@@ -64,9 +72,17 @@ def run_training(model: nn.Module, objective: Objective, data: Dataset, plan: Tr
     objective.check_plan(plan)
     training, held_out = split(data, plan)
     loader = TrainingLoader(training, plan, device)
-    recorder = RunRecorder(out, model, objective, data, plan, device, metadata)
+    with nothing_left_on_refusal(out):
+        recorder = RunRecorder(out, model, objective, data, plan, device, metadata)
+        return _run_recorded(model, objective, loader, held_out, recorder)
+
+
+def _run_recorded(model: nn.Module, objective: Objective, loader: TrainingLoader, held_out: Dataset,
+                  recorder: RunRecorder) -> TrainingResult:
+    device = loader.device
     if recorder.folder is not None and (recorder.folder / "summary.json").exists():
-        model.load_state_dict(checkpoint.read_safetensors(recorder.folder / LAST)[0])
+        recorder.remove_state()
+        checkpoint.restore(recorder.folder / LAST, model)
         return TrainingResult(model.to(device).eval(), read_summary(recorder.folder).results, recorder.folder)
     try:
         with cudnn_benchmark(device):
@@ -74,7 +90,7 @@ def run_training(model: nn.Module, objective: Objective, data: Dataset, plan: Tr
     except RuntimeError as error:
         # Unlike in an evaluation the batch is not halved, because a smaller batch trains another model.
         checks.require(not memory.is_out_of_memory(error), "batch_size", f"fit into the memory of this {device.type}",
-                       plan.batch_size)
+                       loader.plan.batch_size)
         raise
     return TrainingResult(model.eval(), results, recorder.folder)
 
@@ -95,19 +111,23 @@ class TrainingRun:
         self.compile_seconds = 0.0
         self.shown: dict[str, str] = {}
         self.shown_time = 0.0
+        self.received = interrupts.Received()
 
     def run(self) -> tuple[Result, ...]:
         """Train the remaining epochs; returns the accuracies of the best and of the last one."""
         epochs, loader = self.plan.epochs, self.loader
         first = self.step // loader.steps_per_epoch
         self._warm_up(first)
-        with progress.task("training", total=epochs * len(loader), done=loader.count_images(self.step)) as task:
-            for epoch in range(first, epochs):
-                self._run_epoch(epoch, task)
-        if not self.last_correct:
-            self.last_correct = self._validate()
-        self.recorder.save(self.learner, self.step)
-        results = self.recorder.finish(self.last_correct, len(self.held_out), self.compile_seconds)
+        if self.step:
+            progress.note(f"resuming at {self._describe_step()}")
+        with nullcontext(self.received) if self.recorder.folder is None else interrupts.deferred() as self.received:
+            with progress.task("training", total=epochs * len(loader), done=loader.count_images(self.step)) as task:
+                for epoch in range(first, epochs):
+                    self._run_epoch(epoch, task)
+            if not self.last_correct:
+                self.last_correct = self._validate()
+            self.recorder.save(self.learner, self.step)
+            results = self.recorder.finish(self.last_correct, len(self.held_out), self.compile_seconds)
         if self.learner.average is not None:
             self.learner.model.load_state_dict(self.learner.average.module.state_dict())
         return results
@@ -120,6 +140,9 @@ class TrainingRun:
             task.advance(count_images(self.step) - before, **self._progress())
             # The end of an epoch is saved with its row and its validation, below.
             is_within_epoch = self.step % self.loader.steps_per_epoch != 0
+            if is_within_epoch and (learner.world.size == 1
+                                    or self.step % STEPS_PER_AGREEMENT[self.loader.device.type] == 0):
+                self._stop_if_asked(epoch)
             if learner.world.size == 1 and is_within_epoch and self.recorder.is_save_due(plan.save_seconds):
                 self._read_statistics()
                 self.recorder.save(learner, self.step)
@@ -136,8 +159,26 @@ class TrainingRun:
             images_per_second=round((count_images(self.step) - start_images) / max(seconds, 1e-9), 1),
             validation={metric: correct / len(self.held_out) for metric, correct in self.last_correct.items()}))
         learner.reset_statistics()
+        if epoch + 1 < plan.epochs:
+            self._stop_if_asked()
         if self.recorder.is_save_due(plan.save_seconds):
             self.recorder.save(learner, self.step)
+
+    def _stop_if_asked(self, epoch: int | None = None) -> None:
+        """After a signal to any process: save the state, within `epoch` or between two, and end the run."""
+        asked = self.received.number is not None
+        if self.recorder.folder is None or not parallel.any_process(asked, self.loader.device):
+            return
+        if epoch is not None and self.learner.world.size > 1:
+            self.learner.prepare_state(self.loader.own_rows(epoch))
+        self._read_statistics()
+        self.recorder.save(self.learner, self.step)
+        parallel.barrier()  # `torchrun` ends the others as soon as one process has ended
+        raise KeyboardInterrupt(f"stopped and saved at {self._describe_step()}; repeat the command to resume it there")
+
+    def _describe_step(self) -> str:
+        steps, epochs = self.loader.steps_per_epoch, self.plan.epochs
+        return f"epoch {min(self.step // steps + 1, epochs)} of {epochs}, step {self.step} of {epochs * steps}"
 
     def _take_steps(self, epoch: int) -> Iterator[int]:
         """Take the remaining steps of an epoch; yields the number of steps since the last yield."""

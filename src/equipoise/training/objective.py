@@ -47,7 +47,7 @@ class TrainingPlan(Settings):
     step_factor: float = setting(0.1, "Factor of each drop of the step schedule.", share=True)
     ema: float = setting(0.0, "Decay of the moving average of the weights, which is then saved; 0: off.", share=True)
     clip: float = setting(0.0, "Largest norm of the gradient; 0 turns clipping off.", fraction=True)
-    pad: int = setting(0, "Zero padding before a random crop.", least=0)
+    pad: int = setting(0, "Zero padding before a random crop.", least=0, most=1024)
     flip: bool = setting(False, "Flip images horizontally with probability one half.")
     cutout: int = setting(0, "Side length of the cutout square.", least=0)
     held_out: int | None = setting(None, "Images held out for validation; default: a tenth, at most 1000.", least=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import platform
 import time
 from collections.abc import Mapping
@@ -13,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import __version__, models
-from equipoise.core import checks, files, serialize, stats
+from equipoise.core import checks, config, files, parallel, serialize, stats
 from equipoise.core.records import Run
 from equipoise.core.results import Result, Summary
 from equipoise.core.rows import EpochRow
+from equipoise.core.serialize import Count, NonNegative
 from equipoise.data.dataset import Dataset
 from equipoise.models import Normalized, checkpoint
 from equipoise.training.learner import Learner
@@ -32,16 +32,16 @@ class BestEpoch:
 
     epoch: int = -1
     score: float = -1.0
-    correct: dict[str, int] = field(default_factory=dict)  # metric → held-out images classified correctly
+    correct: dict[str, Count] = field(default_factory=dict)  # metric → held-out images classified correctly
 
 
 @dataclass(frozen=True)
 class Progress:
     """How far a run is."""
 
-    step: int = 0
+    step: Count = 0
     best: BestEpoch = BestEpoch()
-    seconds: float = 0.0  # spent on the run so far
+    seconds: NonNegative = 0.0  # spent on the run so far
 
 
 class RunRecorder:
@@ -69,7 +69,7 @@ class RunRecorder:
         self.writable_folder: Path | None = None  # of the one process that writes checkpoints and rows
         if self.folder is not None:
             identity = {"command": "train", **metadata, "objective": objective.describe(), "plan": plan.identity(),
-                        "model": models.identity(model), "data": data.describe()}
+                        "model": models.identity(model), "data": data.describe(), **_parallelism(device)}
             self.run = Run(self.folder, identity, {"device": str(device), "compile": plan.compile,
                                                    "equipoise": __version__, "torch": torch.__version__,
                                                    "python": platform.python_version()})
@@ -87,8 +87,7 @@ class RunRecorder:
         path = self.folder / STATE
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            schema = state.get("schema")
-            checks.require(schema == STATE_SCHEMA, "schema", f"be {STATE_SCHEMA} in {path}", schema)
+            config.check_schema(state, path, (STATE_SCHEMA,))
             learner.load_state_dict(state["learner"])
             progress = serialize.from_plain(Progress, state["progress"], str(path))
         except checks.InputError:
@@ -121,9 +120,10 @@ class RunRecorder:
         self.save_best(learner.evaluated_model)
         checkpoint.save(self.writable_folder / LAST, learner.evaluated_model,
                         {**self.checkpoint_metadata, "step": str(step)})
-        progress, buffer = serialize.to_plain(Progress(step, self.best, self.seconds)), io.BytesIO()
-        torch.save({"schema": STATE_SCHEMA, "progress": progress, "learner": learner.state_dict()}, buffer)
-        files.write_atomic(self.writable_folder / STATE, buffer.getvalue())
+        progress = serialize.to_plain(Progress(step, self.best, self.seconds))
+        with files.atomic_writer(self.writable_folder / STATE) as file:
+            torch.save({"schema": STATE_SCHEMA, "version": __version__, "progress": progress,
+                        "learner": learner.state_dict()}, file)
         self.last_save = time.monotonic()
 
     def save_best(self, model: nn.Module) -> None:
@@ -164,6 +164,16 @@ class RunRecorder:
             self.run.finish()
             self.run.write_summary(Summary(command="train", seconds=self.seconds, results=results,
                                            best_epoch=self.best.epoch, compile_seconds=round(compile_seconds, 1)))
+        self.remove_state()
+        return results
+
+    def remove_state(self) -> None:
+        """Delete the state of a finished run."""
         if self.writable_folder is not None:
             (self.writable_folder / STATE).unlink(missing_ok=True)
-        return results
+
+
+def _parallelism(device: torch.device) -> dict[str, object]:
+    """What the order of additions, and with it the last bits of the weights, depends on."""
+    threads: object = torch.get_num_threads() if device.type == "cpu" else f"any on {device.type}"
+    return {"threads": threads, "processes": parallel.world().size}

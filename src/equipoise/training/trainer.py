@@ -26,6 +26,7 @@ from equipoise.training.objectives.gate import GATE_PLAN, GateLoss
 PerChannel = float | str | Sequence[float] | None
 
 
+@models.name_failing_model
 def train(
     objective: str | Objective | type[Objective], *, data: Any, arch: str | None = None,
     model: nn.Module | None = None, init: Path | str | None = None, mean: PerChannel = None, std: PerChannel = None,
@@ -45,6 +46,13 @@ def train(
         device: auto, cpu or cuda.
         **settings: settings of the objective and of :class:`TrainingPlan`.
     """
+    is_class = isinstance(objective, type) and issubclass(objective, Objective)
+    checks.require(is_class or isinstance(objective, str | Objective), "objective", "be the name of an objective, an "
+                   "Objective or a class of them", type(objective).__name__)
+    checks.optional("model", model, nn.Module, "be a torch module")
+    checks.optional("arch", arch, str, "be the name of an architecture")
+    for name, path in (("init", init), ("out", out)):
+        checks.path(name, path)
     if isinstance(objective, Objective):
         (plan,) = split(settings, TrainingPlan)
     else:
@@ -64,6 +72,7 @@ def train(
         return run_training(model, objective, images, downgrade_precision(plan, device), device, out, metadata)
 
 
+@models.name_failing_model
 def train_gate(
     accurate: nn.Module, robust: nn.Module, *, data: Any, width: int = WIDTH, layers: PairOfLayers | None = None,
     out: Path | str | None = None, device: torch.device | str = "auto", **settings: Any,
@@ -80,6 +89,12 @@ def train_gate(
         **settings: settings of :class:`GateLoss` and of :class:`TrainingPlan`; the defaults are in `GATE_PLAN`.
     """
     objective, plan = split({**GATE_PLAN.to_dict(), **settings}, GateLoss, TrainingPlan)
+    for name, base in (("accurate", accurate), ("robust", robust)):
+        checks.instance(name, base, nn.Module, "be a torch module")
+    checks.path("out", out)
+    sides = layers if isinstance(layers, tuple | list) else ()
+    pairs = [side for side in sides if isinstance(side, tuple | list) and [type(name) for name in side] == [str, str]]
+    checks.require(layers is None or len(pairs) == len(sides) == 2, "layers", "be two names for each model", layers)
     images = _load_images(data)
     device = devices.resolve(device)
     accurate, robust = accurate.to(device), robust.to(device)
@@ -118,8 +133,7 @@ def _per_channel(values: PerChannel, data: Dataset) -> list[float] | None:
     """One number per channel; a single one is for all."""
     if values is None:
         return None
-    parts = values.split(",") if isinstance(values, str) else values if isinstance(values, Sequence) else [values]
-    numbers = [checks.fraction("mean or std", part) for part in parts]
+    numbers = checks.fractions("mean or std", values, most=data.image_shape[0])
     return numbers * data.image_shape[0] if len(numbers) == 1 else numbers
 
 
