@@ -11,6 +11,13 @@ in [0, 1]; models map them to logits `(B, K)`. The names below are loaded when t
 equipoise` is quick.
 """
 
+import sys as _sys
+
+# `python -m equipoise` puts the current directory on the import path, which may be a folder received from somebody
+# else. It is removed before any other import, while runpy says "-m", and only for this command.
+if _sys.argv[:1] == ["-m"] and not _sys.flags.safe_path and "equipoise" in _sys.orig_argv[1:4]:
+    del _sys.path[0]
+
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,6 @@
 """`python -m equipoise` is the command `equipoise`."""
 
 import sys
-from pathlib import Path
 
 
 def main() -> None:
@@ -17,7 +16,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # `python -m` puts the current directory on the import path, which may be a folder received from somebody else.
-    if not sys.flags.safe_path and sys.path[:1] == [str(Path.cwd())]:
-        del sys.path[0]
     main()

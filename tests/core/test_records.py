@@ -201,7 +201,9 @@ EVALUATED = {"command": "evaluate", "attacks": {"m": {"clean": {}}, "m@0.5": {"c
     (EVALUATED, {"alpha": 0.25}, "row of another"), (EVALUATED, {"index": 9}, "row of another: index 9"),
     (EVALUATED, {"label": 1}, "row of another"), ({"command": "certify", "models": {"x": {}}}, {}, "row of another"),
     ({"command": "train", "plan": {"epochs": 3}}, {}, "row of another"),
-    (EVALUATED, {"index": 0, "correct": False}, "must not contradict an earlier row, got two of index 0")])
+    (EVALUATED, {"index": 0, "correct": False}, "must not contradict an earlier row, got two of index 0"),
+    ({}, {"index": 0, "attack": "pgd", "label": 1}, "got two labels of index 0"),
+    (EVALUATED, {"predicted": 3}, "`correct` must say whether label and prediction are equal, got True")])
 def test_rows_of_other_runs_are_refused(tmp_path: Path, identity: dict[str, object], row: dict[str, object],
                                         message: str) -> None:
     run = Run(tmp_path / "run", identity, {}, labels={0: 0, 1: 0})

@@ -206,7 +206,7 @@ def test_as_a_user_types_it_inside_the_received_folder(received: SimpleNamespace
     """Modules of the folder with the names of packages that are imported late are not imported, either."""
     write_code(received, received.folder)
     write_images(received.folder)
-    for package in ("rich", "jinja2", "matplotlib", "scipy"):
+    for package in ("typing", "pathlib", "rich", "jinja2", "matplotlib", "scipy"):
         (received.folder / f"{package}.py").write_text(f"raise RuntimeError('{package} of the folder')\n")
     plain = equipoise(received.folder, "evaluate", "mixture:.", *COMMANDS["evaluate"][2:])
     assert plain.returncode == 0, plain.stderr

@@ -249,3 +249,41 @@ def test_classes_out_of_range_are_nan_where_they_cannot_be_read() -> None:
     x = torch.stack((torch.zeros(3, 5, 7), torch.ones(3, 5, 7)))
     program = torch.export.export(mixture, (x,)).module()
     assert program(x).isnan().all(dim=1).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("images", [torch.uint8, torch.float16, torch.float32, torch.float64])
+def test_predict_takes_images_of_any_precision(cast: torch.dtype, images: torch.dtype) -> None:
+    mixture, x = MixedClassifier(_base(6), _base(6), 0.7).eval().to(cast), (_images(4) * 255).round()
+    x = x.to(images) if images == torch.uint8 else (x / 255).to(images)
+    assert mixture.predict(x).shape == (4,)
+
+
+class _Wrong(nn.Module):
+    """A base that does one thing wrong."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.what == "exit":
+            raise SystemExit(3)
+        if self.what == "change":
+            x.mul_(0.5)
+        logits = x.flatten(1)[:, :6]
+        return logits.long() if self.what == "integers" else logits
+
+
+@pytest.mark.parametrize(("what", "message"), [("exit", "SystemExit: 3"), ("change", "must not change its images"),
+                                               ("integers", "must be floating point, got torch.int64")])
+def test_predict_names_a_wrong_base(what: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        MixedClassifier(_base(6), _Wrong(what), 0.7).eval().predict(_images(4))
+
+
+def test_classes_in_floating_point_are_refused() -> None:
+    accurate = LookupModel(torch.tensor([1.7, 2.0, 0.0, 1.0]))
+    robust = LookupModel(torch.zeros(4, 3))
+    with pytest.raises(InputError, match="must be whole numbers"):
+        MixedClassifier(accurate, robust, 0.5, hard=True).eval().predict(numbered_images(4))

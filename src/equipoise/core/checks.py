@@ -208,6 +208,7 @@ def logits(z: Tensor, count: int, name: str = "logits") -> Tensor:
     require(isinstance(z, Tensor), name, "be one tensor", type(z).__name__)
     ok = z.dim() == 2 and z.shape[0] == count and z.shape[1] >= 2
     require(ok, name, f"have shape ({count}, K) with K ≥ 2", tuple(z.shape))
+    require(z.is_floating_point(), name, "be floating point", z.dtype)
     largest = z.detach().amax(dim=1)  # NaN in any column is NaN here
     if not bool(largest.isfinite().all()):  # one synchronisation with a GPU unless something is wrong
         require(not bool(largest.isnan().any()), name, "not contain NaN", "NaN")

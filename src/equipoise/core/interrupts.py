@@ -104,5 +104,5 @@ def _installed(handle: _Handler) -> Iterator[dict[int, _Handler | int]]:
 
 
 def _is_one_of_several() -> bool:
-    """Whether `torchrun` started this process: it sends Ctrl-C on to processes that the terminal has told already."""
+    """Whether `torchrun` started this process: it forwards Ctrl-C to processes that the terminal has sent it to."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1

@@ -155,10 +155,11 @@ def read_rows(folder: Path | str, identity: Mapping[str, Any] | None = None,
               labels: Mapping[int, int] | None = None) -> list[Row]:
     """All rows of a run in image order, merged or still in parts; an incomplete last line of a part is skipped.
 
-    Two different rows of one key are an error, and so are rows that do not belong to the run's `identity` or are about
-    images that are not in `labels`, where these are given.
+    Two different rows of one key are an error, and so are two labels of one image, and rows that do not belong to the
+    run's `identity` or are about images that are not in `labels`, where these are given.
     """
     folder = Path(folder)
+    seen: dict[int, int] = {}
     by_key: dict[RowKey, Row] = {}
     merged = folder / "rows.jsonl"
     for path in [merged, *_parts(folder)] if merged.exists() else _parts(folder):
@@ -171,6 +172,8 @@ def read_rows(folder: Path | str, identity: Mapping[str, Any] | None = None,
             if by_key.setdefault(row.key, row) != row:
                 raise InputError(f"{where} must not contradict an earlier row, got two of index {row.index}, model "
                                  f"{checks.shown(row.model)} and attack {checks.shown(row.attack)}")
+            if isinstance(row, ImageRow) and seen.setdefault(row.index, row.label) != row.label:
+                raise InputError(f"{where} must not contradict an earlier row, got two labels of index {row.index}")
             if not (_belongs_to(row, identity or {}) and _is_known_image(row, labels)):
                 raise InputError(f"{where} must belong to this run, got a row of another: index {row.index}, model "
                                  f"{checks.shown(row.model)}, attack {checks.shown(row.attack)}")

@@ -136,7 +136,11 @@ def parse(line: str, where: str) -> Row:
         values = config.parse_json(line, "it")
         if "kind" not in values:
             values = _from_schema_1(values)
-        return serialize.from_plain(ROW_TYPES[values.pop("kind")], values, "the row")
+        row: Row = serialize.from_plain(ROW_TYPES[values.pop("kind")], values, "the row")
+        if isinstance(row, AttackRow) and row.predicted is not None:
+            checks.require(row.correct == (row.predicted == row.label), "correct", "say whether label and prediction "
+                           "are equal", row.correct)
+        return row
     except InputError as error:
         raise InputError(f"{where} must be a row of a run: {error}") from None
     except (TypeError, KeyError, AttributeError):  # no table, or not one of a row

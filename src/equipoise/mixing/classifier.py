@@ -14,7 +14,7 @@ from equipoise.mixing.formula import gate_of, mix
 from equipoise.mixing.logit_maps import LogitMap, at_least_float32, one_hot, require_classes
 from equipoise.mixing.provenance import Frontier, Provenance, select_mixture
 from equipoise.mixing.surrogates import Hinges, Surrogate
-from equipoise.models.inspection import Described
+from equipoise.models.inspection import Described, name_failing_model
 
 TOLERANCE = 1e-5  # margins this close to q count as ties, because fp32 cannot distinguish them
 
@@ -99,15 +99,20 @@ class MixedClassifier(Described):
         valid = classes.clamp(0, h.shape[1] - 1)
         return one_hot(valid, h.shape[1], h.dtype).masked_fill((valid != classes).unsqueeze(1), math.nan)
 
+    @name_failing_model
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """(B,) classes, the same as `forward(x).argmax(1)`, with g run only on the images it can change.
 
-        Bytes are converted to [0, 1]. Unlike `forward`, which never waits for a value, it refuses images outside of
-        [0, 1] and bases that return NaN or +inf.
+        Bytes are converted to [0, 1], and images to the precision of the robust base. Unlike `forward`, which never
+        waits for a value, it refuses images outside of [0, 1], and bases that return NaN or +inf where they are run.
         """
         x = as_images(x)
+        x = x.to(next((weight.dtype for weight in self.robust.parameters() if weight.is_floating_point()), x.dtype))
+        version = None if x.is_inference() else x._version
         h = self.map_robust(checks.logits(self.robust(x), len(x), f"logits of {self._name_of('robust')}"))
+        if version is not None and x._version != version:
+            raise checks.InputError(f"{self._name_of('robust')} must not change its images in place; work on a copy")
         classes = h.argmax(dim=1)
         rows = self.needs_accurate(h).nonzero().squeeze(1)
         if len(rows):
@@ -118,6 +123,7 @@ class MixedClassifier(Described):
         """(B,) classes of the mixture, given the log-probabilities h of the robust side."""
         g, name = self.accurate(x), self._name_of("accurate")
         if self.hard and isinstance(g, Tensor) and g.dim() == 1:
+            checks.require(not g.is_floating_point(), f"classes of {name}", "be whole numbers", g.dtype)
             checks.labels(g.long(), h.shape[1], len(x), f"classes of {name}")
         else:
             checks.logits(g, len(x), f"logits of {name}")
