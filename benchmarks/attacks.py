@@ -6,17 +6,20 @@ Two CPU cores, a ResNet-8 trained on the spot on synthetic shapes, 32 images (ab
 A robust ResNet-8 and the first 128 images of CIFAR-10 (about six minutes, most of them pyautoattack's):
     python benchmarks/attacks.py --data DATA --weights WEIGHTS
 
-One GPU, robust ResNet-18, first 1000 images; the reference time was measured earlier on an H200:
-    PYTHONPATH=src python3 benchmarks/attacks.py --device cuda --data DATA --weights WEIGHTS
+One GPU, robust ResNet-18, first 1000 images. With the code of the original AutoAttack (a clone of its repository) it
+runs first, on the same model and images; without it its time is one that was measured earlier on an H200:
+    PYTHONPATH=src python3 benchmarks/attacks.py --device cuda --data DATA --weights WEIGHTS --reference CLONE
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from common import NO_FILES, THREAT, add_files, has_files, load_cifar_model, new_parser, robust_on_shapes, timed
@@ -49,6 +52,7 @@ def main() -> None:
     parser.add_argument("--precision", default="auto", help="precision of gradients: auto, fp32 or bf16")
     parser.add_argument("--count", type=int, help="number of images")
     parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--reference", type=Path, help="folder that holds the package of the original AutoAttack")
     parser.add_argument("--no-peer", action="store_true", help="do not run pyautoattack")
     parser.add_argument("--detail", action="store_true", help="show the progress of every stage")
     args = parser.parse_args()
@@ -57,7 +61,9 @@ def main() -> None:
     where = torch.cuda.get_device_name() if args.device == "cuda" else f"{args.threads} CPU threads"
     print(f"{name}, {len(data)} images, {THREAT}, {where}, torch {torch.__version__}", flush=True)
     reference = None
-    if args.device == "cpu" and not args.no_peer:
+    if args.reference is not None:
+        reference = run_original(args.reference, model, data, args)
+    elif args.device == "cpu" and not args.no_peer:
         reference = run_pyautoattack(model, data)
     elif args.device == "cuda" and has_files(args) and len(data) == 1000:
         reference = ORIGINAL_ON_H200
@@ -75,6 +81,26 @@ def load(args: argparse.Namespace) -> tuple[str, nn.Module, Dataset]:
     print(NO_FILES, flush=True)
     seconds, model = timed(lambda: robust_on_shapes(args.device), args.device)
     return f"ResNet-8 on shapes (trained in {seconds:.0f} s)", model, load_data("shapes", count=args.count or 32)
+
+
+def run_original(folder: Path, model: nn.Module, data: Dataset, args: argparse.Namespace) -> Reference:
+    """Time and attacked accuracy of the original AutoAttack, whose code lies in `folder`."""
+    sys.path.insert(0, str(folder))
+    from autoattack import AutoAttack
+
+    x, y = pixels(data.images).to(args.device), data.labels.to(args.device)
+    batch_size = args.batch_size or NETWORKS[args.device][2]
+    with torch.no_grad():
+        model(x[:batch_size])  # loading kernels is not timed here either
+    peer = AutoAttack(model, norm="Linf", eps=THREAT.eps, version="standard", device=args.device, seed=0, verbose=False)
+    cpu = time.process_time()
+    seconds, x_adv = timed(lambda: peer.run_standard_evaluation(x, y, bs=batch_size), args.device)
+    cpu = time.process_time() - cpu
+    with torch.no_grad():
+        correct = torch.cat([model(part).argmax(dim=1) for part in x_adv.split(batch_size)]) == y
+    accuracy = float(correct.float().mean())
+    print(f"original AutoAttack: {seconds:.1f} s, {accuracy:.2%}", flush=True)
+    return Reference(seconds, accuracy, cpu if args.device == "cpu" else None)
 
 
 def run_pyautoattack(model: nn.Module, data: Dataset) -> Reference:

@@ -38,7 +38,9 @@ def test_at_most_fifteen_names() -> None:
                                     pytest.param({}, marks=pytest.mark.slow, id="as printed")])
 def test_the_readme_example(counts: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                             capsys: pytest.CaptureFixture[str]) -> None:
-    """With the classifiers of a demo; in the fast tier with a tenth of the images."""
+    """With the classifiers of a demo; in the fast tier with a tenth of the images, and one of them audited."""
+    if counts:
+        monkeypatch.setattr("equipoise.evaluation.plan.COUNT", 1)
     for side in BASES:
         target = tmp_path / "runs" / "demo" / side
         target.mkdir(parents=True)
@@ -55,10 +57,10 @@ def test_the_readme_example(counts: dict[str, str], tmp_path: Path, monkeypatch:
 
 
 def test_evaluate(folder: Path) -> None:
-    arguments = ["--data", "digits", "--count", "12", "--eps", "0.12", "--attack", "fast", "--device", "cpu"]
+    arguments = ["--data", "digits", "--count", "12", "--eps", "0.12", "--audit", "1", "--device", "cpu"]
     assert run(["evaluate", "robust.safetensors", *arguments, "--out", "command"]) == 0
     model = eq.load_model("robust.safetensors")
-    eq.evaluate(model, eq.load_data("digits", count=12), threat=eq.Threat("linf", 0.12), attack="fast", device="cpu",
+    eq.evaluate(model, eq.load_data("digits", count=12), threat=eq.Threat("linf", 0.12), audit=1, device="cpu",
                 out="function")
     assert_same_rows(folder / "command", folder / "function")
 
@@ -66,10 +68,11 @@ def test_evaluate(folder: Path) -> None:
 def test_evaluate_a_mixture(folder: Path) -> None:
     """The same policy: its bases beside it, adaptive attacks, differences, costs and sanity checks."""
     shutil.copytree(FIXTURES, folder / "old")
-    arguments = ["--data", "digits", "--count", "8", "--eps", "0.12", "--steps", "3", "--device", "cpu"]
+    arguments = ["--data", "digits", "--count", "8", "--eps", "0.12", "--attack", "pgd", "--steps", "3",
+                 "--device", "cpu"]
     assert run(["evaluate", "mixture:old/mixture-nuts", *arguments, "--out", "command"]) == 0
-    result = eq.evaluate(eq.load_model("mixture:old/mixture-nuts"), eq.load_data("digits", count=8), steps=3,
-                         threat=eq.Threat("linf", 0.12), device="cpu", out="function")
+    result = eq.evaluate(eq.load_model("mixture:old/mixture-nuts"), eq.load_data("digits", count=8), attack="pgd",
+                         steps=3, threat=eq.Threat("linf", 0.12), device="cpu", out="function")
     assert_same_rows(folder / "command", folder / "function")
     assert {row.attack for row in result.rows if row.model == "mixed"} == {"clean", "pgd", "adaptive"}
     summaries = [json.loads((folder / name / "summary.json").read_text()) for name in ("command", "function")]

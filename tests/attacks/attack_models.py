@@ -59,6 +59,57 @@ class HardDecision(nn.Module):
         return torch.zeros_like(z).scatter(1, z.argmax(dim=1, keepdim=True), 1).log()
 
 
+class Scaled(nn.Module):
+    """The model with its logits times a number."""
+
+    def __init__(self, base: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.base, self.scale = base, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.base(x) * self.scale
+        return logits
+
+
+class Waves(nn.Module):
+    """Logits (v, −v), and −50 for further classes, with v = Σ wᵢ φ(xᵢ) + b and φ(u) = u + a·sin(f·u).
+
+    The waves are small and steep, so gradients say little about where v is small. As v is a sum over pixels, its
+    extremes over a ball are known (:meth:`breakable`).
+    """
+
+    def __init__(self, amplitude: float, frequency: float, num_classes: int = 10) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.amplitude, self.frequency, self.num_classes = amplitude, frequency, num_classes
+        self.weight = nn.Parameter(torch.randn(64, generator=generator), requires_grad=False)
+        self.images = ((0.2 + 0.6 * torch.rand(32, 1, 8, 8, generator=generator)) * 255).round().to(torch.uint8)
+        self.bias = -self.terms(pixels(self.images).flatten(1)).sum(dim=1).median()
+
+    def terms(self, u: Tensor) -> Tensor:
+        return self.weight.to(u.dtype) * (u + self.amplitude * torch.sin(self.frequency * u))
+
+    def forward(self, x: Tensor) -> Tensor:
+        v = self.terms(x.flatten(1)).sum(dim=1) + self.bias
+        others = v.new_full((len(x), self.num_classes - 2), -50)
+        return torch.cat([torch.stack([v, -v], dim=1), others], dim=1)
+
+    def data(self) -> Dataset:
+        """32 images with the predictions of the model as labels."""
+        labels = self(pixels(self.images)).argmax(dim=1)
+        return Dataset("waves", "test", self.images, labels, torch.arange(32), tuple(map(str, range(self.num_classes))))
+
+    def breakable(self, eps: float) -> Tensor:
+        """(32,) whether some point of the ball, on a grid with 4000 values per pixel, has the other sign."""
+        data = self.data()
+        x = pixels(data.images).flatten(1).double()
+        sign = torch.where(data.labels == 0, 1.0, -1.0).double()
+        least = torch.full_like(x, torch.inf)
+        for offset in torch.linspace(-eps, eps, 4001, dtype=torch.float64):
+            least = torch.minimum(least, sign[:, None] * self.terms(x + offset))
+        return least.sum(dim=1) + sign * self.bias < 0
+
+
 def make_data(model: nn.Module, count: int = 37) -> Dataset:
     """Random images; the model misclassifies every fifth."""
     generator = torch.Generator().manual_seed(0)

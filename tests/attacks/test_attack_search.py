@@ -39,12 +39,13 @@ class CountingSearch:
         self.sizes: list[int] = []
 
     def start(self, x: Tensor, y: Tensor, stream: Stream) -> SearchState:
-        return SearchState(x=x, y=y, index=stream.index, nearest=x, margin=x.new_ones(len(x)))
+        one = x.new_ones(len(x))
+        return SearchState(x=x, y=y, index=stream.index, nearest=x, margin=one, logit_margin=one)
 
     def advance(self, state: SearchState, stream: Stream, ages: Sequence[int], passes: int) -> SearchState:
         self.sizes.append(len(ages))
         done = torch.tensor(ages) + passes
-        return replace(state, margin=torch.where(stream.index < done, -1.0, 1.0))
+        return replace(state, logit_margin=torch.where(stream.index < done, -1.0, 1.0))
 
 
 def _load(rows: Tensor) -> AttackBatch:
@@ -55,9 +56,10 @@ def test_every_image_finishes_once_in_batches_of_one_size() -> None:
     search = CountingSearch()
 
     def judge(x: Tensor, y: Tensor) -> Verdict:
-        return Verdict(torch.ones_like(y), -torch.ones(len(y)))
+        return Verdict(torch.ones_like(y), -torch.ones(len(y)), -torch.ones(len(y)))
 
-    results = list(run_search(search, judge, _load, torch.arange(11), slots=4, shape=BatchShape(4, 4)))
+    results = list(run_search(search, judge, _load, torch.arange(11), slots=4, shape=BatchShape(4, 4),
+                              verdict_shape=BatchShape(4, 4)))
     assert sorted(row for result in results for row in result.rows.tolist()) == list(range(11))
     assert set(search.sizes) == {4}
     assert all(bool(result.broken.all()) for result in results)
@@ -65,8 +67,10 @@ def test_every_image_finishes_once_in_batches_of_one_size() -> None:
 
 def test_a_claim_that_is_not_confirmed_is_no_success() -> None:
     def judge(x: Tensor, y: Tensor) -> Verdict:
-        return Verdict(torch.zeros_like(y), torch.full((len(y),), 0.5))
+        return Verdict(torch.zeros_like(y), torch.full((len(y),), 0.5), torch.full((len(y),), 2.0))
 
-    results = list(run_search(CountingSearch(), judge, _load, torch.arange(3), slots=3, shape=BatchShape()))
+    results = list(run_search(CountingSearch(), judge, _load, torch.arange(3), slots=3, shape=BatchShape(),
+                              verdict_shape=BatchShape()))
     assert [result.broken.tolist() for result in results] == [[False] * 3]
-    assert results[0].margin.tolist() == [0.5] * 3
+    assert results[0].margin.tolist() == [0.5] * 3 and results[0].logit_margin.tolist() == [2.0] * 3
+    assert results[0].share.tolist() == [1.0] * 3

@@ -21,7 +21,7 @@ from equipoise.core.checks import InputError
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
 
-SUITE = Suite((Apgd("margin", 9), TargetedApgd(12, (1,)), TargetedApgd(12, (2,), margin_below=0.5), Fab(10, (1,)),
+SUITE = Suite((Apgd("margin", 9), TargetedApgd(12, (1,)), TargetedApgd(12, (2,), margin_ratio_below=0.5), Fab(10, (1,)),
                Square(60)))
 NAMES = [stage.name for stage in SUITE.stages()]
 
@@ -202,7 +202,7 @@ def test_out_of_memory_in_a_stage_makes_fixed_batches_smaller() -> None:
     assert bool((state.next_stage[state.survived] == 6).all()), "every stage was run"
 
 
-def test_margin_below_leaves_safe_images_out(model: nn.Module) -> None:
+def test_a_margin_ratio_leaves_safe_images_out(model: nn.Module) -> None:
     data = make_data(model)
     attacked: list[int] = []
 
@@ -211,10 +211,14 @@ def test_margin_below_leaves_safe_images_out(model: nn.Module) -> None:
             attacked.extend(result.rows.tolist())
 
     first = attack_dataset(Apgd("margin", 5), model, data, threat=THREAT, seed=0)
-    limit = float(first.margin[first.survived].median())
-    attack_dataset(Suite((Apgd("margin", 5), Square(5, margin_below=limit))), model, data, threat=THREAT, seed=0,
+    limit = float(first.margin_ratio[first.survived].median())
+    attack_dataset(Suite((Apgd("margin", 5), Square(5, margin_ratio_below=limit))), model, data, threat=THREAT, seed=0,
                    on_result=on_result)
-    assert set(attacked) == set((first.survived & (first.margin < limit)).nonzero().squeeze(1).tolist())
+    assert set(attacked) == set((first.survived & (first.margin_ratio < limit)).nonzero().squeeze(1).tolist())
+    with torch.no_grad():
+        clean = losses.signed_margin(model(pixels(data.images)), data.labels)
+    torch.testing.assert_close(first.clean_logit_margin, clean)
+    assert bool((first.logit_margin <= clean + 1e-5).all())
 
 
 class LyingCopy(nn.Module):

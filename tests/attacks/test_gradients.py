@@ -11,7 +11,8 @@ from attack_models import BatchSizeDependent, HardDecision
 from torch import Tensor, nn
 
 from conftest import Linear, generator
-from equipoise.attacks.gradients import GradientSettings, GradientSource, is_batch_invariant, straight_through
+from equipoise.attacks.gradients import GradientSettings, GradientSource, is_batch_invariant
+from equipoise.attacks.straight_through import straight_through
 from equipoise.core import losses
 from equipoise.core.checks import InputError
 from equipoise.core.rng import stream
@@ -46,10 +47,11 @@ def test_value_gradient_and_margin_of_a_linear_model(linear: Linear) -> None:
     x, y = _images().double(), torch.arange(8) % 6
     source = GradientSource(linear, GradientSettings(extra=lambda z: 2 * z.flatten(1).sum(1)), "fp32", x)
     own_logit = source.value_and_gradient("own logit", lambda z, y, target: z.gather(1, y.view(-1, 1))[:, 0])
-    value, gradient, margin = own_logit(x, y, y)
+    value, gradient, logit_margin, margin = own_logit(x, y, y)
     own = linear(x).gather(1, y.view(-1, 1)).squeeze(1)
     torch.testing.assert_close(value, (own + 2 * x.flatten(1).sum(1)).detach())
     torch.testing.assert_close(gradient.flatten(1), (linear.weight[y] + 2).detach())
+    torch.testing.assert_close(logit_margin, losses.signed_margin(linear(x), y).detach())
     torch.testing.assert_close(margin, losses.probability_margin(linear(x), y).detach())
 
 

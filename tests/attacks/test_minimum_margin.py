@@ -21,7 +21,7 @@ def test_two_linear_classes_closed_form(norm: str) -> None:
     centre = (x.flatten(1) @ weight[1]).mean()
     model = Linear(weight, torch.stack([centre * 0, 0.3 - centre]))
     y = torch.ones(12, dtype=torch.int64)
-    eps = 0.02 if norm == "linf" else 0.15
+    eps = {"linf": 0.02, "l2": 0.15, "l1": 0.35}[norm]
     points = minimum_margin(model, x, y, threat=Threat(norm, eps), stream=stream(0, "a", torch.arange(12)),
                             attack=margin_suite(steps=40), pool=2)
     gap = losses.signed_margin(model(x), y) - eps * geometry.dual_norm(weight[1:], norm)
@@ -35,7 +35,7 @@ def test_pool_is_sorted_true_and_diverse(norm: str, attack: Square, linear: Line
     x = stream(3, "x", torch.arange(4)).uniform(3, 5, 7).double()
     with torch.no_grad():
         y = linear(x).argmax(dim=1)
-    threat = Threat(norm, 0.02 if norm == "linf" else 0.2)
+    threat = Threat(norm, {"linf": 0.02, "l2": 0.2, "l1": 3.0}[norm])
     points = minimum_margin(linear, x, y, threat=threat, stream=stream(0, "a", torch.arange(4)), attack=attack, pool=3)
     assert points.images.shape == (3, 4, 3, 5, 7) and points.margins.shape == (3, 4)
     assert bool((points.margins[:-1] <= points.margins[1:]).all()), "from the smallest upwards"

@@ -54,12 +54,13 @@ def test_members_inherit_what_they_do_not_have() -> None:
     surrogate, other = nn.Identity(), nn.Identity()
     extra, other_extra = torch.sum, torch.mean
     suite = Suite((Apgd(), Apgd(steps=9, surrogate=other), Suite((Fab(ranks=(1,), extra=other_extra),)),
-                   Square(margin_below=0.5)), surrogate=surrogate, extra=extra, follow="surrogate", margin_below=0.1)
+                   Square(margin_ratio_below=0.5)), surrogate=surrogate, extra=extra, follow="surrogate",
+                  margin_ratio_below=0.1)
     stages = suite.stages()
     assert [stage.gradients.surrogate is surrogate for stage in stages] == [True, False, True, True]
     assert [stage.gradients.follow for stage in stages] == ["surrogate", "model", "surrogate", "surrogate"]
     assert [stage.gradients.extra is extra for stage in stages] == [True, True, False, True]
-    assert [stage.margin_below for stage in stages] == [0.1, 0.1, 0.1, 0.5]
+    assert [stage.margin_ratio_below for stage in stages] == [0.1, 0.1, 0.1, 0.5]
 
 
 @pytest.mark.parametrize("threat", [THREAT, Threat("l2", 0.1)], ids=str)
@@ -144,8 +145,8 @@ class Brightness:
 def test_description_of_an_algorithm() -> None:
     assert Apgd("margin", 20).describe() == {
         "attack": "apgd", "version": 1, "loss": "margin", "steps": 20, "restarts": 1}
-    assert TargetedApgd(20, (1, 2), margin_below=0.1).describe() == {
-        "attack": "targeted", "version": 1, "steps": 20, "ranks": [1, 2], "order": "logits", "margin_below": 0.1}
+    assert TargetedApgd(20, (1, 2), margin_ratio_below=0.1).describe() == {
+        "attack": "targeted", "version": 1, "steps": 20, "ranks": [1, 2], "order": "logits", "margin_ratio_below": 0.1}
     assert Pgd(extra=Brightness(), follow="surrogate").describe() == {
         "attack": "pgd", "version": 1, "steps": 20, "restarts": 1, "loss": "ce", "extra": {"term": "brightness"},
         "follow": "surrogate"}

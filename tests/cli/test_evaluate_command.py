@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from small_files import write_files
 
@@ -21,7 +22,7 @@ from equipoise.mixing import MixedClassifier
 from equipoise.models import checkpoint
 
 COMMON = ["--data", "npz:images.npz", "--batch-size", "2", "--eps", "1/255"]
-SLOW = {"pgd": [*COMMON, "--steps", "400"], "apgd": [*COMMON, "--attack", "apgd", "--steps", "400"]}
+SLOW = {"pgd": [*COMMON, "--attack", "pgd", "--steps", "400"], "apgd": [*COMMON, "--attack", "apgd", "--steps", "400"]}
 
 
 @pytest.fixture
@@ -32,8 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def evaluate(*arguments: str) -> int:
-    return run(["evaluate", "robust.safetensors", "--data", "npz:images.npz", "--out", "run", "--steps", "2",
-                "--batch-size", "5", "--eps", "8/255", *arguments])
+    return run(["evaluate", "robust.safetensors", "--data", "npz:images.npz", "--out", "run", "--attack", "pgd",
+                "--steps", "2", "--batch-size", "5", "--eps", "8/255", *arguments])
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -50,15 +51,71 @@ def test_results_of_a_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str
     assert evaluate() == 0 and read_summary("run") == summary
 
 
+def test_l1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate("--norm", "l1", "--eps", "0.5") == 0
+    assert "ℓ1 ≤ 0.5" in capsys.readouterr().out
+    assert run(["report", "run"]) == 0
+    assert "up to 0.5 of their range in all (ℓ1)" in Path("run/report.html").read_text()
+    assert run(["evaluate", "robust.safetensors", "--data", "npz:images.npz", "--out", "other", "--norm", "l1"]) == 2
+    assert "`eps` must be given for l1, such as 12" in capsys.readouterr().err
+    assert not Path("other").exists()
+
+
 @pytest.mark.parametrize("source", ["mix", "std", "rob"])
 def test_a_mixture_beside_its_bases(folder: Path, source: str) -> None:
     bases = [models.load(f"{side}.safetensors") for side in ("accurate", "robust")]
     mixing.save("mixture", MixedClassifier(bases[0], bases[1], 0.5), accurate="accurate.safetensors",
                 robust="robust.safetensors")
-    assert run(["evaluate", "mixture:mixture", "--data", "npz:images.npz", "--out", "run", "--steps", "2", "--source",
-                source, "--estimate"]) == 0
+    assert run(["evaluate", "mixture:mixture", "--data", "npz:images.npz", "--out", "run", "--attack", "pgd",
+                "--steps", "2", "--source", source, "--estimate"]) == 0
     assert {result.model for result in read_summary("run").results} == {"accurate", "robust", "mixed"}
     assert {result.model for result in read_summary("run/estimate").results} == {"robust"}
+
+
+def test_several_attacks_and_weights_named_twice(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bases = [models.load(f"{side}.safetensors") for side in ("accurate", "robust")]
+    mixing.save("mixture", MixedClassifier(bases[0], bases[1], 0.5), accurate="accurate.safetensors",
+                robust="robust.safetensors")
+    assert evaluate("mixture:mixture", "--attack", "pgd,square", "--restarts", "2") == 0
+    summary, out = read_summary("run"), capsys.readouterr().out
+    assert {result.metric for result in summary.results} == {"clean", "pgd", "square", "worst"}
+    assert summary.copied["mixture:mixture robust, square"] == "robust.safetensors, square"
+    assert "mixture:mixture robust, pgd: as robust.safetensors, pgd, which has the same weights" in out
+    assert evaluate("--attack", "fast,standard", "--out", "other") == 2
+    assert "none of which has such a setting" in capsys.readouterr().err
+
+
+def test_attacked_images_are_saved(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate("--save-adversarial", "--attack", "pgd,apgd") == 0
+    saved = safetensors.torch.load_file(folder / "run" / "adversarial.safetensors")
+    assert saved["robust.safetensors/apgd/images"].shape == (12, 3, 8, 8)
+    worst = torch.load(folder / "run" / "adversarial-robust.pt", weights_only=True)
+    model = models.load("robust.safetensors").eval()
+    correct = int((model(worst).argmax(dim=1) == saved["labels"]).sum())
+    assert correct == read_summary("run").result("robust.safetensors", "worst").count
+    assert evaluate("--out", "other") == 0 and evaluate("--out", "other", "--save-adversarial") == 2
+    assert "`save_adversarial` must be given at the first start of a run" in capsys.readouterr().err
+
+
+def test_failed_sanity_checks_are_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "rounded.py").write_text("""
+import torch
+from equipoise import models
+
+class Rounded(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = models.load("robust.safetensors")
+    def forward(self, x):
+        return self.base(x).round()
+
+def make():
+    return Rounded().eval()
+""")
+    assert run(["evaluate", "python:rounded:make", "--data", "npz:images.npz", "--out", "run", "--attack", "pgd",
+                "--steps", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "- vanishing gradients (python:rounded:make, pgd)" in out and "run --attack standard" in out
 
 
 def test_the_report_of_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +148,7 @@ def test_mistakes_in_a_file(folder: Path, capsys: pytest.CaptureFixture[str], co
         (["--eps", "8"], "`eps` must be at most 1 for linf (8/255, not 8), got 8.0"),
         (["--source", "rob"], "`source` must be mix where no model is a mixture"),
         (["--eps", "8/0"], "`eps` must be a number or a fraction such as 8/255, got '8/0'"),
-        (["--norm", "l3"], "`norm` must be one of l2, linf, got 'l3'"),
+        (["--norm", "l3"], "`norm` must be one of l1, l2, linf, got 'l3'"),
         (["--attack", "pdg"], "did you mean 'pgd'?"),
         (["--source", "moon"], "`source` must be one of mix, rob, std"),
         (["--steps", "0"], "`steps` must be a whole number of at least 1, got 0"),
@@ -151,7 +208,7 @@ def wait_for_row(process: subprocess.Popen[str], part: Path, attack: str) -> Non
 def test_a_stopped_process_is_resumed_to_the_same_bytes(folder: Path, attack: str, sent: signal.Signals,
                                                         code: int) -> None:
     """A real process, stopped by a real signal after its first attacked batch."""
-    arguments = ["evaluate", "robust.safetensors", *SLOW[attack], "--out"]
+    arguments = ["evaluate", "robust.safetensors", *SLOW[attack], "--save-adversarial", "--out"]
     assert run([*arguments, "complete"]) == 0
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     # Whatever runs the tests in the background has Ctrl-C ignored, and children inherit that.
@@ -168,14 +225,30 @@ def test_a_stopped_process_is_resumed_to_the_same_bytes(folder: Path, attack: st
     assert run([*arguments, "run"]) == 0
     complete, resumed = (json.loads((folder / name / "summary.json").read_text()) for name in ("complete", "run"))
     assert {**complete, "seconds": 0} == {**resumed, "seconds": 0}
-    assert (folder / "complete" / "rows.jsonl").read_bytes() == (folder / "run" / "rows.jsonl").read_bytes()
+    for name in ("rows.jsonl", "adversarial.safetensors"):
+        assert (folder / "complete" / name).read_bytes() == (folder / "run" / name).read_bytes()
 
 
-@pytest.mark.parametrize("attack", ["pgd", "fast"])
-def test_two_processes_write_the_same_rows(folder: Path, attack: str) -> None:
-    arguments = ["evaluate", "robust.safetensors", *COMMON, "--attack", attack, "--out"]
+@pytest.mark.parametrize("attack", [["pgd"], ["fast", "--audit", "3"]], ids=["pgd", "fast"])
+def test_two_processes_write_the_same_rows(folder: Path, attack: list[str]) -> None:
+    arguments = ["evaluate", "robust.safetensors", *COMMON, "--attack", *attack, "--out"]
     assert run([*arguments, "one"]) == 0
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "equipoise"]
     subprocess.run([*launch, *arguments, "two"], env=environment, check=True, capture_output=True)
     assert (folder / "one" / "rows.jsonl").read_bytes() == (folder / "two" / "rows.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(("model", "passes"), [
+    ("smoothed:1/4,5:robust.safetensors", None), ("smoothed:0.25,2,fresh:file:robust.safetensors", 3)])
+def test_a_randomly_smoothed_classifier(folder: Path, capsys: pytest.CaptureFixture[str], model: str,
+                                        passes: int | None) -> None:
+    """With fixed noise like any other model, with fresh noise as a randomised one."""
+    attack = ["apgd"] if passes is None else ["rand", "--eot", "2", "--repeats", str(passes)]
+    assert run(["evaluate", model, "--data", "npz:images.npz", "--out", "run", "--norm", "l2", "--eps", "0.5",
+                "--steps", "2", "--attack", *attack]) == 0
+    summary = read_summary("run")
+    assert {(r.model, r.metric, r.passes) for r in summary.results} == {
+        (model, metric, passes) for metric in ("clean", attack[0], "worst")}
+    assert [check.alarm for check in summary.sanity_checks if check.name == "randomness"] == [False]
+    assert ("3 passes each" in capsys.readouterr().out) == (passes is not None)

@@ -20,7 +20,8 @@ from equipoise.core.checks import EquipoiseWarning
 from equipoise.core.records import Run
 from equipoise.core.rows import Row
 
-EVALUATE = ["evaluate", "robust.safetensors", "--data", "npz:images.npz", "--out", "run", "--steps", "2"]
+EVALUATE = ["evaluate", "robust.safetensors", "--data", "npz:images.npz", "--out", "run", "--attack", "pgd", "--steps",
+            "2"]
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +74,7 @@ def test_names_are_shown_literally(capfdbinary: pytest.CaptureFixture[bytes]) ->
     line: list[str | bytes] = [sys.executable, "-m", "equipoise", "evaluate", name, *EVALUATE[2:]]
     done = subprocess.run(line, capture_output=True, check=False)
     assert done.returncode == 0 and rb"[red]x\x1b[31m\ny" in done.stdout and b"\x1b" not in done.stdout + done.stderr
-    assert run(["evaluate", "[/red]\x1b[31m\n\udcff.safetensors", *EVALUATE[2:-3], "other"]) == 2
+    assert run(["evaluate", "[/red]\x1b[31m\n\udcff.safetensors", *EVALUATE[2:5], "other", *EVALUATE[6:]]) == 2
     error = capfdbinary.readouterr().err
     assert rb"[/red]\x1b[31m\n\udcff.safetensors" in error and error.count(b"\n") == 1 and b"\x1b" not in error
 

@@ -46,7 +46,7 @@ def torchrun(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_evaluate_with_an_option_that_torchrun_also_has(tmp_path: Path) -> None:
     done = torchrun(tmp_path, "evaluate", "zoo:cnn_small", "--data", "digits", "--start", "10", "--count", "6",
-                    "--steps", "1", "--device", "cpu", "--out", "run")
+                    "--attack", "pgd", "--steps", "1", "--device", "cpu", "--out", "run")
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("summary.json") == 1  # the first process prints
     assert len((tmp_path / "run" / "rows.jsonl").read_text().splitlines()) == 12

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from equipoise.core import aggregation
+from equipoise.core import aggregation, stats
 from equipoise.core.results import find
 from equipoise.core.rows import AttackRow
 from equipoise.core.threat import Threat
@@ -32,3 +32,20 @@ def test_the_worst_case_counts_images_under_every_attack() -> None:
 def test_paired_differences() -> None:
     differences = aggregation.differences(ROWS, [("ours", "theirs")], THREAT)
     assert {row.metric: row.value for row in differences} == {"clean": 0.0, "worst": -0.5}
+
+
+def test_shares_of_passes_of_a_randomised_model() -> None:
+    """The worst attack is selected by the margin, whose passes are others than those of the share."""
+    def row(index: int, attack: str, share: float, margin: float, model: str = "m") -> AttackRow:
+        return AttackRow(index=index, model=model, attack=attack, label=0, correct=share > 0.5, margin=margin,
+                         share_correct=share, passes=10)
+
+    rows = [row(0, "clean", 0.9, 0.8), row(1, "clean", 0.6, 0.1), row(0, "rand", 0.7, 0.2), row(1, "rand", 0.5, 0.2),
+            row(0, "clean", 0.4, 0.1, "n"), row(1, "clean", 0.5, 0.1, "n")]
+    results = aggregation.accuracies(rows, THREAT)
+    for metric, shares in (("clean", [0.9, 0.6]), ("rand", [0.7, 0.5]), ("worst", [0.7, 0.6])):
+        found, expected = find(results, "m", metric), stats.mean_share(shares, 10)
+        assert (found.value, found.low, found.high, found.passes) == (expected.value, expected.low, expected.high, 10)
+    difference = aggregation.differences(rows, [("m", "n")], THREAT)[0]
+    assert difference.metric == "clean" and abs(difference.value - 0.3) < 1e-12
+    assert difference.low < 0.3 < difference.high

@@ -32,3 +32,18 @@ def test_ratios_ignore_scale_and_shift() -> None:
     torch.testing.assert_close(losses.dlr(3 * z + 5, y), losses.dlr(z, y))
     torch.testing.assert_close(losses.targeted_dlr(3 * z + 5, y, target), losses.targeted_dlr(z, y, target))
     assert torch.equal(losses.dlr(z, y) > 0, z.argmax(1) != y)
+
+
+def test_relative_losses_ignore_scale_and_are_those_of_a_deviation_of_three() -> None:
+    z = torch.randn(9, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    z, y = 3 * z / z.std(dim=1, keepdim=True), torch.arange(9) % 6
+    for name in ("ce", "margin"):
+        loss = losses.LOSSES[f"relative-{name}"]
+        torch.testing.assert_close(loss(z, y), losses.LOSSES[name](z, y))
+        torch.testing.assert_close(loss(z * 1e4, y), loss(z, y))
+        torch.testing.assert_close(loss((z * 1e-8).float(), y), loss(z, y).float())
+        hard = z.clone()
+        hard[:, 0] = -torch.inf
+        assert bool(loss(hard, torch.full_like(y, 3)).isfinite().all())
+        torch.testing.assert_close(loss(z[:, :2], y % 2), -losses.signed_margin(z[:, :2], y % 2))
+        assert not bool(loss(torch.zeros(2, 6), y[:2]).isnan().any())

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.core.rng import philox, stream
+from equipoise.core.rng import philox, seed_global, stream
 
 
 def _one(counter: tuple[int, ...], key: tuple[int, ...]) -> list[int]:
@@ -65,3 +68,20 @@ def test_shapes() -> None:
     assert chance.uniform().shape == (4,)
     assert chance.normal(3, 5, 7).shape == (4, 3, 5, 7)
     assert stream(0, "none", torch.arange(0)).uniform(3).shape == (0, 3)
+
+
+def test_global_generators_follow_the_stream_inside_and_continue_outside() -> None:
+    def draw() -> tuple[float, float, float]:
+        return float(torch.rand(1)), random.random(), float(np.random.rand())  # noqa: NPY002
+
+    def inside(seed: int, count: int) -> tuple[float, float, float]:
+        with seed_global(stream(seed, "passes", torch.arange(count))):
+            return draw()
+
+    for seed_all in (torch.manual_seed, random.seed, np.random.seed):
+        seed_all(0)
+    expected = [draw(), draw()]
+    for seed_all in (torch.manual_seed, random.seed, np.random.seed):
+        seed_all(0)
+    assert [draw(), inside(0, 3), draw()][::2] == expected
+    assert inside(0, 3) == inside(0, 3) and len({inside(0, 3), inside(1, 3), inside(0, 4)}) == 3

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from itertools import combinations
+from math import comb
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -101,3 +104,99 @@ def test_the_interval_of_a_lead_covers() -> None:
         found = stats.lead(luck < np.array([[0.87], [0.45]]), line, draws=300, seed=trial)
         inside += found is not None and found.low <= truth <= found.high
     assert inside >= 135
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.95])
+@pytest.mark.parametrize("population", range(13))
+def test_the_hypergeometric_bound_covers_and_is_the_smallest(population: int, confidence: float) -> None:
+    """Every population and sample size up to 12: samples are counted, and each bound is compared with a search."""
+    for sample in range(population + 1):
+        bound = [stats.hypergeometric_upper(x, sample, population, confidence) for x in range(sample + 1)]
+        assert bound == sorted(bound) and bound[sample] == population
+        ways = [[comb(total, x) * comb(population - total, sample - x) for x in range(sample + 1)]
+                for total in range(population + 1)]
+        everything = comb(population, sample)
+        for total, own in enumerate(ways):
+            missed = sum(count for x, count in enumerate(own) if bound[x] < total)
+            assert missed <= (1 - confidence) * everything * (1 + 1e-12), (sample, total)
+        for x in range(sample + 1):
+            plausible = [total for total, own in enumerate(ways)
+                         if sum(own[: x + 1]) >= (1 - confidence) * everything * (1 - 1e-12)]
+            assert bound[x] == max(plausible), (sample, x)
+
+
+def test_the_hypergeometric_bound_against_all_samples() -> None:
+    """Nothing but subsets: of the 3 successes among 9, a bound below 3 comes from at most 5 % of the samples of 4."""
+    samples = [sum(member < 3 for member in chosen) for chosen in combinations(range(9), 4)]
+    missed = sum(stats.hypergeometric_upper(x, 4, 9) < 3 for x in samples)
+    assert missed <= 0.05 * len(samples)
+    assert stats.hypergeometric_upper(0, 4, 9) == max(
+        total for total in range(10)
+        if sum(all(member >= total for member in chosen) for chosen in combinations(range(9), 4)) >= 0.05 * 126)
+
+
+def test_the_hypergeometric_bound_covers_in_simulation() -> None:
+    chance, missed = np.random.default_rng(0), 0
+    for _ in range(2000):
+        total = int(chance.integers(0, 460))
+        drawn = int(chance.hypergeometric(total, 459 - total, 64))
+        missed += stats.hypergeometric_upper(drawn, 64, 459) < total
+    assert missed <= 0.05 * 2000 + 3 * (2000 * 0.05 * 0.95) ** 0.5
+
+
+def test_unusable_counts_of_a_sample_are_one_sentence() -> None:
+    with pytest.raises(InputError, match=r"`sample` must lie in 0..5, got 6"):
+        stats.hypergeometric_upper(0, 6, 5)
+    with pytest.raises(InputError, match=r"`successes` must lie in 0..3, got 4"):
+        stats.hypergeometric_upper(4, 3, 5)
+
+
+POPULATIONS: dict[str, tuple[list[float], list[float]]] = {  # probabilities of a correct pass, and how frequent each is
+    "equal": ([0.9], [1]), "almost always": ([0.99], [1]), "deterministic": ([0, 1], [0.1, 0.9]),
+    "few far away": ([0, 0.95], [0.03, 0.97]), "few uncertain": ([0.5, 1], [0.1, 0.9]),
+    "spread": ([0.05, 0.3, 0.5, 0.8, 1], [0.3, 0.1, 0.1, 0.2, 0.3]), "rare": ([0.3, 0.999], [0.02, 0.98])}
+
+
+def _share_coverage(name: str, n: int, passes: int, draws: int) -> float:
+    """How often the interval of a mean share covers the mean probability over all images of a population."""
+    (values, weights), generator = POPULATIONS[name], np.random.default_rng(0)
+    shares = generator.binomial(passes, generator.choice(values, size=(draws, n), p=weights)) / passes
+    estimates = [stats.mean_share(row.tolist(), passes) for row in shares]
+    return float(np.mean([e.low <= np.dot(values, weights) <= e.high for e in estimates]))
+
+
+@pytest.mark.parametrize("name", POPULATIONS)
+def test_the_interval_of_a_mean_share_covers(name: str) -> None:
+    """300 draws; Student's interval covers 44 % for "few far away" and 28 % for "rare"."""
+    assert _share_coverage(name, 16, 50, 300) >= 0.95 - 3 * (0.05 * 0.95 / 300) ** 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passes", [1, 10, 50])
+@pytest.mark.parametrize("n", [16, 64, 500])
+@pytest.mark.parametrize("name", POPULATIONS)
+def test_the_interval_of_a_mean_share_covers_everywhere(name: str, n: int, passes: int) -> None:
+    covered = _share_coverage(name, n, passes, 2000)
+    print(f"{name}, {n} images, {passes} passes: {covered:.3f} of 2000")
+    assert covered >= 0.95 - 3 * (0.05 * 0.95 / 2000) ** 0.5
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=40))
+def test_a_mean_share_is_between_one_pass_per_image_and_independent_passes(counts: list[int]) -> None:
+    shares, n = [count / 20 for count in counts], len(counts)
+    estimate = stats.mean_share(shares, 20)
+    independent = stats.clopper_pearson(sum(counts), 20 * n)
+    assert estimate.low <= independent.low + 1e-9 and independent.high - 1e-9 <= estimate.high
+    assert estimate.low <= estimate.value <= estimate.high and estimate.n == n
+    flags = [count > 10 for count in counts]
+    assert stats.mean_share([float(flag) for flag in flags], 1) == stats.share(flags)
+
+
+def test_a_mean_paired_difference() -> None:
+    """Of verdicts it is that of [Bonett2012], but with Student's quantile."""
+    ours, theirs = [1.0] * 60 + [0.0] * 40, [1.0] * 50 + [0.0] * 50
+    exact, found = stats.paired_difference(10, 0, 100), stats.mean_paired_difference(ours, theirs)
+    assert found.value == pytest.approx(0.1) and found.n == 100
+    assert found.low == pytest.approx(exact.low, abs=0.003) and found.high == pytest.approx(exact.high, abs=0.003)
+    with pytest.raises(InputError, match=r"`shares` must lie in 0\.\.1"):
+        stats.mean_share([0.5, 1.5], 2)

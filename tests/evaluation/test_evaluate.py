@@ -65,7 +65,8 @@ def test_the_table_has_every_model_and_metric() -> None:
 def test_data_may_be_tensors_or_loaders() -> None:
     data = random_images()
     x, y = pixels(data.images), data.labels
-    values = [evaluate(linear_model(), given, threat=THREAT, steps=3, device="cpu").result("model", "worst").count
+    values = [evaluate(linear_model(), given, threat=THREAT, attack="pgd", steps=3, device="cpu")
+              .result("model", "worst").count
               for given in ((x, y), (data.images, y), TensorDataset(x, y), DataLoader(TensorDataset(x, y), 4))]
     assert len(set(values)) == 1
 
@@ -73,7 +74,8 @@ def test_data_may_be_tensors_or_loaders() -> None:
 def test_labels_need_not_contain_the_last_classes() -> None:
     data = random_images()
     few = data.labels.clamp(max=3)
-    assert evaluate(linear_model(), (data.images, few), threat=THREAT, steps=1).result("model", "clean").n == 11
+    result = evaluate(linear_model(), (data.images, few), threat=THREAT, attack="pgd", steps=1)
+    assert result.result("model", "clean").n == 11
 
 
 def test_a_mixture_is_evaluated_beside_its_bases(tmp_path: Path) -> None:
@@ -107,9 +109,9 @@ def test_local_lipschitz_estimates_of_the_robust_model(tmp_path: Path) -> None:
                                     {"steps": 4}, {"attack": Pgd(steps=3, step_size=0.1), "steps": None},
                                     {"attack": Pgd(steps=3, surrogate=linear_model(1)), "steps": None}, {"seed": 1}])
 def test_another_model_threat_attack_or_seed_is_another_run(tmp_path: Path, change: dict[str, Any]) -> None:
-    given: dict[str, Any] = {"models": {"m": linear_model()}, "threat": THREAT, "steps": 3}
+    given: dict[str, Any] = {"models": {"m": linear_model()}, "threat": THREAT, "attack": "pgd", "steps": 3}
     evaluate(given.pop("models"), random_images(), out=tmp_path / "run", device="cpu", **given)
-    changed = {"models": {"m": linear_model()}, "threat": THREAT, "steps": 3, **change}
+    changed = {"models": {"m": linear_model()}, "threat": THREAT, "attack": "pgd", "steps": 3, **change}
     with pytest.raises(InputError, match="`out` must be a new folder or belong to this run"):
         evaluate(changed.pop("models"), random_images(), out=tmp_path / "run", device="cpu", **changed)
 
@@ -214,7 +216,7 @@ def test_rows_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
         for threads in (1, 2):
             torch.set_num_threads(threads)
             evaluated, certified = tmp_path / f"evaluated-{threads}", tmp_path / f"certified-{threads}"
-            evaluate({"m": model}, images, threat=THREAT, steps=2, out=evaluated, device="cpu")
+            evaluate({"m": model}, images, threat=THREAT, attack="pgd", steps=2, out=evaluated, device="cpu")
             certify({"m": model}, images.slice(0, 2), sigma=0.25, samples=100, n0=20, out=certified, device="cpu")
             rows[threads] = [(out / "rows.jsonl").read_bytes() for out in (evaluated, certified)]
     finally:

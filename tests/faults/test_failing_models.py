@@ -117,7 +117,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def commands(reference: str) -> dict[str, list[str]]:
     data = ["--data", "npz:images.npz", "--out", "run"]
-    return {"evaluate": ["evaluate", reference, "--eps", "0.1", "--steps", "1", *data],
+    return {"evaluate": ["evaluate", reference, "--eps", "0.1", "--attack", "pgd", "--steps", "1", *data],
             "certify": ["certify", reference, "--sigma", "0.5", "--samples", "200", *data],
             "fit": ["fit", "--accurate", reference, "--robust", "robust.safetensors", "--eps", "0.1", *data]}
 
@@ -177,7 +177,8 @@ def test_the_original_exception_is_the_cause(function: str) -> None:
         robust = build("cnn_small", num_classes=4, image_shape=SHAPE)
         model = eq.MixedClassifier(model, robust, 0.5).eval()
     with pytest.raises(InputError, match=r"_Late .* ZeroDivisionError: late .*test_failing_models.py, line") as caught:
-        getattr(eq, function if function == "attack" else "evaluate")(model, data, threat=THREAT, steps=1)
+        call = getattr(eq, function if function == "attack" else "evaluate")
+        call(model, data, threat=THREAT, attack="pgd", steps=1)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
@@ -199,7 +200,8 @@ def test_a_bug_of_ours_keeps_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Run, "append", fail)
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
     with pytest.raises(ZeroDivisionError, match="a bug"):
-        eq.evaluate(model, (torch.rand(6, *SHAPE), torch.arange(6) % 4), threat=THREAT, steps=1)
+        data = torch.rand(6, *SHAPE), torch.arange(6) % 4
+        eq.evaluate(model, data, threat=THREAT, attack="pgd", steps=1)
 
 
 def test_a_model_that_cannot_be_probed_is_not_taken_for_one_with_logits() -> None:

@@ -40,10 +40,11 @@ def _data(count: int = 60) -> tuple[Tensor, Tensor]:
 
 
 FUNCTIONS: dict[str, Callable[[nn.Module, Any, Path], object]] = {
-    "evaluate": lambda model, data, out: eq.evaluate({"m": model}, data, threat=THREAT, steps=1, out=out, device="cpu"),
+    "evaluate": lambda model, data, out: eq.evaluate({"m": model}, data, threat=THREAT, attack="pgd", steps=1, out=out,
+                                                     device="cpu"),
     "suite": lambda model, data, out: eq.evaluate({"m": model}, data, threat=THREAT, attack="apgd", steps=1, out=out,
                                                   device="cpu"),
-    "attack": lambda model, data, out: eq.attack(model, data, threat=THREAT, steps=1, device="cpu"),
+    "attack": lambda model, data, out: eq.attack(model, data, threat=THREAT, attack="pgd", steps=1, device="cpu"),
     "fit": lambda model, data, out: eq.fit(Linear(2), model, data, threat=THREAT, device="cpu"),
     "certify": lambda model, data, out: eq.certify({"m": model}, data, sigma=0.05, samples=20, n0=5, out=out,
                                                    device="cpu"),
@@ -72,7 +73,7 @@ def test_logits_are_checked(function: str, value: float, tmp_path: Path) -> None
 
 def test_bytes_are_converted() -> None:
     levels, labels = (_data()[0] * 255).byte(), _data()[1]
-    results = [eq.attack(Linear(1), (images, labels), threat=THREAT, steps=1, device="cpu").images
+    results = [eq.attack(Linear(1), (images, labels), threat=THREAT, attack="pgd", steps=1, device="cpu").images
                for images in (levels, levels.float() / 255)]
     assert torch.equal(*results)
 

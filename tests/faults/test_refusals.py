@@ -30,7 +30,8 @@ COMMANDS = [
     [*EVALUATE, "--device", "abacus"], [*EVALUATE, "--source", "rob"], [*EVALUATE, "--seed", "-1"],
     ["evaluate", "none.safetensors", *DATA], ["evaluate", "mixture:none", *DATA],
     ["evaluate", "wide.safetensors", *DATA],
-    ["evaluate", "python:late:Late", *DATA, "--steps", "1"], ["evaluate", "broken.safetensors", *DATA],
+    ["evaluate", "python:late:Late", *DATA, "--attack", "pgd", "--steps", "1"],
+    ["evaluate", "broken.safetensors", *DATA],
     ["evaluate", "robust.safetensors", "--data", "npz:none.npz"], [*EVALUATE, "--data", "x" * 5000],
     [*CERTIFY, "--sigma", "-1"], [*CERTIFY, "--sigma", "0.1", "--samples", "5"], [*CERTIFY, "--sigma", "x"],
     [*CERTIFY, "--sigma", "0.1", "--alpha", "0.7"], ["certify", "wide.safetensors", *DATA, "--sigma", "0.1"],
@@ -82,7 +83,7 @@ def test_folders_that_were_there_stay(place: Path, tmp_path: Path, content: dict
     monkeypatch.chdir(place)
     for name, text in content.items():
         (tmp_path / name).write_text(text)
-    assert run(["evaluate", "python:late:Late", *DATA, "--steps", "1", "--out", str(tmp_path)]) == 2
+    assert run(["evaluate", "python:late:Late", *DATA, "--attack", "pgd", "--steps", "1", "--out", str(tmp_path)]) == 2
     assert tmp_path.is_dir() and content.keys() <= {path.name for path in tmp_path.iterdir()}
 
 

@@ -173,7 +173,8 @@ def write_images(folder: Path) -> None:
 
 
 COMMANDS = {
-    "evaluate": ["evaluate", "{}", "--data", "npz:images.npz", "--eps", "0.1", "--steps", "1", "--out", "run"],
+    "evaluate": ["evaluate", "{}", "--data", "npz:images.npz", "--eps", "0.1", "--attack", "pgd", "--steps", "1",
+                 "--out", "run"],
     "certify": ["certify", "{}", "--data", "npz:images.npz", "--sigma", "0.5", "--samples", "100", "--out", "run"],
     "fit": ["fit", "--accurate", "{weights}", "--robust", "{other}", "--like", "{}", "--data", "npz:images.npz",
             "--eps", "0.1", "--out", "run"],

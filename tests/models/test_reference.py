@@ -85,7 +85,7 @@ def test_a_path_that_exists_is_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["tims:resnet18", "nowhere", "", "zoo:", "resnet18"])
 def test_unknown_references_list_the_schemes(text: str) -> None:
-    with pytest.raises(InputError, match="file:, python:, tta:, zoo:") as caught:
+    with pytest.raises(InputError, match="file:, python:, smoothed:, tta:, zoo:") as caught:
         parse(text)
     assert ("did you mean 'zoo:resnet18'" in str(caught.value)) == (text == "resnet18")
 

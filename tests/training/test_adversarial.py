@@ -39,7 +39,7 @@ def test_early_epochs_have_their_own_steps() -> None:
     assert Adversarial(steps=7).at_epoch(0, 4).steps == 7
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 def test_inner_pgd_respects_the_radius_of_each_image(norm: str) -> None:
     model, x, eps = PlainNetwork(), images(), torch.tensor([0.0, 0.01, 0.05, 0.2])
     iterates = inner_pgd(lambda point: F.cross_entropy(model(point), LABELS, reduction="none"), x, x, norm=norm,

@@ -3,22 +3,30 @@
 `attack(model, x, y, threat=…, stream=…)` attacks one batch, :func:`attack_dataset` a whole data set.
 """
 
+from equipoise.attacks.adapters import from_callable as from_callable
+from equipoise.attacks.adapters import from_foolbox as from_foolbox
+from equipoise.attacks.adapters import from_torchattacks as from_torchattacks
 from equipoise.attacks.apgd import Apgd as Apgd
 from equipoise.attacks.engine import AttackState as AttackState
 from equipoise.attacks.fab import Fab as Fab
-from equipoise.attacks.gradients import straight_through as straight_through
 from equipoise.attacks.minimum_margin import margin_suite as margin_suite
 from equipoise.attacks.minimum_margin import minimum_margin as minimum_margin
 from equipoise.attacks.pgd import Pgd as Pgd
 from equipoise.attacks.pgd import TransferPgd as TransferPgd
+from equipoise.attacks.randomized import EOT as EOT
+from equipoise.attacks.randomized import MOST_PASSES as MOST_PASSES
+from equipoise.attacks.randomized import REPEATS as REPEATS
+from equipoise.attacks.randomized import judge_with_new_passes as judge_with_new_passes
 from equipoise.attacks.registry import ATTACKS as ATTACKS
 from equipoise.attacks.registry import fast as fast
 from equipoise.attacks.registry import make_attack as make_attack
+from equipoise.attacks.registry import rand as rand
 from equipoise.attacks.registry import standard as standard
 from equipoise.attacks.sanity_checks import black_box_check as black_box_check
 from equipoise.attacks.sanity_checks import run_sanity_checks as run_sanity_checks
 from equipoise.attacks.search import SearchResult as SearchResult
 from equipoise.attacks.square import Square as Square
+from equipoise.attacks.straight_through import straight_through as straight_through
 from equipoise.attacks.suite import Attack as Attack
 from equipoise.attacks.suite import BatchAttack as BatchAttack
 from equipoise.attacks.suite import Clean as Clean

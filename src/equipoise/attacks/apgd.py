@@ -11,7 +11,7 @@ goes back to its best point if fewer than ¾ of the steps since the last checkpo
 step nor the best loss has changed since.
 
 :func:`observe` and :func:`take_step` are the algorithm; :class:`ApgdSearch` runs it in attacks, :func:`apgd_maximize`
-in training, where every image has a radius of its own.
+in training, where every image has a radius of its own. In ℓ1 :mod:`equipoise.attacks.sparse_ascent` takes their place.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch import Tensor
 from equipoise.attacks.engine import Stage
 from equipoise.attacks.gradients import GradientSource, Objective
 from equipoise.attacks.search import Rows, SearchState
+from equipoise.attacks.sparse_ascent import SparseAscent, SparseAscentState, maximize_sparse
 from equipoise.attacks.suite import Attack
 from equipoise.core import checks, geometry, losses
 from equipoise.core.ascent import ValueAndGradient
@@ -127,6 +128,8 @@ def apgd_maximize(value_and_gradient: ValueAndGradient, x: Tensor, start: Tensor
 
     The caller sets the mode of the model. Returns the iterates (B, …) with the highest values, detached.
     """
+    if norm == "l1":
+        return maximize_sparse(value_and_gradient, x, start.detach(), eps, steps)
     state, intervals = start_ascent(start.detach(), eps), checkpoint_intervals(steps)
     by_age = torch.tensor(intervals, device=eps.device)
     for age in range(steps + 1):
@@ -143,7 +146,7 @@ class Apgd(Attack):
     """APGD from random starts.
 
     Args:
-        loss: ce, dlr or margin (of probabilities).
+        loss: ce, dlr, margin (of probabilities), or relative-ce and relative-margin, which have no scale.
         steps: gradient steps per start.
         restarts: starts per image; images already broken are left out of later ones.
     """
@@ -173,7 +176,7 @@ class Apgd(Attack):
 class ApgdState(SearchState):
     """Rows of :class:`ApgdSearch`."""
 
-    ascent: AscentState
+    ascent: AscentState | SparseAscentState
     target: Tensor  # (B,) target classes; of an objective without targets the labels
     low: Tensor | None  # (B, C, H, W) bounds of an ℓ∞ ball
     high: Tensor | None
@@ -189,7 +192,8 @@ class ApgdSearch:
                  objective: Objective,
                  choose_targets: Callable[[Tensor, Tensor, Stream], Tensor] | None = None) -> None:
         self.threat, self.purpose, self.choose_targets = threat, purpose, choose_targets
-        self.passes = steps + 1
+        self.sparse = SparseAscent(threat.eps, steps, source.example.device) if threat.norm == "l1" else None
+        self.passes = steps + 1 if self.sparse is None else self.sparse.passes
         self.intervals = checkpoint_intervals(steps)
         self.intervals_by_age = torch.tensor(self.intervals, device=source.example.device)
         self.value_and_gradient = source.value_and_gradient(objective_name, objective)
@@ -197,28 +201,39 @@ class ApgdSearch:
     def start(self, x: Tensor, y: Tensor, stream: Stream) -> ApgdState:
         """Every row at a random point of the sphere."""
         eps = x.new_full((len(x),), self.threat.eps)
-        ascent = start_ascent(geometry.surface(x, self.threat, stream.at(self.purpose)), eps)
+        own = stream.at(self.purpose)
+        ascent = (start_ascent(geometry.surface(x, self.threat, own), eps) if self.sparse is None
+                  else self.sparse.start(x, own))
         low, high = geometry.reusable_bounds(x, self.threat)
         target = y if self.choose_targets is None else self.choose_targets(x, y, stream)
-        return ApgdState(x=x, y=y, index=stream.index, nearest=x, margin=torch.full_like(eps, torch.inf), ascent=ascent,
+        unknown = torch.full_like(eps, torch.inf)
+        return ApgdState(x=x, y=y, index=stream.index, nearest=x, margin=unknown, logit_margin=unknown, ascent=ascent,
                          target=target, low=low, high=high)
 
     def advance(self, state: ApgdState, stream: Stream, ages: Sequence[int], passes: int) -> ApgdState:
         """`passes` steps; nothing is random after the start."""
         for done in range(passes):
-            at_checkpoint = any(self.intervals[min(age + done, self.passes)] for age in ages)
-            state = self._step(state, at_checkpoint)
+            state = self._step(state, [age + done for age in ages])
         return state
 
-    def _step(self, state: ApgdState, at_checkpoint: bool) -> ApgdState:
-        ascent = state.ascent
-        value, gradient, margin = self.value_and_gradient(ascent.point, state.y, state.target)
-        unfinished = ascent.age < self.passes  # fillings and finished rows stay as they are
-        nearer = (margin < state.margin) & unfinished
-        intervals = self.intervals_by_age if at_checkpoint else None
+    def _step(self, state: ApgdState, ages: Sequence[int]) -> ApgdState:
+        point = state.ascent.point
+        value, gradient, logit_margin, margin = self.value_and_gradient(point, state.y, state.target)
+        counts, ascent = self._move(state, value, gradient, ages)
+        nearer = state.is_nearer(logit_margin, margin) & counts
         return replace(
-            state, nearest=where_rows(nearer, ascent.point, state.nearest),
-            margin=torch.where(nearer, margin, state.margin),
-            ascent=take_step(observe(ascent, value, gradient), gradient, norm=self.threat.norm, intervals=intervals,
-                             project=partial(geometry.project, x=state.x, threat=self.threat, low=state.low,
-                                             high=state.high)))
+            state, nearest=where_rows(nearer, point, state.nearest), margin=torch.where(nearer, margin, state.margin),
+            logit_margin=torch.where(nearer, logit_margin, state.logit_margin), ascent=ascent)
+
+    def _move(self, state: ApgdState, value: Tensor, gradient: Tensor,
+              ages: Sequence[int]) -> tuple[Tensor, AscentState | SparseAscentState]:
+        """(B,) whether the points before the step count, unlike those of finished rows, and the ascent after it."""
+        ascent = state.ascent
+        if isinstance(ascent, SparseAscentState):
+            assert self.sparse is not None
+            return self.sparse.counts(ascent), self.sparse.advance(ascent, state.x, value, gradient, ages)
+        at_checkpoint = any(self.intervals[min(age, len(self.intervals) - 1)] for age in ages)
+        project = partial(geometry.project, x=state.x, threat=self.threat, low=state.low, high=state.high)
+        return ascent.age < self.passes, take_step(
+            observe(ascent, value, gradient), gradient, norm=self.threat.norm, project=project,
+            intervals=self.intervals_by_age if at_checkpoint else None)

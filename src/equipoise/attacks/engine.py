@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from equipoise.attacks.gradients import GradientSettings, GradientSource, is_batch_invariant
+from equipoise.attacks.gradients import VERDICT_BLOCK, GradientSettings, GradientSource, is_batch_invariant
 from equipoise.attacks.search import AttackBatch, BatchShape, Search, SearchResult, run_search
 from equipoise.core import checks, device, memory, progress
 from equipoise.core.modes import inference
@@ -34,7 +34,7 @@ class Stage:
     name: str  # in rows and reports; different for all stages of an attack
     make_search: MakeSearch
     cost: float  # in passes with a gradient, for the progress bar
-    margin_below: float | None  # only images whose smallest margin so far is below this are attacked
+    margin_ratio_below: float | None  # only images with less than this share of their clean logit margin are attacked
     gradients: GradientSettings
     stream_path: tuple[str, ...] = ()  # names of the suites around the stage; each has a random stream of its own
 
@@ -50,7 +50,10 @@ class AttackState:
     stages: tuple[str, ...]
     predicted: Tensor  # (N,) class at the nearest point
     margin: Tensor  # (N,) smallest signed probability margin so far
+    logit_margin: Tensor  # (N,) smallest signed logit margin so far
+    clean_logit_margin: Tensor  # (N,) that of the clean image
     broken_stage: Tensor  # (N,) number of the stage that broke the image, 0 if it was misclassified clean, −1 if none
+    passes: Tensor  # (N,) network passes with a gradient so far; one without counts a third
     next_stage: Tensor  # (N,) number of the first stage the image has not met; the clean image is stage 0
     images: Tensor | None = None  # (N, C, H, W) nearest points, if they are kept
 
@@ -58,13 +61,23 @@ class AttackState:
     def new(cls, stages: Sequence[str], count: int, images: Tensor | None = None) -> Self:
         """The state before anything is known; `images` are the clean images, if nearest points are kept."""
         checks.require(len(set(stages)) == len(stages), "stages", "have different names", tuple(stages))
-        return cls(tuple(stages), torch.zeros(count, dtype=torch.int64), torch.full((count,), torch.inf),
-                   torch.full((count,), SURVIVED), torch.zeros(count, dtype=torch.int64), images)
+        unknown = torch.full((count,), torch.inf)
+        return cls(tuple(stages), torch.zeros(count, dtype=torch.int64), unknown, unknown.clone(), unknown.clone(),
+                   torch.full((count,), SURVIVED), torch.zeros(count), torch.zeros(count, dtype=torch.int64), images)
 
     @property
     def survived(self) -> Tensor:
         """(N,) images that no stage has broken."""
         return self.broken_stage == SURVIVED
+
+    @property
+    def margin_ratio(self) -> Tensor:
+        """(N,) the share of its clean logit margin that an image has left; 1 where logits are infinite.
+
+        Neither scaling nor shifting the logits changes it, unlike probability margins: of a network with logits a
+        hundred times as large they are all near 1 until the image breaks.
+        """
+        return (self.logit_margin / self.clean_logit_margin).nan_to_num(nan=1.0)
 
     def broken_by(self, row: int) -> str | None:
         """The name of the stage that broke the image, "clean" if it was misclassified clean, None if it survived."""
@@ -75,13 +88,18 @@ class AttackState:
         """Stage `number` is not run on these of the images that it comes next for."""
         self.next_stage[mask & (self.next_stage == number)] = number + 1
 
-    def update(self, number: int, result: SearchResult) -> None:
-        """Stage `number` has finished with the images of the result."""
+    def update(self, number: int, result: SearchResult, cost: float = 0.0) -> None:
+        """Stage `number`, whose whole search has this cost, has finished with the images of the result."""
         rows, margin, broken = result.rows, result.margin.float().cpu(), result.broken.cpu()
         nearer = (margin < self.margin[rows]) | broken
         self.margin[rows[nearer]] = margin[nearer]
+        logit_margin = result.logit_margin.float().cpu()
+        self.logit_margin[rows] = torch.minimum(self.logit_margin[rows], logit_margin)
+        if number == CLEAN:
+            self.clean_logit_margin[rows] = logit_margin
         self.predicted[rows[nearer]] = result.predicted.cpu()[nearer]
         self.broken_stage[rows[broken]] = number
+        self.passes[rows] += cost * result.share
         self.next_stage[rows] = number + 1
         if self.images is not None:
             nearest = result.images[nearer.to(result.images.device)]
@@ -91,7 +109,7 @@ class AttackState:
         """A copy of a state from an earlier run, if it is one of these stages and as many images."""
         checks.require(isinstance(known, AttackState), "state", "be an AttackState", type(known).__name__)
         checks.require(known.stages == self.stages, "state", f"be of the stages {', '.join(self.stages)}", known.stages)
-        for name in ("predicted", "margin", "broken_stage", "next_stage", "images"):
+        for name in (field.name for field in dataclasses.fields(self) if field.name != "stages"):
             given, wanted = _signature(getattr(known, name)), _signature(getattr(self, name))
             checks.require(given == wanted, f"state.{name}", f"be {wanted}", given)
         last = len(self.stages)
@@ -131,7 +149,7 @@ class Driver:
         self.precision, self.slots, self.batching = precision, slots, batching
         self.max_block, self.stop_at_success, self.many_passes = block, stop_at_success, many_passes
         self._pool = self._new_pool()
-        self._sources: dict[tuple[int, int, str], GradientSource] = {}
+        self._sources: dict[tuple[object, ...], GradientSource] = {}
 
     def run(self, stages: Sequence[Stage], state: AttackState,
             on_result: Callable[[int, SearchResult], None] = lambda number, result: None,
@@ -142,7 +160,7 @@ class Driver:
         images). `candidates` are the images that a stage may attack (N,).
         """
         def finish(number: int, result: SearchResult) -> None:
-            state.update(number, result)
+            state.update(number, result, stages[number - 1].cost if number else 1 / 3)
             on_result(number, result)
 
         surrogates = [stage.gradients.surrogate for stage in stages]
@@ -153,8 +171,8 @@ class Driver:
                 if result is not None:
                     finish(CLEAN, result)
             for number, stage in enumerate(stages, start=1):
-                if stage.margin_below is not None:
-                    state.skip(number, candidates(state) & (state.margin >= stage.margin_below))
+                if stage.margin_ratio_below is not None:
+                    state.skip(number, candidates(state) & (state.margin_ratio >= stage.margin_ratio_below))
                 while len(rows := (candidates(state) & (state.next_stage == number)).nonzero().squeeze(1)):
                     if self._attempt(partial(self._search, stage, rows, partial(finish, number))) is False:
                         state.skip(number, candidates(state))
@@ -162,11 +180,12 @@ class Driver:
     def _classify(self, rows: Tensor, settings: GradientSettings) -> SearchResult:
         """The verdicts on clean images."""
         source = self._source(settings)
-        batch = self.load(torch.tensor(self._shape(source).fill(rows.tolist())))
+        batch = self.load(torch.tensor(self._shape(source).at_most(VERDICT_BLOCK).fill(rows.tolist())))
         checks.labels(batch.y, source.classes)
         verdict, n = source.judge(batch.x, batch.y), len(rows)
         predicted, broken = verdict.predicted[:n], (verdict.predicted != batch.y)[:n]
-        return SearchResult(rows, batch.x[:n], predicted, verdict.margin[:n], broken)
+        return SearchResult(rows, batch.x[:n], predicted, verdict.margin[:n], verdict.logit_margin[:n], broken,
+                            torch.ones(n))
 
     def _search(self, stage: Stage, rows: Tensor, finish: Callable[[SearchResult], None]) -> bool:
         """Run the stage on these images; False if the model has too few classes for it."""
@@ -178,14 +197,15 @@ class Driver:
         search = stage.make_search(source, self.threat, self.stop_at_success)
         if search is None:
             return False
-        for result in run_search(search, source.judge, load, rows, slots=self.slots, shape=self._shape(source),
-                                 stop_at_success=self.stop_at_success):
+        shape = self._shape(source)
+        for result in run_search(search, source.judge, load, rows, slots=self.slots, shape=shape,
+                                 verdict_shape=shape.at_most(VERDICT_BLOCK), stop_at_success=self.stop_at_success):
             finish(result)
         return True
 
     def _source(self, settings: GradientSettings) -> GradientSource:
         """The gradient source with these settings, built once."""
-        key = (id(settings.surrogate), id(settings.extra), settings.follow)
+        key = (id(settings.surrogate), id(settings.extra), settings.follow, settings.eot, settings.repeats)
         if key not in self._sources:
             x, y = self.example.x, self.example.y
             source = GradientSource(self.model, settings, self.precision, x, many_passes=self.many_passes,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from equipoise.attacks.engine import Stage
 from equipoise.attacks.gradients import GradientSource
 from equipoise.attacks.search import SearchState
 from equipoise.attacks.suite import Attack
-from equipoise.attacks.targeted import RANKS, check_ranks, classes_by_logit, logit_difference
+from equipoise.attacks.targeted import ORDERS, RANKS, check_ranks, choose_targets, logit_difference
 from equipoise.core import checks, geometry
 from equipoise.core.geometry import where_rows
 from equipoise.core.rng import Stream
@@ -42,25 +42,33 @@ class Fab(Attack):
 
     Args:
         steps: gradient steps per target.
-        ranks: which classes, 1 having the highest logit; those that a model does not have are left out.
+        ranks: which classes, 1 being the likeliest; those that a model does not have are left out.
+        order: likeliest by logits or by distance, as in :class:`~equipoise.attacks.TargetedApgd`.
     """
 
     name: ClassVar[str] = "fab"
     steps: int = 100
     ranks: tuple[int, ...] = RANKS
+    order: str = "logits"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", check_ranks(self.ranks))
         checks.whole("steps", self.steps, least=1, most=checks.MOST_STEPS)
+        checks.one_of("order", self.order, ORDERS)
+
+    def describe(self) -> dict[str, Any]:
+        """Without the usual order, which runs of earlier versions do not name."""
+        return {key: value for key, value in super().describe().items() if (key, value) != ("order", "logits")}
 
     def stages(self) -> tuple[Stage, ...]:
         """One per target, such as fab-1@30; a step also has a pass without gradients."""
         suffix = "" if self.steps == 100 else f"@{self.steps}"
+        suffix += "" if self.order == "logits" else f"-{self.order}"
         return tuple(self.stage(f"fab-{rank}{suffix}", partial(self._search, rank), 1.5 * self.steps)
                      for rank in self.ranks)
 
     def _search(self, rank: int, source: GradientSource, threat: Threat, stop_at_success: bool) -> _FabSearch | None:
-        return _FabSearch(source, threat, self.steps, rank) if rank < source.classes else None
+        return _FabSearch(source, threat, self.steps, self.order, rank) if rank < source.classes else None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -74,16 +82,17 @@ class _FabState(SearchState):
 class _FabSearch:
     """FAB towards the class of one rank."""
 
-    def __init__(self, source: GradientSource, threat: Threat, steps: int, rank: int) -> None:
-        self.source, self.threat, self.rank, self.passes = source, threat, rank, steps
+    def __init__(self, source: GradientSource, threat: Threat, steps: int, order: str, rank: int) -> None:
+        self.threat, self.passes = threat, steps
+        self.choose_targets = partial(choose_targets, source, threat.norm, order, rank)
         self.value_and_gradient = source.value_and_gradient("difference", logit_difference, with_extra=False)
         self.margins = source.margins()
 
     def start(self, x: Tensor, y: Tensor, stream: Stream) -> _FabState:
-        target = classes_by_logit(self.source.logits(x), y)[:, self.rank - 1]
+        target = self.choose_targets(x, y, stream)
         unknown = x.new_full((len(x),), torch.inf)
-        return _FabState(x=x, y=y, index=stream.index, nearest=x, margin=unknown, target=target, point=x, size=unknown,
-                        age=torch.zeros_like(y))
+        return _FabState(x=x, y=y, index=stream.index, nearest=x, margin=unknown, logit_margin=unknown, target=target,
+                         point=x, size=unknown, age=torch.zeros_like(y))
 
     def advance(self, state: _FabState, stream: Stream, ages: Sequence[int], passes: int) -> _FabState:
         for _ in range(passes):
@@ -92,7 +101,7 @@ class _FabSearch:
 
     def _step(self, state: _FabState) -> _FabState:
         x, point, norm = state.x, state.point, self.threat.norm
-        value, w, _ = self.value_and_gradient(point, state.y, state.target)
+        value, w, *_ = self.value_and_gradient(point, state.y, state.target)
         # The hyperplane {p : value + w·(p − point) = 0}, from the point and from the clean image.
         value_at_x = value + (w * (x - point)).sum(dim=(1, 2, 3))
         d1, d2 = geometry.move_to_hyperplane(torch.cat([point, x]), torch.cat([w, w]), torch.cat([value, value_at_x]),
@@ -100,8 +109,8 @@ class _FabSearch:
         a1, a2 = (geometry.size(d, norm).clamp_min(1e-8) for d in (d1, d2))
         a = geometry.per_example((a1 / (a1 + a2)).clamp(max=MAX_BIAS), point)
         moved = ((1 - a) * (point + OVERSHOOT * d1) + a * (x + OVERSHOOT * d2)).clamp(0, 1)
-        _, margin = self.margins(moved, state.y)
-        fooled = (margin <= 0) & (state.age < self.passes)
+        logit_margin, margin = self.margins(moved, state.y)
+        fooled = (logit_margin <= 0) & (state.age < self.passes)
         size = geometry.size(moved - x, norm)
         smaller = fooled & (size < state.size)
         # Outside the ball a point proves nothing: its projection is judged once, at the end.
@@ -109,4 +118,5 @@ class _FabSearch:
         return replace(
             state, nearest=where_rows(smaller, geometry.project(moved, x, self.threat), state.nearest),
             size=torch.where(smaller, size, state.size), margin=torch.where(in_ball, margin, state.margin),
+            logit_margin=torch.where(in_ball, logit_margin, state.logit_margin),
             point=where_rows(fooled, x + BACKWARD * (moved - x), moved), age=state.age + 1)

@@ -76,7 +76,7 @@ def agree(z: Tensor, expected: Tensor, tolerance: float = 1e-3) -> bool:
     same_infinities, values = torch.equal(z[~finite], expected[~finite]), expected[finite]
     if values.numel() == 0:
         return same_infinities
-    spread = (values.amax() - values.amin()).clamp_min(1e-6)
+    spread = (values.amax() - values.amin()).clamp_min(torch.finfo(values.dtype).tiny)
     return same_infinities and bool((z[finite] - values).abs().amax() <= tolerance * spread)
 
 
@@ -130,7 +130,7 @@ def _foldable_pairs(model: nn.Module, x: Tensor) -> list[tuple[nn.Conv2d, nn.Bat
             if calls.count(convolution) == 1 and calls.count(norm) == 1]
 
 
-class _FullPrecision(nn.Module):
+class FullPrecision(nn.Module):
     """A layer that computes in the precision of its weights inside a region of reduced precision."""
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -138,6 +138,7 @@ class _FullPrecision(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
+        """The output of the layer."""
         with torch.autocast(x.device.type, enabled=False):
             out: Tensor = self.layer(x.to(self.layer.weight.dtype))
             return out
@@ -147,4 +148,4 @@ def _keep_head_precision(parent: nn.Module, classes: int) -> None:
     """Rounding logits to eight bits would hide the small gains that an attack depends on."""
     for name, child in list(parent.named_children()):
         if isinstance(child, nn.Linear) and child.out_features == classes:
-            setattr(parent, name, _FullPrecision(child))
+            setattr(parent, name, FullPrecision(child))

@@ -17,12 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise.attacks.conv_relu import fuse_activations
 from equipoise.attacks.cuda_graphs import CudaGraphFunction, TensorFunction
 from equipoise.attacks.fused import agree, fuse, trace
+from equipoise.attacks.randomized import MOST_PASSES, average_passes, judge_repeatedly
 from equipoise.core import checks, device, losses
 
 Extra = Callable[[Tensor], Tensor]  # images (B, C, H, W) → (B,), added to the objective
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits (B, K), labels and targets (B,) → (B,)
+VERDICT_BLOCK = 64  # images per pass of a verdict, at most; often only a few images claim to be broken
 EXAMPLES = 8  # images on which copies and precisions are compared with the model
 # Batch sizes that are compared. Not every size: a layer that rounds differently does so from some size on (measured
 # over all sizes, layer by layer), so increasing sizes up to the largest batch find it.
@@ -36,6 +39,7 @@ class Verdict:
 
     predicted: Tensor  # (B,) classes
     margin: Tensor  # (B,) signed probability margins of the true class
+    logit_margin: Tensor  # (B,) the same of logits, which neither tie nor saturate
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,14 @@ class GradientSettings:
     surrogate: nn.Module | None = None
     extra: Extra | None = None
     follow: str = "model"
+    eot: int | None = None
+    repeats: int | None = None
 
     def __post_init__(self) -> None:
         checks.one_of("follow", self.follow, ("model", "surrogate"))
+        for name in ("eot", "repeats"):
+            if getattr(self, name) is not None:
+                checks.whole(name, getattr(self, name), least=1, most=MOST_PASSES)
 
 
 class GradientSource:
@@ -82,11 +91,14 @@ class GradientSource:
                       for network, noun in zip(networks, ("model", "surrogate"), strict=False)]
         self.classes = logits[0].shape[1]
         copies = [fuse(network, self.example) if example.dtype == torch.float32 else network for network in networks]
-        self.fast_model, self.fast_source = copies[0], copies[-1]
-        self.bf16_gradients = all(self._agrees(torch.bfloat16, *pair, tolerance=0.05)
-                                  for pair in zip(copies, logits, strict=True))
-        self.fp16_queries = (example.device.type == "cuda"
-                             and self._agrees(torch.float16, copies[0], logits[0], tolerance=0.005))
+        self.fused_model = copies[0]
+        reduced = [self._reduce(torch.bfloat16, *pair, tolerance=0.05) for pair in zip(copies, logits, strict=True)]
+        in_bf16 = [network for network in reduced if network is not None]
+        self.bf16_gradients = len(in_bf16) == len(copies)
+        fastest = in_bf16 if self.bf16_gradients else copies
+        self.fast_model, self.fast_source = fastest[0], fastest[-1]
+        half = self._reduce(torch.float16, copies[0], logits[0], tolerance=0.005) if example.is_cuda else None
+        self.fp16_queries, self.query_model = half is not None, copies[0] if half is None else half
 
     def in_blocks(self, block: int | None, pool: Any = None) -> GradientSource:
         """The same source with every network pass on exactly `block` images, if batches are multiples of it.
@@ -100,23 +112,41 @@ class GradientSource:
     @cached_property
     def forward_model(self) -> nn.Module:
         """The network for passes without gradients; on the CPU it is traced if that pays."""
-        trace_it = self.many_passes and self.example.device.type == "cpu" and self.fast_model is not self.model
-        return trace(self.model, self.example) if trace_it else self.fast_model
+        trace_it = self.many_passes and self.example.device.type == "cpu" and self.fused_model is not self.model
+        return trace(self.model, self.example) if trace_it else self.query_model
 
     @torch.no_grad()
     def judge(self, x: Tensor, y: Tensor) -> Verdict:
-        """The verdict of the model itself in full precision: only this counts."""
-        z = checks.logits(self.logits(x), len(x), f"logits of the model {type(self.model).__name__}")
-        return Verdict(z.argmax(dim=1), losses.probability_margin(z, y))
+        """The verdict of the model itself in full precision: only this counts.
+
+        An image that a randomised model classifies correctly in any of its passes is not broken yet.
+        """
+        def logits() -> Tensor:
+            return checks.logits(self.logits(x), len(x), f"logits of the model {type(self.model).__name__}")
+
+        if self.settings.repeats is not None:
+            verdict = judge_repeatedly(logits, y, self.settings.repeats)
+            return Verdict(torch.where(verdict.share_correct > 0, y, verdict.predicted), verdict.margin,
+                           verdict.logit_margin)
+        z = logits()
+        return Verdict(z.argmax(dim=1), losses.probability_margin(z, y), losses.signed_margin(z, y))
 
     @torch.no_grad()
     def logits(self, x: Tensor) -> Tensor:
         """(B, K) logits of the model itself in full precision."""
+        block = self.block and min(self.block, VERDICT_BLOCK)
         with device.full_precision(x.device):
-            return self._blockwise(lambda part: (self.model(part),), x)[0]
+            return _blockwise(lambda part: (self.model(part),), block, x)[0]
+
+    @torch.no_grad()
+    def source_outputs(self, x: Tensor) -> Tensor:
+        """(B, …) outputs of the network that gives the gradients, in full precision."""
+        network = self.settings.surrogate or self.model
+        with device.full_precision(x.device):
+            return _blockwise(lambda part: (network(part),), self.block, x)[0]
 
     def value_and_gradient(self, name: object, objective: Objective, *, with_extra: bool = True) -> TensorFunction:
-        """A function x, y, target → value (B,), gradient (B, C, H, W), probability margin of the model (B,).
+        """A function x, y, target → value (B,), gradient (B, C, H, W), and the two :meth:`margins` of the model.
 
         Equal names are equal objectives: a pass that was recorded once serves every stage. The extra term is left out
         where the value is the distance to a decision.
@@ -138,17 +168,11 @@ class GradientSource:
         return kept.view(len(keys), -1).to(index.device, torch.int64)
 
     def _recording(self, name: object, function: TensorFunction) -> TensorFunction:
+        if self.settings.eot is not None:  # a recorded pass would repeat the random numbers that Python drew
+            return average_passes(partial(_blockwise, function, self.block), self.settings.eot)
         if name not in self._recorded:
-            self._recorded[name] = CudaGraphFunction(partial(self._blockwise, function), self._pool)
+            self._recorded[name] = CudaGraphFunction(partial(_blockwise, function, self.block), self._pool)
         return self._recorded[name]
-
-    def _blockwise(self, function: TensorFunction, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """`function` on consecutive blocks of the batch."""
-        if self.block is None or len(inputs[0]) <= self.block:
-            return function(*inputs)
-        parts = [function(*(value[start : start + self.block] for value in inputs))
-                 for start in range(0, len(inputs[0]), self.block)]
-        return tuple(torch.cat(columns) for columns in zip(*parts, strict=True))
 
     def _value_and_gradient(self, objective: Objective, extra: Extra | None, x: Tensor, y: Tensor,
                             target: Tensor) -> tuple[Tensor, ...]:
@@ -170,7 +194,7 @@ class GradientSource:
                     value = objective(logits.clamp(min=_SMALLEST_LOGIT), y, target)
                     if extra is not None:
                         value = value + extra(x)
-        return value, torch.nan_to_num(gradient), losses.probability_margin(logits, y)
+        return value, torch.nan_to_num(gradient), losses.signed_margin(logits, y), losses.probability_margin(logits, y)
 
     @torch.no_grad()
     def _margins(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -192,17 +216,34 @@ class GradientSource:
         return torch.autocast(self.example.device.type, dtype=dtype, cache_enabled=False)
 
     @torch.no_grad()
-    def _agrees(self, dtype: torch.dtype, network: nn.Module, logits: Tensor, tolerance: float) -> bool:
-        """Check whether `dtype` is wanted here and gives the logits of full precision.
+    def _reduce(self, dtype: torch.dtype, network: nn.Module, logits: Tensor, tolerance: float) -> nn.Module | None:
+        """A network that has these logits under autocast to `dtype`; None if there is none or it is not wanted.
 
         bf16 halves the time on tensor cores. Few CPUs gain by it, so there it must be asked for.
         """
         place = self.example.device.type
         wanted = self.precision == "bf16" or (self.precision == "auto" and place == "cuda")
         if not wanted or self.example.dtype != torch.float32:
-            return False
+            return None
         with torch.autocast(place, dtype=dtype, cache_enabled=False):
-            return agree(network(self.example).float(), logits, tolerance)
+            if place == "cuda":
+                try:
+                    candidate = fuse_activations(network, dtype)
+                    if agree(candidate(self.example).float(), logits, tolerance):
+                        return candidate
+                except Exception:  # whatever fails in a foreign module, the module itself still works
+                    pass
+            return network if agree(network(self.example).float(), logits, tolerance) else None
+
+
+def _blockwise(function: TensorFunction, block: int | None, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """`function` on consecutive blocks of the batch; copies of the first row fill up the last block."""
+    count = len(inputs[0])
+    if block is None or count == block:
+        return function(*inputs)
+    filled = [torch.cat([value, *[value[:1]] * (-count % block)]) for value in inputs]
+    parts = [function(*(value[start : start + block] for value in filled)) for start in range(0, count, block)]
+    return tuple(torch.cat(columns)[:count] for columns in zip(*parts, strict=True))
 
 
 def is_batch_invariant(source: GradientSource, x: Tensor, y: Tensor, largest: int) -> bool:
@@ -228,33 +269,3 @@ def is_batch_invariant(source: GradientSource, x: Tensor, y: Tensor, largest: in
 def _repeat(values: Tensor, size: int) -> Tensor:
     """`size` rows, repeating those given; unlike `repeat` it keeps the channels last in memory."""
     return torch.cat([values] * -(-size // len(values)))[:size]
-
-
-class _OtherGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, surrogate_logits: Tensor) -> Tensor:
-        return logits.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
-        return None, gradients[0]
-
-
-class _StraightThrough(nn.Module):
-    def __init__(self, model: nn.Module, surrogate: nn.Module) -> None:
-        super().__init__()
-        self.model, self.surrogate = model, surrogate
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            logits = self.model(x)
-        out: Tensor = _OtherGradient.apply(logits, self.surrogate(x).to(logits.dtype))  # type: ignore[no-untyped-call]
-        return out
-
-
-def straight_through(model: nn.Module, surrogate: nn.Module) -> nn.Module:
-    """A module with exactly the logits of `model` and the gradients of `surrogate`, for attacks of other libraries.
-
-    The usual s + (m − s).detach() would round, and be NaN where a logit is −inf.
-    """
-    return _StraightThrough(model, surrogate)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.attacks.gradients import Extra
+from equipoise.attacks.randomized import judge_repeatedly
 from equipoise.attacks.suite import BatchAttack
 from equipoise.core import checks, geometry, losses
 from equipoise.core.ascent import ascend, last
@@ -28,7 +29,7 @@ class Pgd(BatchAttack):
     Args:
         steps: gradient steps per start.
         step_size: of one step in the norm of the threat; 2.5·eps/steps if not given.
-        restarts: starts per image; images already broken are left out of later ones.
+        restarts: starts per image; images already broken are left out of later ones, unless the model is randomised.
         loss: ce, dlr or margin (of probabilities).
     """
 
@@ -49,14 +50,15 @@ class Pgd(BatchAttack):
         """Attack images that survived the starts before."""
         step_size = 2.5 * threat.eps / self.steps if self.step_size is None else self.step_size
         source = model if self.surrogate is None else self.surrogate
-        best, margin = x.clone(), _margin(model, x, y)
+        best, margin = x.clone(), _margin(model, x, y, self.repeats)
         for restart in range(self.restarts):
-            rows = (margin >= 0).nonzero().squeeze(1)
+            rows = ((margin >= 0) | (self.repeats is not None)).nonzero().squeeze(1)
             if len(rows) == 0:
                 break
             labels, start = y[rows], stream[rows].at("start", restart)
-            x_adv = _ascend(source, x[rows], labels, threat, start, self.steps, step_size, self.loss, self.extra)
-            reached = _margin(model, x_adv, labels)
+            x_adv = _ascend(source, x[rows], labels, threat, start, self.steps, step_size, self.loss, self.extra,
+                            self.eot)
+            reached = _margin(model, x_adv, labels, self.repeats)
             nearer = reached < margin[rows]
             best[rows[nearer]], margin[rows[nearer]] = x_adv[nearer], reached[nearer]
         return best
@@ -83,10 +85,10 @@ class TransferPgd(BatchAttack):
 
 
 def _ascend(source: nn.Module, x: Tensor, y: Tensor, threat: Threat, stream: Stream, steps: int, step_size: float,
-            loss: str, extra: Extra | None) -> Tensor:
+            loss: str, extra: Extra | None, eot: int | None = None) -> Tensor:
     """The last iterate from a random start."""
     def objective(point: Tensor) -> Tensor:
-        value = losses.LOSSES[loss](source(point), y)
+        value = torch.stack([losses.LOSSES[loss](source(point), y) for _ in range(eot or 1)]).mean(dim=0)
         return value if extra is None else value + extra(point)
 
     return last(ascend(objective, geometry.draw(x, threat, stream), norm=threat.norm, step_size=step_size, steps=steps,
@@ -94,6 +96,10 @@ def _ascend(source: nn.Module, x: Tensor, y: Tensor, threat: Threat, stream: Str
 
 
 @torch.no_grad()
-def _margin(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    logits = checks.logits(model(x), len(x), f"logits of the model {type(model).__name__}")
-    return losses.signed_margin(logits, checks.labels(y, logits.shape[1], len(x)))
+def _margin(model: nn.Module, x: Tensor, y: Tensor, repeats: int | None) -> Tensor:
+    def logits() -> Tensor:
+        z = checks.logits(model(x), len(x), f"logits of the model {type(model).__name__}")
+        checks.labels(y, z.shape[1], len(x))
+        return z
+
+    return losses.signed_margin(logits(), y) if repeats is None else judge_repeatedly(logits, y, repeats).margin

@@ -6,13 +6,15 @@ Each check measures a value and raises an alarm beyond a threshold. None changes
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.attacks.apgd import Apgd
-from equipoise.core import losses
+from equipoise.attacks.randomized import judge_repeatedly
+from equipoise.core import losses, rng
 from equipoise.core.ascent import value_and_gradient
 from equipoise.core.modes import inference
 from equipoise.core.results import SanityCheck
@@ -21,16 +23,37 @@ from equipoise.core.threat import Threat
 
 BUDGETS = (1, 2, 4)
 STEPS = 10
+STRONGER = "run --attack standard, or attack in Python with a differentiable surrogate of the model"
+ADVICE = {  # check → what to do after its alarm
+    "train mode": "Call model.eval() before the model is saved or evaluated, and check that its accuracy is unchanged",
+    "randomness": "One pass does not decide a random model: fix its random numbers, or average over many passes "
+                  "inside the model before it is attacked",
+    "batch-size dependence": "Remove what mixes the images of a batch, such as batch normalisation in training mode",
+    "probabilities for logits": "Return logits instead of probabilities: leave the softmax out of the model",
+    "infinite logits": f"Gradients are hidden by a hard decision: {STRONGER}",
+    "vanishing gradients": f"Gradient attacks see nothing here: {STRONGER}; --attack square needs no gradients",
+    "accuracy rises with budget": f"The attack is too weak or misled: {STRONGER}",
+    "black box beats white box": f"Do not report this accuracy yet: {STRONGER}",
+}
 
 
 def run_sanity_checks(
     model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream, surrogate: nn.Module | None = None,
+    eot: int | None = None, repeats: int | None = None,
 ) -> list[SanityCheck]:
     """Check a model with a few forward passes, one gradient, and short attacks at :data:`BUDGETS` times the threat.
 
     Some tens of images suffice. The model comes in whatever mode it is used; an attack would get its gradients from the
-    surrogate.
+    surrogate, averaged over `eot` passes, and success is judged by `repeats` passes, where these are given.
     """
+    with rng.seed_global(stream.at("passes")):
+        return _run_sanity_checks(model, x, y, threat, stream, Apgd(steps=STEPS, surrogate=surrogate, eot=eot,
+                                                                    repeats=repeats))
+
+
+def _run_sanity_checks(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, stream: Stream,
+                       attack: Apgd) -> list[SanityCheck]:
+    surrogate = attack.surrogate
     training = sum(sub.training for sub in model.modules())
     source = model if surrogate is None else surrogate
     with inference(model, surrogate):
@@ -45,10 +68,13 @@ def run_sanity_checks(
     return [
         _check("train mode", float(training), training > 0,
                "modules that came in training mode; they are evaluated in evaluation mode"),
-        _check("randomness", random, random > 1e-4,
-               "largest change of a logit between two equal passes, relative to the spread of finite logits"),
-        _check("batch-size dependence", size_dependence, size_dependence > 1e-3, "largest change of a logit when an "
-               "image is classified alone, relative to the spread of finite logits"),
+        _check("randomness", random, random > 1e-4 and attack.repeats is None,
+               "largest change of a logit between two equal passes, relative to the spread of finite logits"
+               + ("; one pass decides on an image here: run --attack rand" if attack.repeats is None else
+                  f"; {attack.repeats} passes decide on an image")),
+        # Random changes between two passes say nothing about the batch size.
+        _check("batch-size dependence", size_dependence, size_dependence > 1e-3 and random <= 1e-4,
+               "largest change of a logit when an image is classified alone, relative to the spread of finite logits"),
         _check("probabilities for logits", probabilities, probabilities > 0.5,
                "share of outputs that are already probabilities; their losses have tiny gradients"),
         _check("infinite logits", infinite, infinite > 0 and surrogate is None,
@@ -56,7 +82,7 @@ def run_sanity_checks(
                + ("" if surrogate is None else ", and it comes from a surrogate")),
         _check("vanishing gradients", vanishing, vanishing > 0.1,
                "share of images on which the gradient of the cross-entropy is zero"),
-        _accuracy_by_budget(model, x, y, threat, stream, surrogate)]
+        _accuracy_by_budget(model, x, y, threat, stream, attack)]
 
 
 def black_box_check(broken: Mapping[str, int], survived: int) -> SanityCheck:
@@ -71,7 +97,8 @@ def black_box_check(broken: Mapping[str, int], survived: int) -> SanityCheck:
 
 
 def _check(name: str, value: float, alarm: bool, explanation: str) -> SanityCheck:
-    return SanityCheck(name=name, value=value, alarm=alarm, explanation=explanation)
+    return SanityCheck(name=name, value=value, alarm=alarm, explanation=explanation,
+                       advice=f"{ADVICE[name]}." if alarm else None)
 
 
 def _share(mask: Tensor) -> float:
@@ -88,14 +115,15 @@ def _change(z: Tensor, other: Tensor) -> float:
 
 
 def _accuracy_by_budget(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, stream: Stream,
-                        surrogate: nn.Module | None) -> SanityCheck:
-    attack, accuracies = Apgd(steps=STEPS, surrogate=surrogate), []
+                        attack: Apgd) -> SanityCheck:
+    accuracies = []
     for factor in BUDGETS:
         # No ℓ∞ ball is larger than the box of all images.
         eps = min(threat.eps * factor, 1.0) if threat.norm == "linf" else threat.eps * factor
         x_adv = attack(model, x, y, threat=Threat(threat.norm, eps), stream=stream.at("symptoms", factor))
-        with inference(model), torch.no_grad():
-            accuracies.append(_share(model(x_adv).argmax(dim=1) == y))
+        with inference(model):
+            verdict = judge_repeatedly(partial(model, x_adv), y, attack.repeats or 1)
+        accuracies.append(float(verdict.share_correct.mean()))
     rise = max(later - earlier for earlier, later in pairwise(accuracies))
     listed = ", ".join(f"{accuracy:.0%} at {factor}·eps" for factor, accuracy in zip(BUDGETS, accuracies, strict=True))
     return _check("accuracy rises with budget", max(rise, 0.0), rise > max(0.02, 1.5 / len(x)),

@@ -57,6 +57,14 @@ class SearchState(Rows):
     index: Tensor  # (B,) which image each row is, for its random numbers
     nearest: Tensor  # (B, C, H, W) the point with the smallest margin so far
     margin: Tensor  # (B,) probability margin of `nearest`, inf where unknown
+    logit_margin: Tensor  # (B,) logit margin of `nearest`, inf where unknown: its sign says whether the model is fooled
+
+    def is_nearer(self, logit_margin: Tensor, margin: Tensor) -> Tensor:
+        """(B,) whether points with these margins come nearer than `nearest`.
+
+        Probabilities are equal in float32 where logits are very small or very large; there the logits decide.
+        """
+        return (margin < self.margin) | ((margin == self.margin) & (logit_margin < self.logit_margin))
 
 
 State = TypeVar("State", bound=SearchState)
@@ -103,7 +111,9 @@ class SearchResult(Rows):
     images: Tensor  # (B, C, H, W) what breaks the image, or else comes nearest to it
     predicted: Tensor  # (B,) classes there
     margin: Tensor  # (B,) signed probability margins there
+    logit_margin: Tensor  # (B,) signed logit margins there
     broken: Tensor  # (B,) whether another class wins
+    share: Tensor  # (B,) of the passes of the search that were made, on the CPU
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,10 @@ class BatchShape:
         count = max(len(rows), self.least)
         return rows + [rows[0]] * (count + -count % self.multiple - len(rows))
 
+    def at_most(self, block: int) -> BatchShape:
+        """The shape of smaller batches, for passes in blocks of at most so many rows."""
+        return BatchShape(min(self.multiple, block), min(self.least, block))
+
 
 def chunk_length(passes: int) -> int:
     """Passes between two verifications: 8 to 20, or about a hundred of thousands, with few beyond the last pass."""
@@ -129,7 +143,7 @@ def chunk_length(passes: int) -> int:
 
 def run_search(
     search: Search[State], judge: Callable[[Tensor, Tensor], Verdict], load: Callable[[Tensor], AttackBatch],
-    rows: Tensor, *, slots: int, shape: BatchShape, stop_at_success: bool = True,
+    rows: Tensor, *, slots: int, shape: BatchShape, verdict_shape: BatchShape, stop_at_success: bool = True,
 ) -> Iterator[SearchResult]:
     """Search for every image, `slots` at a time; yields images as they finish, in no fixed order.
 
@@ -139,7 +153,7 @@ def run_search(
         load: numbers of images → their batch.
         rows: (N,) numbers of the images, on the CPU.
         slots: images searched at a time.
-        shape: sizes to which batches are filled up.
+        shape, verdict_shape: sizes to which batches are filled up, and those that are judged.
         stop_at_success: finish an image as soon as it is broken; otherwise search on for a smaller margin.
     """
     chunk = chunk_length(search.passes)
@@ -162,11 +176,12 @@ def run_search(
             state = state.select(torch.tensor(filled, device=state.y.device))
         state = search.advance(state, Stream(key, state.index), [ages[row] for row in filled], chunk)
         ages = [age + chunk for age in ages]
-        claims = ((state.margin[: len(live)] <= 0) & stop_at_success).tolist()
+        claims = ((state.logit_margin[: len(live)] <= 0) & stop_at_success).tolist()
         candidates = [row for row, age in enumerate(ages) if claims[row] or age >= search.passes]
         if not candidates:
             continue
-        state, result = _verify(state, candidates, live, judge, shape)
+        share = torch.tensor([min(ages[row] / search.passes, 1) for row in candidates])
+        state, result = _verify(state, candidates, live, share, judge, verdict_shape)
         done = [number for number, (row, broken) in enumerate(zip(candidates, result.broken.tolist(), strict=True))
                 if broken or ages[row] >= search.passes]
         if done:
@@ -177,18 +192,19 @@ def run_search(
                 state = state.select(torch.tensor(keep, device=state.y.device))
 
 
-def _verify(state: State, candidates: list[int], live: list[int], judge: Callable[[Tensor, Tensor], Verdict],
-            shape: BatchShape) -> tuple[State, SearchResult]:
+def _verify(state: State, candidates: list[int], live: list[int], share: Tensor,
+            judge: Callable[[Tensor, Tensor], Verdict], shape: BatchShape) -> tuple[State, SearchResult]:
     """Judge rows that claim success or are finished; the state gets their true margins."""
     filled = torch.tensor(shape.fill(candidates), device=state.y.device)
     x, y, count = state.nearest[filled], state.y[filled], len(candidates)
     verdict = judge(x, y)
-    true_margin, broken = verdict.margin[:count], (verdict.predicted != y)[:count]
+    result = SearchResult(torch.tensor([live[row] for row in candidates]), x[:count], verdict.predicted[:count],
+                          verdict.margin[:count], verdict.logit_margin[:count], (verdict.predicted != y)[:count],
+                          share)
     # A claim that the model does not confirm is dropped: the next iterate below the true margin takes its place. At a
     # tie the model may still predict y; a margin just above zero keeps such a row searching.
-    above = true_margin.clamp_min(torch.finfo(true_margin.dtype).tiny)
-    margin = state.margin.clone()
-    margin[filled[:count]] = torch.where(broken, true_margin, above).to(margin.dtype)
-    numbers = torch.tensor([live[row] for row in candidates])
-    return (dataclasses.replace(state, margin=margin),
-            SearchResult(numbers, x[:count], verdict.predicted[:count], true_margin, broken))
+    above = result.logit_margin.clamp_min(torch.finfo(result.logit_margin.dtype).tiny)
+    margin, logit_margin = state.margin.clone(), state.logit_margin.clone()
+    margin[filled[:count]] = result.margin.to(margin.dtype)
+    logit_margin[filled[:count]] = torch.where(result.broken, result.logit_margin, above).to(margin.dtype)
+    return dataclasses.replace(state, margin=margin, logit_margin=logit_margin), result

@@ -1,7 +1,8 @@
 """Square attack [Andriushchenko2020]: random search with square patches, no gradients.
 
-A random patch of new colours is kept whenever it lowers the margin between y and the best other class. The two norms
-propose differently: ℓ∞ squares of ±eps per channel, ℓ2 bumps that take their mass from another window.
+A random patch of new colours is kept whenever it lowers the margin between y and the best other class. The norms
+propose differently: ℓ∞ squares of ±eps per channel, ℓ2 bumps that take their mass from another window, and ℓ1 the same
+with steeper bumps, projected onto the intersection of ball and [0, 1] [Croce2021].
 """
 
 from __future__ import annotations
@@ -59,20 +60,18 @@ class Square(Attack):
                      for restart, name in enumerate(names))
 
     def _search(self, restart: int, source: GradientSource, threat: Threat, stop_at_success: bool) -> _SquareSearch:
-        search = _LinfSquareSearch if threat.norm == "linf" else _L2SquareSearch
-        return search(source, threat, self, restart, stop_at_success)
+        return SEARCHES[threat.norm](source, threat, self, restart, stop_at_success)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _SquareState(SearchState):
-    value: Tensor  # (B,) logit margin of `nearest`
     age: Tensor  # (B,) queries made
     low: Tensor | None  # (B, C, H, W) bounds of an ℓ∞ ball
     high: Tensor | None
 
 
 class _SquareSearch(ABC):
-    """What both norms share: a candidate is kept if its margin is smaller.
+    """What all norms share: a candidate is kept if its margin is smaller.
 
     The margin of logits, as in the paper; where the smallest margin of all is searched, that of probabilities.
     """
@@ -93,7 +92,7 @@ class _SquareSearch(ABC):
         unknown = x.new_full((len(x),), torch.inf)
         low, high = geometry.reusable_bounds(x, self.threat)
         pattern = geometry.project(self.pattern(x, stream.at("square", self.restart)), x, self.threat)
-        return _SquareState(x=x, y=y, index=stream.index, nearest=pattern, margin=unknown, value=unknown,
+        return _SquareState(x=x, y=y, index=stream.index, nearest=pattern, margin=unknown, logit_margin=unknown,
                             age=torch.zeros_like(y), low=low, high=high)
 
     def advance(self, state: _SquareState, stream: Stream, ages: Sequence[int], passes: int) -> _SquareState:
@@ -105,16 +104,16 @@ class _SquareSearch(ABC):
             candidate = self.propose(state, halvings[done], words[:, done])
             if done == 0 and 0 in ages:
                 candidate = where_rows(state.age == 0, state.nearest, candidate)
-            value, margin = self.margins(candidate, state.y)
-            kept = value < state.value
+            logit_margin, margin = self.margins(candidate, state.y)
             if self.stop_at_success:  # a row that fooled the model waits for its verification
-                kept &= state.margin > 0
-            else:  # where probabilities saturate, logits still show progress
-                kept = (margin < state.margin) | (kept & (margin == state.margin))
+                kept = (logit_margin < state.logit_margin) & (state.logit_margin > 0)
+            else:
+                kept = state.is_nearer(logit_margin, margin)
             kept &= state.age < self.passes
             state = replace(
-                state, nearest=where_rows(kept, candidate, state.nearest), value=torch.where(kept, value, state.value),
-                margin=torch.where(kept, margin, state.margin), age=state.age + 1)
+                state, nearest=where_rows(kept, candidate, state.nearest), age=state.age + 1,
+                margin=torch.where(kept, margin, state.margin),
+                logit_margin=torch.where(kept, logit_margin, state.logit_margin))
         return state
 
     def _draw(self, stream: Stream, ages: Sequence[int], passes: int, words: int) -> Tensor:
@@ -164,11 +163,12 @@ class _L2SquareSearch(_SquareSearch):
     """ℓ2: a grid of bumps, then the mass of one window moves into a new bump in another."""
 
     words = 5
+    norm: ClassVar[str] = "l2"
 
     @cached_property
     def bumps(self) -> Tensor:
         height, width = self.example.shape[2:]
-        return make_bumps(self.sides.tolist(), height, width, self.example)
+        return make_bumps(self.sides.tolist(), height, width, self.example, self.norm)
 
     def round_side(self, side: int) -> int:
         return max(side, 3) | 1  # an odd number
@@ -179,14 +179,14 @@ class _L2SquareSearch(_SquareSearch):
         tall, wide = height // side, width // side
         signs = _signs(stream.words(channels, tall, wide)).to(x.dtype)
         turned = stream.at("turn").words(tall, wide) >> 31
-        bump = make_bumps([side], side, side, x)[0]
+        bump = make_bumps([side], side, side, x, self.norm)[0]
         bumps = torch.where((turned == 1).view(-1, 1, tall, wide, 1, 1), bump.T, bump)  # (B, 1, tall, wide, s, s)
         tiles = (signs.view(-1, channels, tall, wide, 1, 1) * bumps).permute(0, 1, 2, 4, 3, 5)
         delta = torch.zeros_like(x)
         top, left = (height - tall * side) // 2, (width - wide * side) // 2
         delta[:, :, top : top + tall * side, left : left + wide * side] = tiles.reshape(
             len(x), channels, tall * side, wide * side)
-        return x + self.threat.eps * geometry.steepest(delta, "l2")
+        return self.fill_ball(x, delta)
 
     def propose(self, state: _SquareState, halvings: Tensor, words: Tensor) -> Tensor:
         """A new bump in one window, with the mass that another window and the rest of the ball give."""
@@ -199,11 +199,23 @@ class _L2SquareSearch(_SquareSearch):
         signs = _signs(words[:, 5 : 5 + channels]).to(x.dtype).view(-1, channels, 1, 1)
         bump = self._place_bumps(halvings, top, left, (words[:, 4] >> 31) == 1, height, width) * here
         old = delta * here
-        new = signs * bump + old / (1e-12 + _length(old))
-        spare = (self.threat.eps**2 - _length(delta, (1, 2, 3)) ** 2).clamp_min(0) / channels
-        new = new / (1e-12 + _length(new)) * (spare + _length(delta * (here | there)) ** 2).sqrt()
+        new = signs * bump + old / (1e-12 + self.length(old))
+        new = new / (1e-12 + self.length(new)) * self.new_length(delta, here | there)
         moved = torch.where(here, new, torch.where(there, torch.zeros_like(delta), delta))
-        return geometry.project(x + self.threat.eps * geometry.steepest(moved, "l2"), x, self.threat)
+        return geometry.project(self.fill_ball(x, moved), x, self.threat)
+
+    def length(self, delta: Tensor, axes: tuple[int, ...] = (2, 3)) -> Tensor:
+        """Length per channel, or over other axes, shaped to multiply the image."""
+        return delta.square().sum(dim=axes, keepdim=True).sqrt()
+
+    def new_length(self, delta: Tensor, windows: Tensor) -> Tensor:
+        """Length per channel of a new bump: what is in both windows, and what the ball leaves."""
+        spare = (self.threat.eps**2 - self.length(delta, (1, 2, 3)) ** 2).clamp_min(0) / delta.shape[1]
+        return (spare + self.length(delta * windows) ** 2).sqrt()
+
+    def fill_ball(self, x: Tensor, delta: Tensor) -> Tensor:
+        """The image with this perturbation, scaled to size eps."""
+        return x + self.threat.eps * geometry.steepest(delta, "l2")
 
     def _place_bumps(self, halvings: Tensor, top: Tensor, left: Tensor, turned: Tensor, height: int,
                      width: int) -> Tensor:
@@ -215,27 +227,48 @@ class _L2SquareSearch(_SquareSearch):
         return self.bumps[halvings.view(-1, 1, 1), torch.where(flip, j, i), torch.where(flip, i, j)].unsqueeze(1)
 
 
-def make_bumps(sides: Sequence[int], height: int, width: int, like: Tensor) -> Tensor:
-    """(S, H, W) one bump per edge in the upper left corner, each of Euclidean length one.
+class _L1SquareSearch(_L2SquareSearch):
+    """ℓ1: new bumps get more than the ball holds; the projection takes it from all pixels, and most become zero."""
+
+    norm = "l1"
+
+    def length(self, delta: Tensor, axes: tuple[int, ...] = (2, 3)) -> Tensor:
+        return delta.abs().sum(dim=axes, keepdim=True)
+
+    def new_length(self, delta: Tensor, windows: Tensor) -> Tensor:
+        spare = (self.threat.eps - self.length(delta, (1, 2, 3))).clamp_min(0)
+        return spare + delta.shape[1] * self.length(delta * windows)
+
+    def fill_ball(self, x: Tensor, delta: Tensor) -> Tensor:
+        """As it is, or scaled up if it is too small; both are projected afterwards."""
+        return x + delta * (self.threat.eps / self.length(delta, (1, 2, 3)).clamp_min(1e-12)).clamp_min(1)
+
+
+SEARCHES: dict[str, type[_SquareSearch]] = {"linf": _LinfSquareSearch, "l2": _L2SquareSearch, "l1": _L1SquareSearch}
+
+
+def make_bumps(sides: Sequence[int], height: int, width: int, like: Tensor, norm: str = "l2") -> Tensor:
+    """(S, H, W) one bump per edge in the upper left corner, each of length one in the norm.
 
     The upper half is a positive bump, the lower half a negative one [Andriushchenko2020, section 3.4].
     """
     table = torch.zeros(len(sides), height, width, dtype=torch.float64)
     for number, side in enumerate(sides):
         half = side // 2
-        table[number, :half, :side] = _half_bump(half, side)
-        table[number, half:side, :side] = -_half_bump(side - half, side)
-        table[number] /= table[number].square().sum().sqrt()
+        table[number, :half, :side] = _half_bump(half, side, norm)
+        table[number, half:side, :side] = -_half_bump(side - half, side, norm)
+        table[number] /= _length(table[number], norm)
     return table.to(like.device, like.dtype)
 
 
-def _half_bump(height: int, width: int) -> Tensor:
-    """Rings around the centre, the k-th adding 1/k² to itself and everything inside it."""
+def _half_bump(height: int, width: int, norm: str) -> Tensor:
+    """Rings around the centre, the k-th adding 1/k² (in ℓ1 1/k⁴) to itself and everything inside it."""
     bump = torch.zeros(height, width, dtype=torch.float64)
     top, left = height // 2, width // 2
     for ring in range(max(top, left) + 1):
-        bump[max(top - ring, 0) : top + ring + 1, max(left - ring, 0) : left + ring + 1] += 1 / (ring + 1) ** 2
-    return bump / bump.square().sum().sqrt() if height else bump
+        bump[max(top - ring, 0) : top + ring + 1, max(left - ring, 0) : left + ring + 1] += (
+            1 / (ring + 1) ** (2 if norm == "l2" else 4))
+    return bump / _length(bump, norm) if height else bump
 
 
 def window_mask(top: Tensor, left: Tensor, side: Tensor, height: int, width: int) -> Tensor:
@@ -256,6 +289,5 @@ def _signs(words: Tensor) -> Tensor:
     return (words >> 31).to(torch.float32) * 2 - 1
 
 
-def _length(delta: Tensor, axes: tuple[int, ...] = (2, 3)) -> Tensor:
-    """Euclidean length per channel, or over other axes, shaped to multiply the image."""
-    return delta.square().sum(dim=axes, keepdim=True).sqrt()
+def _length(bump: Tensor, norm: str) -> Tensor:
+    return bump.square().sum().sqrt() if norm == "l2" else bump.abs().sum()

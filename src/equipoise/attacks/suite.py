@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,6 +27,7 @@ from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
 
+CUDA_BLOCK = 512  # images per network pass on CUDA, at most: larger ones are hardly faster, and wasted on few survivors
 BATCH_BLOCK = 128  # images per network pass when an attack is called on a larger batch
 
 
@@ -38,13 +39,17 @@ class Attack(ABC):
         surrogate: gives the gradients instead of the model under attack.
         extra: images → (B,), added to the objective; the identity of a run has its `describe()`.
         follow: with a surrogate, whose loss decides which iterate is best: "model" or "surrogate".
-        margin_below: attack only images whose smallest margin so far is below this.
+        margin_ratio_below: attack only images that have less than this share of their clean logit margin left.
+        eot: for a randomised model: passes over which each gradient is averaged (expectation over transformation).
+        repeats: for a randomised model: passes per verdict; an image is broken if none classifies it correctly.
     """
 
     surrogate: nn.Module | None = field(default=None, kw_only=True)
     extra: Extra | None = field(default=None, kw_only=True)
     follow: str = field(default="model", kw_only=True)
-    margin_below: float | None = field(default=None, kw_only=True)
+    margin_ratio_below: float | None = field(default=None, kw_only=True)
+    eot: int | None = field(default=None, kw_only=True)
+    repeats: int | None = field(default=None, kw_only=True)
 
     version: ClassVar[int] = 1  # raised when an algorithm gives other results with the same settings
     if TYPE_CHECKING:  # a class variable of algorithms and a field of suites, which a property here would shadow
@@ -58,8 +63,8 @@ class Attack(ABC):
 
     def stage(self, name: str, make_search: MakeSearch, cost: float) -> Stage:
         """One run, with where its gradients come from; `cost` is in passes with a gradient."""
-        gradients = GradientSettings(self.surrogate, self.extra, self.follow)
-        return Stage(name, make_search, cost, self.margin_below, gradients)
+        gradients = GradientSettings(self.surrogate, self.extra, self.follow, self.eot, self.repeats)
+        return Stage(name, make_search, cost, self.margin_ratio_below, gradients)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream,
                  precision: str = "auto") -> Tensor:
@@ -80,9 +85,14 @@ class Attack(ABC):
         state = AttackState.new([stage.name for stage in stages], len(x), batch.x.clone())
         driver = Driver(model, batch.select, batch, threat=threat, precision=precision, slots=len(x), batching="fixed",
                         block=BATCH_BLOCK)
-        driver.run(stages, state)
+        with self._reproducible(batch.stream):
+            driver.run(stages, state)
         assert state.images is not None
         return state.images
+
+    def _reproducible(self, stream: Stream) -> AbstractContextManager[None]:
+        """For attacks on randomised models: their random numbers follow the stream."""
+        return nullcontext() if self.eot is None and self.repeats is None else rng.seed_global(stream.at("passes"))
 
     def describe(self) -> dict[str, Any]:
         """The identity of the attack in `run.toml`: every setting that affects the result, by stable names."""
@@ -107,8 +117,9 @@ def _plain(value: Any) -> Any:
 class Suite(Attack):
     """A sequence of attacks, each on the images that survived the previous ones.
 
-    A member without a surrogate (with its `follow`), extra term or `margin_below` of its own inherits the suite's. The
-    stages of a suite with a name are called "name/stage", and their random stream is the one for that name.
+    A member without a surrogate (with its `follow`), extra term, `margin_ratio_below`, `eot` or `repeats` of its own
+    inherits the suite's. Stages of a suite with a name are called "name/stage", and their random stream is the one for
+    that name.
     """
 
     attacks: tuple[Attack, ...] = ()
@@ -120,7 +131,8 @@ class Suite(Attack):
         return tuple(stage.inside(self.name) if self.name else stage for stage in stages)
 
     def _with_inherited(self, attack: Attack) -> Attack:
-        inherited = {name: getattr(self, name) for name in ("surrogate", "extra", "margin_below")
+        names = ("surrogate", "extra", "margin_ratio_below", "eot", "repeats")
+        inherited = {name: getattr(self, name) for name in names
                      if getattr(attack, name) is None and getattr(self, name) is not None}
         if "surrogate" in inherited:
             inherited["follow"] = self.follow
@@ -156,7 +168,8 @@ class BatchAttack(Attack):
                  precision: str = "auto") -> Tensor:
         """Attack one batch; see :class:`Attack`. Here `precision` is that of all passes, and auto is fp32 with TF32."""
         batch = AttackBatch(x, y, stream).checked()
-        with exclusive(x.device), inference(model, self.surrogate), _pass_precision(precision, x.device):
+        with (exclusive(x.device), inference(model, self.surrogate), _pass_precision(precision, x.device),
+              self._reproducible(batch.stream)):
             return self.run_checked(model, batch.x, y, threat=threat, stream=batch.stream)
 
     def stages(self) -> tuple[Stage, ...]:
@@ -173,7 +186,8 @@ class _SinglePass:
         self.attack, self.source, self.threat = attack, source, threat
 
     def start(self, x: Tensor, y: Tensor, stream: Stream) -> SearchState:
-        return SearchState(x=x, y=y, index=stream.index, nearest=x, margin=x.new_full((len(x),), torch.inf))
+        unknown = x.new_full((len(x),), torch.inf)
+        return SearchState(x=x, y=y, index=stream.index, nearest=x, margin=unknown, logit_margin=unknown)
 
     def advance(self, state: SearchState, stream: Stream, ages: Sequence[int], passes: int) -> SearchState:
         own, size = stream.at(self.attack.name), self.source.block or len(ages)
@@ -228,8 +242,9 @@ def attack_dataset(
     """Attack a data set; a batch at a time is in memory, refilled across the whole data set as images break.
 
     Verdict and margin of an image do not depend on the other images, on the number of processes, or on where a run was
-    interrupted; on the CPU not on the batch size either. On CUDA every pass sees exactly `batch_size` images, or as
-    many as `whole` has, so another batch size rounds differently, and so does a batch halved for lack of memory.
+    interrupted; on the CPU not on the batch size either. On CUDA every pass sees exactly `batch_size` images, at
+    most 512 or as many as `whole` has, so a smaller batch size rounds differently, and so does a batch halved for lack
+    of memory.
 
     Args:
         attack: usually a suite, cheap and strong attacks first.
@@ -248,7 +263,8 @@ def attack_dataset(
     checks.whole("batch_size", batch_size, least=1)
     checks.require(len(data) > 0, "data", "hold at least one image", 0)
     stages, place, whole = attack.stages(), torch.device(device), data if whole is None else whole
-    current = AttackState.new([stage.name for stage in stages], len(data), pixels(data.images) if keep_images else None)
+    nearest = pixels(data.images).clone() if keep_images else None  # floats would be the caller's own images
+    current = AttackState.new([stage.name for stage in stages], len(data), nearest)
     current = current if state is None else current.resumed(state)
 
     def load(part: Dataset) -> AttackBatch:
@@ -257,7 +273,8 @@ def attack_dataset(
 
     driver = Driver(model, lambda rows: load(data.take(rows)), load(whole.take(torch.arange(CPU_BLOCK) % len(whole))),
                     threat=threat, precision=precision, slots=min(batch_size, len(whole)),
-                    batching="fixed" if place.type == "cuda" else "measured", many_passes=True)
+                    batching="fixed" if place.type == "cuda" else "measured", block=CUDA_BLOCK,
+                    many_passes=True)
     with progress.task(title, total=len(data)) as task:
         meter = ProgressMeter(task, stages, current)
 

@@ -55,12 +55,16 @@ class TargetedApgd(Attack):
         if rank >= source.classes:
             return None
 
-        def choose_targets(x: Tensor, y: Tensor, stream: Stream) -> Tensor:
-            if self.order == "logits" or rank > MAX_BY_DISTANCE:
-                return classes_by_logit(source.logits(x), y)[:, rank - 1]
-            return classes_by_distance(source, x, y, stream.index, threat.norm)[:, rank - 1]
+        return ApgdSearch(source, threat, self.steps, purpose, "targeted", losses.targeted_dlr,
+                          partial(choose_targets, source, threat.norm, self.order, rank))
 
-        return ApgdSearch(source, threat, self.steps, purpose, "targeted", losses.targeted_dlr, choose_targets)
+
+def choose_targets(source: GradientSource, norm: str, order: str, rank: int, x: Tensor, y: Tensor,
+                   stream: Stream) -> Tensor:
+    """(B,) the class of that rank for every image."""
+    if order == "logits" or rank > MAX_BY_DISTANCE:
+        return classes_by_logit(source.logits(x), y)[:, rank - 1]
+    return classes_by_distance(source, x, y, stream.index, norm)[:, rank - 1]
 
 
 def first_ranks(targets: int) -> tuple[int, ...]:
@@ -95,7 +99,7 @@ def classes_by_distance(source: GradientSource, x: Tensor, y: Tensor, index: Ten
         value_and_gradient = source.value_and_gradient("difference", logit_difference, with_extra=False)
         distances = []
         for rank in range(order.shape[1]):
-            difference, gradient, _ = value_and_gradient(x, y, order[:, rank])
+            difference, gradient, *_ = value_and_gradient(x, y, order[:, rank])
             distances.append(-difference / geometry.dual_norm(gradient, norm).clamp_min(1e-12))
         return order.gather(1, torch.stack(distances, dim=1).argsort(dim=1, stable=True))
 

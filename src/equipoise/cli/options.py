@@ -37,7 +37,9 @@ def _defaults_from_file(context: typer.Context, path: Path | None) -> Path | Non
 
 
 Models = Annotated[list[str], typer.Argument(help="Model references: file:PATH, mixture:DIR, zoo:NAME, "
-                                             "python:MODULE:FACTORY, tta:N:REFERENCE, or a bare path.",
+                                             "python:MODULE:FACTORY, tta:N:REFERENCE (test-time augmentation), "
+                                             "smoothed:SIGMA,N:REFERENCE (randomized smoothing with N samples, 100 if "
+                                             "left out), or a bare path.",
                                              metavar="MODEL", show_default=False)]
 Reference = Annotated[str, typer.Option(help="Model reference.", show_default=False)]
 Out = Annotated[Path, typer.Option(help="Run folder; repeating the command resumes it.")]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from equipoise.core import stats
-from equipoise.core.results import Difference, Result
+from equipoise.core.results import BrokenCount, ClassAccuracy, Difference, Result
 from equipoise.core.rows import AttackRow, Row
 from equipoise.core.threat import Threat
 
@@ -21,40 +21,119 @@ def correct_by_attack(rows: Iterable[Row]) -> dict[ModelAndAlpha, dict[str, Corr
     "worst" is the worst case over every attack of the run, the clean image included, on the images that every
     attack has been run on.
     """
-    table: dict[ModelAndAlpha, dict[str, Correct]] = defaultdict(lambda: defaultdict(dict))
+    return {group: {attack: {index: row.correct for index, row in own.items()} for attack, own in attacks.items()}
+            for group, attacks in _rows_by_attack(rows).items()}
+
+
+def _rows_by_attack(rows: Iterable[Row]) -> dict[ModelAndAlpha, dict[str, dict[int, AttackRow]]]:
+    table: dict[ModelAndAlpha, dict[str, dict[int, AttackRow]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         if isinstance(row, AttackRow):
-            table[row.model, row.alpha][row.attack][row.index] = row.correct
+            table[row.model, row.alpha][row.attack][row.index] = row
     for attacks in table.values():
         if attacks.keys() - {CLEAN}:
-            common = set.intersection(*(set(correct) for correct in attacks.values()))
-            attacks[WORST] = {i: all(correct[i] for correct in list(attacks.values())) for i in sorted(common)}
+            common, listed = set.intersection(*map(set, attacks.values())), list(attacks.values())
+            attacks[WORST] = {index: _worst([own[index] for own in listed]) for index in sorted(common)}
     return {group: dict(attacks) for group, attacks in table.items()}
+
+
+def _worst(rows: Sequence[AttackRow]) -> AttackRow:
+    """The row of an image under the attack that is worst for it.
+
+    For a randomised model the margin decides, whose passes are others than those of the share: the smallest of several
+    random shares would on average lie below the share of every attack.
+    """
+    if _is_randomized(rows):
+        return min(rows, key=lambda row: 2 * _share(row) - 1 if row.margin is None else row.margin)
+    return min(rows, key=lambda row: row.correct)
+
+
+def _share(row: AttackRow) -> float:
+    return float(row.correct) if row.share_correct is None else row.share_correct
+
+
+def _is_randomized(rows: Iterable[AttackRow]) -> bool:
+    return any(row.share_correct is not None for row in rows)
 
 
 def accuracies(rows: Iterable[Row], threat: Threat | None) -> list[Result]:
     """One result per model and attack, and for the worst case over all attacks."""
     results = []
-    for (model, alpha), attacks in sorted(correct_by_attack(rows).items(), key=lambda item: _model_order(item[0])):
-        for metric, correct in attacks.items():
-            estimate = stats.clopper_pearson(sum(correct.values()), len(correct))
-            results.append(Result.of(model, metric, estimate, alpha=alpha, threat=None if metric == CLEAN else threat))
+    for (model, alpha), attacks in sorted(_rows_by_attack(rows).items(), key=lambda item: _model_order(item[0])):
+        for metric, by_image in attacks.items():
+            own = list(by_image.values())
+            passes = max(row.passes or 1 for row in own) if _is_randomized(own) else None
+            estimate = (stats.share(row.correct for row in own) if passes is None else
+                        stats.mean_share([_share(row) for row in own], passes))
+            results.append(Result.of(model, metric, estimate, alpha=alpha, passes=passes,
+                                     threat=None if metric == CLEAN else threat))
     return results
+
+
+def as_bytes(rows: Iterable[Row], threat: Threat | None) -> list[Result]:
+    """Of the images that each attack broke: the share that is still misclassified after rounding to bytes."""
+    results = []
+    for (model, attack), broken in _broken(rows).items():
+        known = [row.broken_as_bytes for row in broken if row.broken_as_bytes is not None]
+        if known:
+            results.append(Result.of(model, attack, stats.clopper_pearson(sum(known), len(known)), threat=threat))
+    return results
+
+
+def broken_by(rows: Iterable[Row]) -> list[BrokenCount]:
+    """How many images each stage of each attack broke that are classified correctly without it; most first."""
+    counts = {group: Counter(row.broken_by or row.attack for row in broken) for group, broken in _broken(rows).items()}
+    return [BrokenCount(model=model, attack=attack, stage=stage, count=count, n=counted.total())
+            for (model, attack), counted in counts.items() for stage, count in counted.most_common()]
+
+
+def by_class(rows: Iterable[Row]) -> list[ClassAccuracy]:
+    """Clean accuracy and that in the worst case over all attacks, for every model and class."""
+    own_rows = [row for row in rows if isinstance(row, AttackRow) and row.alpha is None]
+    labels = {row.index: row.label for row in own_rows}
+    result = []
+    for (model, _), attacks in sorted(correct_by_attack(own_rows).items(), key=lambda item: _model_order(item[0])):
+        worst = attacks.get(WORST, attacks.get(CLEAN, {}))
+        for label in sorted({labels[index] for index in worst}):
+            own = [index for index in worst if labels[index] == label]
+            clean = attacks.get(CLEAN, {})
+            result.append(ClassAccuracy(model=model, label=label, n=len(own), attacked=sum(worst[i] for i in own),
+                                        clean=sum(clean.get(i, False) for i in own)))
+    return result
+
+
+def _broken(rows: Iterable[Row]) -> dict[tuple[str, str], list[AttackRow]]:
+    """The rows of images that an attack broke: misclassified under it, and not without it."""
+    own = [row for row in rows if isinstance(row, AttackRow) and row.alpha is None]
+    wrong = {(row.model, row.index) for row in own if row.attack == CLEAN and not row.correct}
+    table: dict[tuple[str, str], list[AttackRow]] = defaultdict(list)
+    for row in own:
+        if row.attack != CLEAN and not row.correct and row.broken_by != CLEAN and (row.model, row.index) not in wrong:
+            table[row.model, row.attack].append(row)
+    return dict(sorted(table.items(), key=lambda item: (_model_order((item[0][0], None)), item[0][1])))
 
 
 def differences(rows: Iterable[Row], pairs: Sequence[tuple[str, str]], threat: Threat | None) -> list[Difference]:
     """Paired differences of clean and worst-case accuracy between two models on the images both were run on."""
-    table = correct_by_attack(rows)
+    table = _rows_by_attack(rows)
     compared = []
     for model, versus in pairs:
         ours, theirs = table.get((model, None), {}), table.get((versus, None), {})
         for metric in ours.keys() & theirs.keys() & {CLEAN, WORST}:
-            common = ours[metric].keys() & theirs[metric].keys()
-            gained = sum(ours[metric][i] and not theirs[metric][i] for i in common)
-            lost = sum(theirs[metric][i] and not ours[metric][i] for i in common)
-            compared.append(Difference(**vars(stats.paired_difference(gained, lost, len(common))), model=model,
-                                    versus=versus, metric=metric, threat=None if metric == CLEAN else threat))
+            common = sorted(ours[metric].keys() & theirs[metric].keys())
+            estimate = _difference([(ours[metric][i], theirs[metric][i]) for i in common])
+            compared.append(Difference(**vars(estimate), model=model, versus=versus, metric=metric,
+                                       threat=None if metric == CLEAN else threat))
     return sorted(compared, key=lambda row: (row.model, row.versus, row.metric or ""))
+
+
+def _difference(pairs: Sequence[tuple[AttackRow, AttackRow]]) -> stats.Estimate:
+    if any(map(_is_randomized, pairs)):
+        ours, theirs = ([_share(row) for row in side] for side in zip(*pairs, strict=True))
+        return stats.mean_paired_difference(ours, theirs)
+    gained = sum(own.correct and not other.correct for own, other in pairs)
+    lost = sum(other.correct and not own.correct for own, other in pairs)
+    return stats.paired_difference(gained, lost, len(pairs))
 
 
 def _model_order(group: ModelAndAlpha) -> tuple[int, str, float]:

@@ -22,7 +22,7 @@ MAX_BYTES = 1 << 32  # of all arrays of one file
 Array = NDArray[Any]
 
 # Names of schema 1: a prefix and the name of the field, except for a few.
-_PREFIXES_1 = {"fit": "nuts_", "examples": "example_", "gradients": "gradient_"}
+_PREFIXES_1 = {"fit": "nuts_", "examples": "example_", "gradients": "gradient_", "attacked": "attacked_"}
 _NAMES_1 = {"fit.clean_correct": "nuts_clean_right", "fit.attacked_correct": "nuts_attacked_right",
             "fit.families": "nuts_kinds", "fit.family_scores": "nuts_kinds_worth",
             "fit.usable": "nuts_landscape_usable", "fit.landscape_family": "nuts_landscape_of",
@@ -147,6 +147,32 @@ class ExampleArrays(_Group):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class AttackedArrays(_Group):
+    """A few images of an evaluation before and after an attack on one of its models."""
+
+    prefix = "attacked"
+
+    clean: Array  # (n, 1 or 3, H, W) in [0, 1]
+    attacked: Array  # (n, 1 or 3, H, W) in [0, 1]; the clean image where nothing broke it
+    index: Array  # (n,)
+    label: Array  # (n,)
+    predicted: Array  # (n,) for the attacked image
+    model: str
+    attack: str
+    class_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        shape = self.clean.shape
+        checks.require(self.clean.ndim == 4 and shape[1] in (1, 3) and min(shape) > 0, "attacked.clean",
+                       "have shape (n, 1 or 3, H, W)", shape)
+        self._check_shapes(clean=shape, attacked=shape, index=shape[:1], label=shape[:1], predicted=shape[:1])
+        for name, kind in (("clean", "f"), ("attacked", "f"), ("index", "i"), ("label", "i"), ("predicted", "i")):
+            array = getattr(self, name)
+            checks.require(array.dtype.kind == kind and bool(np.isfinite(array).all()), f"attacked.{name}",
+                           "be finite numbers" if kind == "f" else "be whole numbers", str(array.dtype))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class GradientArrays(_Group):
     """Norms of the gradient of every class, (N, K), of both models at clean and at attacked images."""
 
@@ -173,7 +199,7 @@ class GradientArrays(_Group):
         return norms
 
 
-def save(folder: Path | str, *groups: FitArrays | ExampleArrays | GradientArrays | None) -> None:
+def save(folder: Path | str, *groups: FitArrays | ExampleArrays | AttackedArrays | GradientArrays | None) -> None:
     """Write all groups into `arrays.npz` of a run folder, whole or not at all; what was there before is replaced."""
     content: dict[str, Any] = {}
     for group in groups:

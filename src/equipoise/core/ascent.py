@@ -40,7 +40,7 @@ def ascend(objective: Objective, start: Tensor, *, norm: str, step_size: float |
     yield point
     scale = geometry.per_example(step_size, start) if isinstance(step_size, Tensor) else step_size
     for _ in range(steps):
-        point = project(point + scale * geometry.steepest(evaluate(point)[1], norm)).detach()
+        point = project(point + scale * geometry.steepest(evaluate(point)[1], norm, geometry.SPREAD)).detach()
         yield point
 
 

@@ -193,7 +193,7 @@ def images(x: Tensor, name: str = "images") -> Tensor:
 def labels(y: Tensor, classes: int, count: int | None = None, name: str = "labels") -> Tensor:
     """(B,) whole numbers in [0, classes)."""
     require(isinstance(y, Tensor), name, "be a tensor", type(y).__name__)
-    ok = y.dim() == 1 and not y.is_floating_point() and y.dtype != torch.bool
+    ok = y.dim() == 1 and not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
     require(ok, name, "be whole numbers of shape (B,)", f"{y.dtype} of shape {tuple(y.shape)}")
     if count is not None:
         require(len(y) == count, name, f"be as many as the images, {count}", len(y))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from equipoise.core.aggregation import CLEAN, WORST
-from equipoise.core.results import Result, SelectedAlpha
+from equipoise.core.results import Audit, Result, SanityCheck, SelectedAlpha, Summary
 from equipoise.core.stats import Estimate
 
 if TYPE_CHECKING:
@@ -109,6 +109,52 @@ def short_names(models: Iterable[str]) -> dict[str, str]:
             for name, (path, mark, rest) in split.items()}
 
 
+def audit(audit: Audit) -> str:
+    """What an audit says about the accuracy under an attack, what it cost, and what to do where it says little."""
+    if audit.audited == audit.survivors:
+        text = f"{audit.attack} {percent(audit.accuracy)}; {audit.stronger} was run on all {audit.survivors} survivors"
+    else:
+        text = (f"{audit.attack} {percent(audit.accuracy)}, at most {number(100 * audit.excess, 1)} points above "
+                f"{audit.stronger} with 95 % confidence, {audit.audited} of {audit.survivors} survivors audited")
+    text += f", {audit.broken} broken ({audit.passes} passes, {audit.seconds:.0f} s)"
+    if not audit.is_poor:
+        return text
+    reason = f"{audit.stronger} breaks what {audit.attack} does not" if audit.broken else "This bound is wide"
+    return f"{text}. {reason}: run --attack {audit.stronger}"
+
+
+def notes(summary: Summary) -> list[str]:
+    """What belongs below a table of accuracies: audits, copied rows, and failed sanity checks with what to do next."""
+    audits = [f"{item.model}: {audit(item)}" for item in summary.audits
+              if f"{item.model}, {item.attack}" not in summary.copied]
+    copied = [f"{name}: as {original}, which has the same weights and was attacked once"
+              for name, original in summary.copied.items() if not name.endswith(f", {CLEAN}")]
+    rounded = [f"{item.model}: {item.count} of {item.n} images that {item.metric} broke are still misclassified after "
+               "rounding to bytes" for item in summary.as_bytes if f"{item.model}, {item.metric}" not in summary.copied]
+    failed = failed_checks(summary.sanity_checks)
+    title = ["Failed sanity checks, so that attacked accuracies may be overstated:"] if failed else []
+    return [*audits, *rounded, *copied, *title, *failed]
+
+
+def failed_checks(checks: Sequence[SanityCheck]) -> list[str]:
+    """One line per model and failed check: the attacks, what was measured, and what to do next."""
+    covered = covered_by_adaptive(checks)
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for check in (check for check in checks if check.alarm):
+        advice = "The adaptive attacks of this run are there for it." if check.model in covered else check.advice or ""
+        measured = f"{check.value:.3g}, {check.explanation}. {advice}".rstrip()
+        lines.setdefault((check.name, check.model, measured), []).append(check.attack)
+    return [f"- {name} ({model}, {', '.join(attacks)}): {measured}"
+            for (name, model, measured), attacks in lines.items()]
+
+
+def covered_by_adaptive(checks: Sequence[SanityCheck]) -> set[str]:
+    """Models with alarms whose adaptive attacks, which use the structure of a mixture, raise none."""
+    adaptive = [check for check in checks if check.attack.startswith("adaptive")]
+    return ({check.model for check in checks if check.alarm} & {check.model for check in adaptive}
+            - {check.model for check in adaptive if check.alarm})
+
+
 def new_table(title: str, first: str, *columns: str) -> Table:
     """A table whose first column is text and whose other columns are numbers; nothing in it is markup."""
     from rich import box
@@ -151,7 +197,9 @@ def accuracy_table(results: Sequence[Result], under: str) -> str:
     metrics = sorted(dict.fromkeys(result.metric for result in shown), key=lambda m: (m == WORST, m != CLEAN))
     count = counts(result.n for result in shown)
     # Attack names break at hyphens, so that six columns fit into a terminal of eighty.
-    table = new_table(f"Accuracy on {count} images, 95 % intervals, {under}", "model",
+    passes = [result.passes for result in shown if result.passes is not None]
+    each = f", {counts(passes)} passes each" if passes else ""
+    table = new_table(f"Accuracy on {count} images{each}, 95 % intervals, {under}", "model",
                       *(metric.replace("-", "-\n") for metric in metrics))
     for model in dict.fromkeys(result.model for result in shown):
         cells = {result.metric: f"{value(result)}\n{bounds(result)}" for result in shown

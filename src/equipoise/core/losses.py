@@ -64,4 +64,22 @@ def margin_loss(logits: Tensor, y: Tensor) -> Tensor:
     return -probability_margin(logits, y)
 
 
-LOSSES: dict[str, Loss] = {"ce": cross_entropy, "dlr": dlr, "margin": margin_loss}
+def relative(loss: Loss) -> Loss:
+    """The loss of logits whose standard deviation over the classes is made 3, which is near that of most networks.
+
+    Scaling the logits does not change it. On a network with logits a hundred times as large, where probabilities are
+    0 or 1 and cross-entropy and probability margin have no gradient, it is the loss of the network before scaling. With
+    two classes, where it would be constant, it is the plain margin.
+    """
+    def scaled(logits: Tensor, y: Tensor) -> Tensor:
+        if logits.shape[1] < 3:
+            return -signed_margin(logits, y)
+        lowest = logits.masked_fill(logits.isinf(), math.inf).amin(dim=1, keepdim=True)  # −inf would have no deviation
+        deviation = torch.maximum(logits, lowest).std(dim=1, keepdim=True)
+        return loss(3 * logits / deviation.clamp_min(torch.finfo(logits.dtype).tiny), y)
+
+    return scaled
+
+
+LOSSES: dict[str, Loss] = {"ce": cross_entropy, "dlr": dlr, "margin": margin_loss,
+                           "relative-ce": relative(cross_entropy), "relative-margin": relative(margin_loss)}

@@ -101,6 +101,10 @@ class Run:
         parallel.barrier()
         return self._read_rows()
 
+    def finished_rows(self) -> list[Row]:
+        """The rows so far, of all processes."""
+        return self._read_rows()
+
     def _read_rows(self) -> list[Row]:
         return read_rows(self.folder, self.identity, self._labels)
 

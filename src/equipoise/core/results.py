@@ -14,6 +14,7 @@ from equipoise.core.stats import Estimate
 from equipoise.core.threat import Threat
 
 SCHEMA = config.SCHEMAS[-1]
+ACCEPTED_EXCESS = 0.03  # of an audit: a sample of 64 without a success stays below it up to 64 % accuracy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ class Result(Estimate):
     threat: Threat | None = None
     allowed: Count | None = None  # for broken certificates: as many would be no surprise
     is_estimate: bool | None = None  # never a certificate
+    passes: Count | None = None  # of a randomised model per image: the value is a mean share of passes
 
     @property
     def count(self) -> int:
@@ -59,6 +61,61 @@ class SanityCheck:
     explanation: str
     model: str = ""
     attack: str = ""
+    advice: str | None = None  # of an alarm: what to do next
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """A stronger attack on a random sample of the images that survived an attack, and what follows for the others.
+
+    With M survivors, of which m were sampled and k of these broken, the stronger attack would break at most D of all M
+    with 95 % confidence (:func:`~equipoise.core.stats.hypergeometric_upper`). The k count as broken, so at most D − k
+    of the images that still count as robust are not: (D − k)/n is the most by which the accuracy, which is that after
+    the audit, may lie above that of both attacks together, and thus above that of the stronger one alone.
+    """
+
+    model: str
+    attack: str
+    stronger: str  # the attack that audits
+    n: int
+    survivors: int  # M
+    audited: int  # m
+    broken: int  # k
+    excess: float  # (D − k)/n
+    passes: int  # of networks with a gradient; one without counts a third
+    seconds: float
+
+    @property
+    def accuracy(self) -> float:
+        """Of the attack, audit included."""
+        return (self.survivors - self.broken) / self.n
+
+    @property
+    def is_poor(self) -> bool:
+        """Whether the stronger attack should be run on all images."""
+        return self.excess > ACCEPTED_EXCESS or (self.broken > 0 and self.audited < self.survivors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokenCount:
+    """How many of the n images that an attack broke were broken by one of its stages."""
+
+    model: str
+    attack: str
+    stage: str
+    count: Count
+    n: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassAccuracy:
+    """How many of the n images of one class are classified correctly, clean and in the worst case over all attacks."""
+
+    model: str
+    label: Count
+    n: Count
+    clean: Count
+    attacked: Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +214,9 @@ class Summary:
     results: tuple[Result, ...] = ()
     differences: tuple[Difference, ...] = ()
     sanity_checks: tuple[SanityCheck, ...] = ()
+    audits: tuple[Audit, ...] = ()
+    as_bytes: tuple[Result, ...] = ()  # share of broken images that are still misclassified after rounding to bytes
+    copied: dict[str, str] = field(default_factory=dict)  # model and attack → those of equal weights that were attacked
     costs: tuple[Cost, ...] = ()
     overlap: dict[str, tuple[str, ...]] = field(default_factory=dict)  # model → images it was fitted on
     fit: FitSummary | None = None

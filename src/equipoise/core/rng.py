@@ -3,16 +3,20 @@
 Every random number is a pure function of (seed, purpose, image index, position): the counter-based
 generator Philox-4x32-10 [Salmon2011]. A :class:`Stream` holds the random numbers of some images; it is sliced
 like a tensor, and gives an image the same numbers in any batch, process, resumed run or device. The global random
-state is never read or written.
+state is never read or written, except to make a model that draws from it reproducible (:func:`seed_global`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -138,3 +142,29 @@ class Stream:
 def stream(seed: int, purpose: str, index: Tensor) -> Stream:
     """The random stream of the images numbered `index` in their data set, for a purpose such as "pgd"."""
     return Stream(_digest(seed, purpose), index.to(torch.int64))
+
+
+@contextmanager
+def seed_global(numbers: Stream) -> Iterator[None]:
+    """Seed the global generators of torch, numpy and Python inside; outside they continue as before.
+
+    For models that draw random numbers of their own: their outputs become a function of the stream's purpose and of its
+    images, all of them, because such a model draws for a whole batch. A model with a generator of its own is not
+    reached, and other threads that draw from the global generators meanwhile change what it draws.
+    """
+    seed, place = _digest(numbers.key, *numbers.index.tolist()), numbers.index.device
+    python = random.getstate()
+    array = np.random.get_state()  # noqa: NPY002 - models that draw from it are what this is for
+    on_cuda = place.type == "cuda"
+    with torch.random.fork_rng([place] if on_cuda else []):
+        torch.default_generator.manual_seed(seed)
+        if on_cuda:
+            with torch.cuda.device(place):
+                torch.cuda.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(array)  # noqa: NPY002

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,33 @@ def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Estimat
     low = float(betaincinv(successes, n - successes + 1, tail)) if successes > 0 else 0.0
     high = float(betaincinv(successes + 1, n - successes, 1 - tail)) if successes < n else 1.0
     return Estimate(successes / n, low, high, n)
+
+
+def hypergeometric_upper(successes: int, sample: int, population: int, confidence: float = 0.95) -> int:
+    """Exact one-sided bound on the successes in a population of which a random sample was drawn without replacement.
+
+    The largest number D for which a sample with at most so many successes has a probability of at least 1 − confidence:
+    with D successes in the population, the number X in a sample is hypergeometric, and P(X ≤ x | D) falls as D grows.
+    Whatever the truth, the bound is below it in at most a share 1 − confidence of all samples. Integers throughout, so
+    nothing is rounded.
+
+    >>> hypergeometric_upper(0, 64, 459)
+    19
+    """
+    checks.whole("population", population, least=0)
+    checks.require(0 <= sample <= population, "sample", f"lie in 0..{population}", sample)
+    checks.require(0 <= successes <= sample, "successes", f"lie in 0..{sample}", successes)
+    checks.strictly_within("confidence", confidence, 0, 1)
+    least = (1 - Fraction(str(confidence))) * math.comb(population, sample)
+
+    def is_plausible(total: int) -> bool:
+        ways = sum(math.comb(total, drawn) * math.comb(population - total, sample - drawn)
+                   for drawn in range(successes + 1))
+        return ways >= least
+
+    # Plausible from `successes` on, until it is not.
+    totals = range(successes, population - (sample - successes) + 1)
+    return totals[bisect.bisect_left(totals, True, lo=1, key=lambda total: not is_plausible(total)) - 1]
 
 
 def share(flags: Iterable[object]) -> Estimate:
@@ -68,6 +97,41 @@ def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     variance = math.fsum((value - middle) ** 2 for value in values) / (n - 1)
     half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * math.sqrt(variance / n)
     return Estimate(middle, middle - half, middle + half, n)
+
+
+def mean_share(shares: Sequence[float], passes: int, confidence: float = 0.95) -> Estimate:
+    """Mean of n shares with an interval: of n images, each classified `passes` times by a randomised model.
+
+    The images are independent, the passes over one image are not: the interval is that of Clopper and Pearson with an
+    effective number of images, n m (1 − m) / v for a mean m and a variance v of the shares [KornGraubard1998]. It lies
+    between n, the number of images, and n · passes. As in :func:`paired_difference`, one image that is always and one
+    that is never classified correctly are added for v: few images with a share far from the others are easily missed.
+    With one pass, or shares of 0 and 1 alone, this is :func:`clopper_pearson`.
+
+    >>> mean_share([1, 1, 0, 1], passes=50) == clopper_pearson(3, 4)
+    True
+    """
+    n, middle = len(shares), math.fsum(shares) / max(len(shares), 1)
+    _check_counts(0, n, confidence)
+    checks.whole("passes", passes, least=1)
+    checks.require(all(0 <= value <= 1 for value in shares), "shares", "lie in 0..1", [min(shares), max(shares)])
+    variance = float(np.var([*shares, 0.0, 1.0]))
+    images = min(max(n * middle * (1 - middle) / variance, n), n * passes)
+    tail, correct = (1 - confidence) / 2, middle * images
+    low = float(betaincinv(correct, images - correct + 1, tail)) if middle > 0 else 0.0
+    high = float(betaincinv(correct + 1, images - correct, 1 - tail)) if middle < 1 else 1.0
+    return Estimate(middle, low, high, n)
+
+
+def mean_paired_difference(ours: Sequence[float], theirs: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """Mean difference of two shares of passes on the same n images, with Student's interval.
+
+    As in :func:`paired_difference`, one image that only the first model and one that only the second classifies
+    correctly are added, so that it never has width zero.
+    """
+    differences = [own - other for own, other in zip(ours, theirs, strict=True)]
+    value, adjusted = mean(differences, confidence).value, mean([*differences, 1.0, -1.0], confidence)
+    return Estimate(value, min(max(-1.0, adjusted.low), value), max(min(1.0, adjusted.high), value), len(differences))
 
 
 def lead(point: NDArray[np.bool_], line: NDArray[np.bool_], *, confidence: float = 0.95, draws: int = 2000,

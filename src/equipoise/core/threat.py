@@ -10,8 +10,10 @@ import torch
 from equipoise.core import checks
 from equipoise.core.settings import Settings, setting
 
-NORMS = ("linf", "l2")
-MOST_EPS = {"linf": 1.0, "l2": 1e4}  # images lie in [0, 1]
+NORMS = ("linf", "l2", "l1")
+SIGNS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
+DEFAULT_EPS = 8 / 255
+MOST_EPS = {"linf": 1.0, "l2": 1e4, "l1": 1e6}  # images lie in [0, 1]
 
 
 @dataclass(frozen=True, init=False)
@@ -46,18 +48,27 @@ class Threat:
         return {"norm": self.norm, "eps": self.eps}
 
     def __str__(self) -> str:
-        sign = "ℓ∞" if self.norm == "linf" else "ℓ2"
         parts = self.eps * 255
-        text = f"{round(parts)}/255" if abs(parts - round(parts)) < 1e-9 else f"{self.eps:g}"
-        return f"{sign} ≤ {text}"
+        in_bytes = self.norm != "l1" and abs(parts - round(parts)) < 1e-9
+        return f"{SIGNS[self.norm]} ≤ {f'{round(parts)}/255' if in_bytes else f'{self.eps:g}'}"
+
+
+def require_eps(norm: str, eps: float) -> None:
+    """Refuse the default radius, which is one for ℓ∞, in ℓ1: nothing of interest happens in so small a ball."""
+    checks.require(norm != "l1" or eps != DEFAULT_EPS, "eps", "be given for l1, such as 12", "8/255")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThreatSettings(Settings):
     """A threat as options of a command."""
 
-    norm: str = setting("linf", "Norm of the perturbation: linf or l2.", among=NORMS)
-    eps: float = setting(8 / 255, "Radius in [0, 1] pixels, such as 8/255.", fraction=True, positive=True)
+    norm: str = setting("linf", "Norm of the perturbation: linf, l2 or l1.", among=NORMS)
+    eps: float = setting(DEFAULT_EPS, "Radius in [0, 1] pixels, such as 8/255 for linf and 12 for l1.", fraction=True,
+                         positive=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_eps(self.norm, self.eps)
 
     def threat(self) -> Threat:
         """The threat with these settings."""

@@ -46,7 +46,8 @@ def as_dataset(data: Any, *, name: str = "images", split: str = "test", num_clas
         valid = isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor | np.ndarray)
         checks.require(valid, "data", _FORMS, type(data).__name__)
         images, labels = _compact(_as_tensor(data[0], "images")), _as_tensor(data[1], "labels")
-    greatest = int(labels.max()) if labels.numel() and not labels.is_floating_point() else -1
+    is_whole = not (labels.is_floating_point() or labels.is_complex())
+    greatest = int(labels.max()) if labels.numel() and is_whole else -1
     if num_classes is not None:
         names = limits.numbered_classes(checks.whole("num_classes", num_classes, least=1, most=limits.MOST_CLASSES))
     elif isinstance(classes, Sequence) and len(classes) > greatest:

@@ -9,6 +9,7 @@ from equipoise.evaluation.evaluator import Evaluation as Evaluation
 from equipoise.evaluation.evaluator import EvaluationSettings as EvaluationSettings
 from equipoise.evaluation.evaluator import evaluate as evaluate
 from equipoise.evaluation.evaluator import run_jobs as run_jobs
+from equipoise.evaluation.job import AuditPlan as AuditPlan
 from equipoise.evaluation.job import Conditions as Conditions
 from equipoise.evaluation.job import Job as Job
 from equipoise.evaluation.job import open_run as open_run

@@ -9,20 +9,26 @@ from torch import Tensor, nn
 
 from equipoise.attacks import Apgd, Attack, Square, Suite, TargetedApgd, straight_through
 from equipoise.core import checks
+from equipoise.evaluation.hinge_attack import TargetedHinges
 from equipoise.mixing import AlphaPenalty, GatedClassifier, MixedClassifier
+from equipoise.mixing.surrogates import Sides
 from equipoise.models import check_forward
 
 KINDS = {"surrogate": "adaptive", "through": "adaptive-through"}  # with their names in rows
 BOTH_SIDES: tuple[Attack, ...] = (Apgd(loss="ce", steps=30), Apgd(loss="dlr", steps=30),
                                   TargetedApgd(steps=20, ranks=(1, 2, 3)))
+TEMPERED: tuple[Attack, ...] = (Apgd(loss="margin", steps=30), TargetedApgd(steps=20, ranks=(1, 2, 3)))
+SHORT, LONG = 20, 100  # steps of a run
+LONG_RUNS: tuple[Attack, ...] = (Apgd(loss="relative-margin", steps=LONG),
+                                 TargetedApgd(steps=LONG, ranks=(1, 2, 3), order="distance"))
 
 
 def adaptive_attacks(mixture: MixedClassifier, attack: Attack, kinds: Sequence[str] = ("surrogate",),
                      stand_in: nn.Module | None = None) -> dict[str, Attack]:
     """The adaptive attacks on a mixture by their name in rows; none for a mixture whose gradients are not hidden.
 
-    The kind `surrogate` takes gradients from the auxiliary mixture [Bai2024nuts, Eq. (8)], and a suite gets one more
-    member that attacks both sides at once; `through` passes the auxiliary gradients straight through the mixture itself
+    The kind `surrogate` takes gradients from the auxiliary mixture [Bai2024nuts, Eq. (8)], and a suite gets more
+    members that attack both sides at once; `through` passes the auxiliary gradients straight through the mixture itself
     [B.2.2]. Success is decided by the mixture alone. Against a gate the attacks come with a term that lowers alpha
     (adversary D of [Bai2024]), and are named so. A differentiable `stand_in` replaces a base without gradients.
     """
@@ -37,35 +43,73 @@ def adaptive_attacks(mixture: MixedClassifier, attack: Attack, kinds: Sequence[s
     selected = {KINDS[kind]: available[kind] for kind in kinds if kind in available}
     if not isinstance(mixture, GatedClassifier):
         return selected
-    lowered = {f"{name}-lowered": replace(own, extra=AlphaPenalty(mixture)) for name, own in selected.items()}
+    lowered = {f"{name}-lowered": replace(with_long_runs(mixture, own), extra=AlphaPenalty(mixture))
+               for name, own in selected.items()}
     # Every evaluation runs the plain attack; where the mixture has no gradients, the surrogate's is needed too.
     return lowered if mixture.differentiable else {**selected, **lowered}
 
 
 def white_box(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | None = None,
-              both_sides: Sequence[Attack] = BOTH_SIDES) -> Attack:
+              both_sides: Sequence[Attack] = BOTH_SIDES, *, thorough: bool = True) -> Attack:
     """The attack with the mixture's own gradients, or with those of its surrogate where they are hidden.
 
-    A suite then also attacks both sides at once, with `both_sides`. A steep gate hides its gradient only in places:
-    there a suite keeps the mixture's own gradients and gets the same attacks on a surrogate with a smoother gate.
+    A suite then also uses a surrogate at the temperature of the map, and attacks both sides at once: with `both_sides`
+    on scores, then every target by its two hinges (:func:`hinge_attacks`). A steep gate hides its gradient only in
+    places: there a suite keeps the mixture's own gradients and gets the same attacks on a surrogate with a smoother
+    gate. Unless it is `thorough`, there is nothing beyond `both_sides`: for comparing many candidates.
     """
     if not mixture.differentiable:
-        hinges = Suite(attacks=tuple(both_sides), name="hinges", surrogate=mixture.hinges(stand_in=stand_in),
-                       follow="surrogate")
-        return replace(_insert_before_square(attack, hinges), surrogate=mixture.surrogate(stand_in=stand_in))
+        hinges = hinge_attacks(mixture, attack, stand_in) if thorough else ()
+        members = [Suite(attacks=(*both_sides, *hinges), name="hinges", surrogate=mixture.hinges(stand_in=stand_in),
+                         follow="surrogate")]
+        if thorough and mixture.logit_map is not None and not isinstance(mixture, GatedClassifier):
+            tempered = mixture.tempered_surrogate(stand_in=stand_in)
+            members.insert(0, Suite(attacks=TEMPERED, name="tempered", surrogate=tempered, follow="surrogate"))
+        return replace(_insert_before_square(attack, *members), surrogate=mixture.surrogate(stand_in=stand_in))
     if isinstance(mixture, GatedClassifier) and mixture.steeper_than_trained:
         gentle = Suite(attacks=tuple(both_sides), name="gentle", surrogate=mixture.surrogate(), follow="surrogate")
         return _insert_before_square(attack, gentle)
     return attack
 
 
-def _insert_before_square(attack: Attack, member: Suite) -> Attack:
-    """Add a member to a suite before Square, which should find nothing that gradients missed."""
+def hinge_attacks(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | None = None) -> tuple[Attack, ...]:
+    """Both hinges of every target class, as thorough as the suite: short runs first, long ones for the survivors.
+
+    A suite that makes long runs on every image, such as AutoAttack, gets a long run per target and form. The fast one
+    gets them for the nearest targets only, and one with even shorter runs gets none.
+    """
+    hinges, steps = TargetedHinges(surrogate=Sides(mixture, stand_in), follow="surrogate"), _steps_on_all_images(attack)
+    if steps >= LONG:
+        return (replace(hinges, steps=LONG),)
+    short = replace(hinges, steps=min(steps, SHORT) or SHORT, forms=("mapped",))
+    return (short,) if 0 < steps < SHORT else (short, replace(hinges, steps=LONG, ranks=(1, 2, 3)))
+
+
+def with_long_runs(mixture: GatedClassifier, attack: Attack) -> Attack:
+    """The attack on a gate with long runs on every survivor.
+
+    An attack first moves the bases, and only later the gate: short runs leave alpha far higher than long ones.
+    """
+    gentle = mixture.surrogate() if mixture.steeper_than_trained else None
+    runs = LONG_RUNS if _steps_on_all_images(attack) < LONG else LONG_RUNS[:1]
+    hinges = hinge_attacks(mixture, attack) if mixture.differentiable else ()  # others have them already
+    return _insert_before_square(attack, Suite(attacks=(*(replace(run, surrogate=gentle) for run in runs), *hinges),
+                                               name="long"))
+
+
+def _steps_on_all_images(attack: Attack) -> int:
+    """The most gradient steps that one run of a suite makes on every image that survives to it."""
+    members = attack.attacks if isinstance(attack, Suite) else (attack,)
+    return max((getattr(member, "steps", 0) for member in members if member.margin_ratio_below is None), default=0)
+
+
+def _insert_before_square(attack: Attack, *added: Attack) -> Attack:
+    """Add members to a suite before Square, which should find nothing that gradients missed."""
     if not isinstance(attack, Suite):
         return attack
     members = attack.attacks
     place = next((i for i, other in enumerate(members) if isinstance(other, Square)), len(members))
-    return replace(attack, attacks=(*members[:place], member, *members[place:]))
+    return replace(attack, attacks=(*members[:place], *added, *members[place:]))
 
 
 class HardLabelWrapper(nn.Module):

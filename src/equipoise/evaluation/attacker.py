@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from equipoise.attacks import Attack, BatchAttack, attack_dataset, make_attack
+from equipoise.attacks import Attack, BatchAttack, attack_dataset, judge_with_new_passes, make_attack
 from equipoise.core import checks, format, memory, rng, stats
 from equipoise.core.device import check_precision, full_precision, move, resolve
 from equipoise.core.modes import inference
 from equipoise.core.threat import Threat
-from equipoise.data import as_dataset, pixels
+from equipoise.data import Dataset, as_dataset, pixels
 from equipoise.evaluation.job import MODULE, check_common
 from equipoise.models import check_forward, name_failing_model
 
 
 @dataclass(frozen=True, eq=False)
 class AttackedImages:
-    """N attacked images, on the CPU, and what the model predicts for them."""
+    """N attacked images, on the device of the clean ones, and what the model predicts for them."""
 
     images: Tensor  # (N, C, H, W) in [0, 1]
     labels: Tensor  # (N,)
     predicted: Tensor  # (N,)
     threat: Threat
+    share_correct: Tensor | None = None  # (N,) of the passes of a randomised model; `predicted` is then most frequent
+    passes: int | None = None  # per image
 
     @property
     def robust(self) -> Tensor:
@@ -33,21 +37,56 @@ class AttackedImages:
         return self.predicted == self.labels
 
     def __str__(self) -> str:
-        e = stats.share(self.robust.tolist())
+        e = (stats.share(self.robust.tolist()) if self.share_correct is None or self.passes is None else
+             stats.mean_share(self.share_correct.tolist(), self.passes))
         return (f"{format.percent(e.value)} {format.interval(e.low, e.high)} of {e.n} images classified correctly "
                 f"under attack, {self.threat}")
 
 
+@overload
+def attack(model: nn.Module, data: Tensor | NDArray[Any], labels: Tensor | NDArray[Any], *, threat: Threat,
+           attack: str | Attack = ..., device: str | torch.device = ..., batch_size: int = ..., precision: str = ...,
+           seed: int = ..., **settings: Any) -> Tensor: ...
+
+
+@overload
+def attack(model: nn.Module, data: Any, labels: None = ..., *, threat: Threat, attack: str | Attack = ...,
+           device: str | torch.device = ..., batch_size: int = ..., precision: str = ..., seed: int = ...,
+           **settings: Any) -> AttackedImages: ...
+
+
 @name_failing_model
-def attack(model: nn.Module, data: Any, *, threat: Threat, attack: str | Attack = "pgd", device: str = "auto",
-           batch_size: int = 128, precision: str = "auto", seed: int = 0, **settings: Any) -> AttackedImages:
+def attack(model: nn.Module, data: Any, labels: Any = None, *, threat: Threat, attack: str | Attack = "fast",
+           device: str | torch.device = "auto", batch_size: int = 128, precision: str = "auto", seed: int = 0,
+           **settings: Any) -> AttackedImages | Tensor:
     """Attack a model on images, as :func:`~equipoise.evaluation.evaluate` does, and return the attacked images.
+
+        x_adv = attack(model, images, labels, threat=Threat("linf", "8/255"))     # tensors: a tensor (B, C, H, W)
+        attacked = attack(model, data, threat=Threat("linf", "8/255"))            # a data set: AttackedImages
+
+    From torchattacks, `PGD(model, eps=8/255, steps=20)(images, labels)` becomes `attack(model, images, labels,
+    threat=Threat("linf", 8/255), attack="pgd", steps=20)`. From foolbox, `LinfPGD(steps=20)(fmodel, images, labels,
+    epsilons=8/255)` becomes the same: its three results are `attacked.images` (raw and clipped are the same here) and
+    `~attacked.robust` of `attacked = attack(model, (images, labels), …)`. Attacks of both libraries run here by
+    :func:`~equipoise.attacks.from_torchattacks` and :func:`~equipoise.attacks.from_foolbox`.
 
     Only the given attack is run: against a mixture that hides its gradients, `evaluate` also runs adaptive attacks.
 
-    `data`, `threat`, `attack` and `device` are as there; the model returns logits (B, K) for images (B, C, H, W) in
-    [0, 1]. The batch size is halved when memory runs out. `precision` (auto, fp32 or bf16) is that of the search:
-    success is decided in full precision. `settings` are those of an attack given by name, such as `steps=50`.
+    Args:
+        model: images (B, C, H, W) in [0, 1] → logits (B, K).
+        data: tensor of images, with `labels`; or a `Dataset`, a pair (images, labels), a torch dataset or a loader.
+        labels: (B,), if `data` is a tensor.
+        threat: the perturbations that the attack may use.
+        attack: the name of an attack, or an :class:`~equipoise.attacks.Attack`.
+        device: where to compute; auto is the device of the model for tensors, and a GPU if there is one for data sets.
+        batch_size: images per batch; halved when memory runs out.
+        precision: that of the search, auto, fp32 or bf16; success is decided in full precision.
+        seed: random seed.
+        settings: those of an attack given by name, such as `steps=50`.
+
+    Returns:
+        For tensors the attacked images, on the device of the images: what fools the model, or else comes nearest to it.
+        For data sets :class:`AttackedImages`, on the device of their images.
     """
     checks.instance("model", model, nn.Module, MODULE)
     check_common(checks.instance("threat", threat, Threat, "be a Threat"), device=device)
@@ -56,26 +95,45 @@ def attack(model: nn.Module, data: Any, *, threat: Threat, attack: str | Attack 
                    "has its own", sorted(settings))
     checks.whole("batch_size", batch_size, least=1)
     checks.seed(seed)
-    chosen = make_attack(attack, **settings) if isinstance(attack, str) else attack
+    checks.require("norm" not in settings, "norm", "be left out: it is that of the threat", settings.get("norm"))
+    chosen = make_attack(attack, norm=threat.norm, **settings) if isinstance(attack, str) else attack
     name = attack if isinstance(attack, str) else chosen.name
-    where, images = resolve(device), as_dataset(data)
+    checks.require(labels is None or isinstance(data, Tensor | np.ndarray), "labels", "be left out beside a data set, "
+                   "which has its own", type(labels).__name__)
+    images = as_dataset(data if labels is None else (data, labels))
+    where = _device_of(model, images.images) if labels is not None and device == "auto" else resolve(device)
     check_precision(precision, where)
     model = move(model, where)
     check_forward("model", model, pixels(images.images[:1].to(where)))
-    if not isinstance(chosen, BatchAttack):
-        state = attack_dataset(chosen, model, images, threat=threat, seed=seed, precision=precision,
-                               batch_size=batch_size, device=where, keep_images=True, title=name)
-        assert state.images is not None
-        return AttackedImages(state.images, images.labels, state.predicted, threat)
+    attacked = _attack(model, images, chosen, name, threat=threat, device=where, batch_size=batch_size,
+                       precision=precision, seed=seed)
+    return attacked if labels is None else attacked.images
 
-    def run(rows: slice) -> tuple[Tensor, Tensor]:
-        x, y = pixels(images.images[rows].to(where)), images.labels[rows].to(where)
-        stream = rng.stream(seed, name, images.index[rows].to(where))
+
+def _attack(model: nn.Module, images: Dataset, attack: Attack, name: str, *, threat: Threat, device: torch.device,
+            batch_size: int, precision: str, seed: int) -> AttackedImages:
+    if not isinstance(attack, BatchAttack) and attack.repeats is None:
+        state = attack_dataset(attack, model, images, threat=threat, seed=seed, precision=precision,
+                               batch_size=batch_size, device=device, keep_images=True, title=name)
+        assert state.images is not None
+        return AttackedImages(state.images, images.labels, state.predicted.to(images.labels.device), threat)
+
+    def run(rows: slice) -> tuple[Tensor, ...]:
+        x, y = pixels(images.images[rows].to(device)), images.labels[rows].to(device)
+        stream = rng.stream(seed, name, images.index[rows].to(device))
         with inference(model):
-            x_adv = chosen(model, x, y, threat=threat, stream=stream, precision=precision)
-            with torch.no_grad(), full_precision(where):
-                return x_adv.cpu(), model(x_adv).argmax(dim=1).cpu()
+            x_adv = attack(model, x, y, threat=threat, stream=stream, precision=precision)
+            with torch.no_grad(), full_precision(device):
+                verdict = judge_with_new_passes(lambda: model(x_adv), y, stream, attack.repeats)
+        place = images.labels.device
+        return x_adv.to(images.images.device), verdict.predicted.to(place), verdict.share_correct.to(place)
 
     parts = [part for _, part in memory.in_batches(run, len(images), batch_size)]
-    attacked, predicted = (torch.cat(side) for side in zip(*parts, strict=True))
-    return AttackedImages(attacked, images.labels, predicted, threat)
+    attacked, predicted, share = (torch.cat(side) for side in zip(*parts, strict=True))
+    return AttackedImages(attacked, images.labels, predicted, threat, None if attack.repeats is None else share,
+                          attack.repeats)
+
+
+def _device_of(model: nn.Module, images: Tensor) -> torch.device:
+    """Where a model is: that of its first weight, or of the images if it has none."""
+    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), images.device)

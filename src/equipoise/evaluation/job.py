@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,33 @@ from torch import nn
 
 from equipoise import __version__, models
 from equipoise.attacks import Attack
-from equipoise.core import checks, device
+from equipoise.core import checks, device, rng
 from equipoise.core.records import Run
 from equipoise.core.rows import RowKey
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, as_dataset, pixels
+
+
+@dataclass(frozen=True)
+class AuditPlan:
+    """A stronger attack for a random sample of the images that survive the attack of a job."""
+
+    name: str  # of the stronger attack
+    attack: Attack
+    count: int  # images in the sample
+
+    def sample(self, survivors: Iterable[int], seed: int) -> list[int]:
+        """The indices of the sampled images: those whose random numbers, keyed by seed and index, are smallest.
+
+        Every set of so many survivors is equally likely, whatever process attacks which image and in whatever order.
+        """
+        index = torch.tensor(sorted(survivors), dtype=torch.int64)
+        keys = rng.stream(seed, "audit", index).words(2).tolist()
+        return [image for _, image in sorted(zip(keys, index.tolist(), strict=True))[: self.count]]
+
+    def describe(self) -> dict[str, Any]:
+        """For the identity of a run."""
+        return {"count": self.count, **self.attack.describe()}
 
 
 @dataclass(frozen=True)
@@ -29,6 +51,11 @@ class Job:
     attack_name: str
     attack: Attack
     alpha: float | None = None  # distinguishes several mixtures or target weights of one name
+    audit: AuditPlan | None = None  # of a suite
+
+    def describe(self) -> dict[str, Any]:
+        """The attack and its audit, for the identity of a run."""
+        return {**self.attack.describe(), **({} if self.audit is None else {"audit": self.audit.describe()})}
 
     def key(self, index: int) -> RowKey:
         """The key of the row of one image."""
@@ -126,7 +153,7 @@ def identity(jobs: Sequence[Job], data: Dataset, conditions: Conditions) -> dict
     for job in jobs:
         name = job.name if job.alpha is None else f"{job.name}@{job.alpha!r}"
         named[name] = job.model
-        attacks.setdefault(name, {})[job.attack_name] = job.attack.describe()
+        attacks.setdefault(name, {})[job.attack_name] = job.describe()
     return {
         "command": "evaluate", "seed": conditions.seed, "precision": conditions.precision,
         "data": data.describe(), "threat": conditions.threat.to_dict(),

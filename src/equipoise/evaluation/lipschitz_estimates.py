@@ -11,10 +11,11 @@ from torch import nn
 from equipoise import models
 from equipoise.certification import estimate_local
 from equipoise.certification.radii import lemma_margin
-from equipoise.core import device, rng, stats
+from equipoise.core import device, format, rng, stats
 from equipoise.core.records import Run
 from equipoise.core.results import Result, Summary
 from equipoise.core.rows import LIPSCHITZ, AttackRow, LipschitzRow, Row
+from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation.job import Conditions
 from equipoise.evaluation.measure import measure_batches
@@ -79,3 +80,19 @@ def _margins(prefix: str, margins: list[float]) -> dict[str, stats.Estimate]:
     kept = {f"{prefix}kept@{alpha:g}": stats.share(margin >= lemma_margin(alpha) for margin in margins)
             for alpha in ALPHAS}
     return {f"{prefix}margin": stats.mean(margins), **kept}
+
+
+def estimate_table(results: Sequence[Result], threat: Threat) -> str:
+    """The local Lipschitz constant of every model, and the share of images that a mixture would keep per alpha."""
+    by_name = {(result.model, result.metric): result for result in results}
+    table = format.new_table(f"Estimates, not certificates, {threat}", "model", "constant", "alpha", "kept",
+                             "kept at attacked images")
+    names, previous = format.short_names(result.model for result in results), ""
+    for (model, metric), result in by_name.items():
+        if metric.startswith("kept@"):
+            attacked = by_name.get((model, f"attacked-{metric}"))
+            first = ["", ""] if model == previous else [names[model], f"{by_name[model, 'lipschitz'].value:.2f}"]
+            table.add_row(*first, metric.removeprefix("kept@"), format.percent(result.value),
+                          format.percent(attacked.value) if attacked else "")
+            previous = model
+    return format.render(table)

@@ -8,8 +8,10 @@ decided yet is logged under `stages/`, so that a killed run repeats at most the 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +20,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.attacks import AttackState, BatchAttack, SearchResult, attack_dataset
-from equipoise.core import checks, config, device, files, losses, memory, parallel, progress, rng, serialize
+from equipoise.attacks import (
+    Attack,
+    AttackState,
+    BatchAttack,
+    Clean,
+    SearchResult,
+    attack_dataset,
+    judge_with_new_passes,
+)
+from equipoise.core import checks, config, device, files, memory, parallel, progress, records, rng, serialize
 from equipoise.core.modes import inference
 from equipoise.core.records import Run
 from equipoise.core.rows import AttackRow, Row, RowKey
 from equipoise.core.serialize import Count
 from equipoise.data import Dataset, pixels
-from equipoise.evaluation.job import Conditions, Job
+from equipoise.evaluation.job import AuditPlan, Conditions, Job
 
-STAGES = "stages"
+STAGES, AUDIT = "stages", "audit/"
+BYTES_BLOCK = 8  # images per pass that are judged after rounding to bytes
+KeepImages = Callable[[Job, Sequence[int], Tensor], None]  # job, indices and attacked images
 RecordExtra = Callable[[nn.Module, Tensor, Tensor], Mapping[str, Sequence[Any]]]
 
 
@@ -53,42 +65,86 @@ def measure_batches(run: Run, data: Dataset, *, keys: Callable[[int], Sequence[R
             task.advance(len(batch), **(status() if status is not None else {}))
 
 
-def measure(job: Job, data: Dataset, run: Run, conditions: Conditions, record_extra: RecordExtra | None = None) -> None:
+def measure(job: Job, data: Dataset, run: Run, conditions: Conditions, record_extra: RecordExtra | None = None,
+            keep: KeepImages = lambda job, index, images: None) -> float:
     """Attack every image of `data` that the run has no row for yet.
 
     `record_extra` computes further columns of the rows from model, attacked images (B, C, H, W) and labels (B,). A
-    suite is then run batch by batch, because only then the attacked images of a whole batch are available.
+    suite is then run batch by batch, because only then the attacked images of a whole batch are available; so is an
+    attack on a randomised model, whose random numbers are those of a batch. `keep` gets attacked images with their
+    indices before their rows are written: all, or those that a suite breaks.
+
+    Returns:
+        The seconds of the audit.
     """
     job.model.to(conditions.device)
-    if record_extra is None and not isinstance(job.attack, BatchAttack):
-        _measure_suite(job, data, run, conditions)
-        return
+    if record_extra is None and not isinstance(job.attack, BatchAttack) and job.attack.repeats is None:
+        return _measure_suite(job, data, run, conditions, keep)
     correct = total = 0
 
     def compute(batch: Dataset) -> list[AttackRow]:
         nonlocal correct, total
-        rows = _attack_batch(job, batch, conditions, record_extra)
+        rows = _attack_batch(job, batch, conditions, record_extra, keep)
         correct, total = correct + sum(row.correct for row in rows), total + len(rows)
         return rows
 
     measure_batches(run, data, keys=lambda index: [job.key(index)], compute=compute, title=str(job),
                     batch_size=conditions.batch_size, status=lambda: {"robust": f"{correct}/{total}"})
+    return 0.0
 
 
-def _attack_batch(job: Job, batch: Dataset, conditions: Conditions,
-                  record_extra: RecordExtra | None) -> list[AttackRow]:
+def _attack_batch(job: Job, batch: Dataset, conditions: Conditions, record_extra: RecordExtra | None,
+                  keep: KeepImages) -> list[AttackRow]:
     x, y = pixels(batch.images.to(conditions.device)), batch.labels.to(conditions.device)
     stream = rng.stream(conditions.seed, job.attack_name, batch.index.to(conditions.device))
     x_adv = job.attack(job.model, x, y, threat=conditions.threat, stream=stream, precision=conditions.precision)
+
+    def logits() -> Tensor:
+        z = checks.logits(job.model(x_adv), len(x), f"logits of {job.name}").float()
+        checks.labels(y, z.shape[1])
+        return z
+
     # Attacks may be found in reduced precision; success is decided in full precision.
     with inference(job.model), torch.no_grad(), device.full_precision(conditions.device):
-        logits = checks.logits(job.model(x_adv), len(x), f"logits of {job.name}").float()
+        verdict = judge_with_new_passes(logits, y, stream, job.attack.repeats)
         extra = {} if record_extra is None else record_extra(job.model, x_adv, y)
-    checks.labels(y, logits.shape[1])
-    predicted, margin = logits.argmax(dim=1), losses.probability_margin(logits, y)
-    columns = {"label": y.tolist(), "predicted": predicted.tolist(), "correct": (predicted == y).tolist(),
-               "margin": [round(value, 6) for value in margin.tolist()], **extra}
+    keep(job, batch.index.tolist(), x_adv)
+    columns = {"label": y.tolist(), "predicted": verdict.predicted.tolist(),
+               "correct": (verdict.predicted == y).tolist(),
+               "margin": [round(value, 6) for value in verdict.margin.tolist()], **extra}
+    if job.attack.repeats is not None:
+        columns |= {"share_correct": verdict.share_correct.tolist(), "passes": [job.attack.repeats] * len(y)}
+    elif not isinstance(job.attack, Clean):  # one pass over rounded images is no verdict on a randomised model
+        columns["broken_as_bytes"] = _broken_as_bytes(job, x_adv, y, verdict.predicted != y, conditions.device)
     return _attack_rows(job, batch.index.tolist(), columns)
+
+
+def _broken_as_bytes(job: Job, x_adv: Tensor, y: Tensor, broken: Tensor, place: torch.device) -> list[bool | None]:
+    """Of the broken images: whether they are still misclassified after rounding to multiples of 1/255.
+
+    Batches have one size, so that the answer does not depend on which images are broken together.
+    """
+    answers: list[bool | None] = [None] * len(broken)
+    rows = broken.nonzero().squeeze(1)
+
+    def judge(own: Tensor) -> list[bool]:
+        still: list[bool] = (job.model((x_adv[own] * 255).round() / 255).argmax(dim=1) != y[own]).tolist()
+        return still
+
+    def judge_part(part: slice) -> list[bool]:
+        own = rows[part]
+        try:
+            return judge(torch.cat([own, own[:1].expand(BYTES_BLOCK - len(own))]))[: len(own)]
+        except RuntimeError as error:
+            if not memory.is_out_of_memory(error):
+                raise
+        return judge(own)
+
+    with inference(job.model), torch.no_grad(), device.full_precision(place):
+        for part, still in memory.in_batches(judge_part, len(rows), BYTES_BLOCK):
+            for row, answer in zip(rows[part].tolist(), still, strict=True):
+                answers[row] = answer
+    return answers
 
 
 def _attack_rows(job: Job, index: Sequence[int], columns: Mapping[str, Sequence[Any]]) -> list[AttackRow]:
@@ -96,41 +152,88 @@ def _attack_rows(job: Job, index: Sequence[int], columns: Mapping[str, Sequence[
                       **{name: values[row] for name, values in columns.items()}) for row, image in enumerate(index)]
 
 
-def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions) -> None:
-    """Run the stages of an attack over this process's share of the images; decided images get a row at once."""
+def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions, keep: KeepImages) -> float:
+    """Run the stages of an attack over this process's share of the images; decided images get a row at once.
+
+    With an audit a survivor is not decided before it: the sample is one of the survivors of all processes.
+    """
     share = data.take(run.world.shard(torch.arange(len(data))))
-    missing = [row for row, index in enumerate(share.index.tolist()) if job.key(index) not in run.done]
-    log = _StageLog(run.folder / STAGES, run.world.rank, job)
-    known = log.read()
+    missing = share.take(torch.tensor([row for row, index in enumerate(share.index.tolist())
+                                       if job.key(index) not in run.done], dtype=torch.int64))
+    logs = [_StageLog(run.folder / STAGES, run.world.rank, job, job.attack)]
+    if job.audit is not None:
+        logs.append(_StageLog(run.folder / STAGES, run.world.rank, job, job.audit.attack, "audit"))
     parallel.barrier()  # no process writes before every process has read
-    if not missing:
-        return
-    remaining = share.take(torch.tensor(missing))
-    stages = [stage.name for stage in job.attack.stages()]
-    state = AttackState.new(stages, len(remaining))
-    for row, index in enumerate(remaining.index.tolist()):
-        if index in known:
-            state.next_stage[row], state.predicted[row], state.margin[row] = known[index]
+    final = _run_stages(job, job.attack, missing, data, run, conditions, logs[0], keep)
+    if job.audit is None:
+        run.append(_decided_rows(job, missing, final, torch.arange(len(missing))))
+        return 0.0
+    held = final.survived.nonzero().squeeze(1)
+    sample = _sample_survivors(job, job.audit, missing.index[held].tolist(), run, conditions.seed)
+    start, sampled = time.monotonic(), torch.isin(missing.index[held], torch.tensor(sample, dtype=torch.int64))
+    run.append(_decided_rows(job, missing, final, held[~sampled]))
+    rows = held[sampled]
+    before = AttackState.new([stage.name for stage in job.audit.attack.stages()], len(rows))
+    before.margin, before.predicted = final.margin[rows], final.predicted[rows]
+    whole = data.take(torch.isin(data.index, torch.tensor(sample, dtype=torch.int64)).nonzero().squeeze(1))
+    audited = _run_stages(job, job.audit.attack, missing.take(rows), whole, run, conditions, logs[1], keep, before)
+    run.append(_decided_rows(job, missing.take(rows), audited, torch.arange(len(rows)), is_audit=True))
+    return max(parallel.gather(time.monotonic() - start))
+
+
+def _sample_survivors(job: Job, plan: AuditPlan, held: list[int], run: Run, seed: int) -> list[int]:
+    """The sample, from the survivors that the processes hold and those that already have a row."""
+    gathered = parallel.gather(held)
+    with_row = {row.index for row in records.read_rows(run.folder) if row.key == job.key(row.index)
+                and isinstance(row, AttackRow) and (row.correct or row.audit_passes is not None)}
+    return plan.sample(with_row.union(*gathered), seed)
+
+
+def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: Run, conditions: Conditions,
+                log: _StageLog, keep: KeepImages, state: AttackState | None = None) -> AttackState:
+    """Run `attack` on images, from where the log ends; images that it breaks get a row, the others a line of the log.
+
+    `state` is what is known about the images from other attacks, which an audit has and the attack of a job has not.
+    """
+    is_audit, stages = state is not None, [stage.name for stage in attack.stages()]
+    state = AttackState.new(stages, len(images)) if state is None else state
+    for row, index in enumerate(images.index.tolist()):
+        for name, value in log.known.get(index, {}).items():
+            getattr(state, name)[row] = value
+    if len(images) == 0:
+        return state
 
     def on_result(number: int, result: SearchResult, current: AttackState) -> None:
-        decided = result.broken.cpu() | (number == len(stages))
-        run.append(_decided_rows(job, remaining, current, result.rows[decided]))
+        broken = result.broken.cpu()
+        decided = broken if job.audit is not None and not is_audit else broken | (number == len(stages))
+        as_bytes: list[bool | None] = [None] * len(broken)
+        if number and bool(broken.any()):
+            keep(job, images.index[result.rows[broken]].tolist(), result.images[result.broken])
+            labels = images.labels[result.rows].to(conditions.device)
+            as_bytes = _broken_as_bytes(job, result.images, labels, result.broken, conditions.device)
+        run.append(_decided_rows(job, images, current, result.rows[decided], is_audit=is_audit, as_bytes=[
+            as_bytes[row] for row in decided.nonzero().squeeze(1).tolist()]))
         if number:  # number 0 is the clean image
-            log.write(remaining, current, result.rows[~decided])
+            log.write(images, current, result.rows[~decided])
 
-    final = attack_dataset(job.attack, job.model, remaining, threat=conditions.threat, seed=conditions.seed,
-                           precision=conditions.precision, batch_size=conditions.batch_size, device=conditions.device,
-                           whole=data, state=state, on_result=on_result, title=str(job))
-    undecided = [row for row, index in enumerate(remaining.index.tolist()) if job.key(index) not in run.done]
-    run.append(_decided_rows(job, remaining, final, torch.tensor(undecided, dtype=torch.int64)))
+    return attack_dataset(attack, job.model, images, threat=conditions.threat, seed=conditions.seed,
+                          precision=conditions.precision, batch_size=conditions.batch_size, device=conditions.device,
+                          whole=whole, state=state, on_result=on_result, title=f"{job}{', audit' * is_audit}")
 
 
-def _decided_rows(job: Job, data: Dataset, state: AttackState, rows: Tensor) -> list[AttackRow]:
+def _decided_rows(job: Job, data: Dataset, state: AttackState, rows: Tensor, *, is_audit: bool = False,
+                  as_bytes: Sequence[bool | None] | None = None) -> list[AttackRow]:
     images, positions = data.take(rows), rows.tolist()
-    columns = {"label": images.labels.tolist(), "predicted": state.predicted[rows].tolist(),
-               "correct": [bool(state.survived[row]) for row in positions],
-               "margin": [round(value, 6) for value in state.margin[rows].tolist()],
-               "broken_by": [state.broken_by(row) for row in positions]}
+    broken_by = [state.broken_by(row) for row in positions]
+    columns: dict[str, Sequence[Any]] = {
+        "label": images.labels.tolist(), "predicted": state.predicted[rows].tolist(),
+        "correct": [bool(state.survived[row]) for row in positions],
+        "margin": [round(value, 6) for value in state.margin[rows].tolist()],
+        "broken_by": [f"{AUDIT}{stage}" if is_audit and stage else stage for stage in broken_by]}
+    if as_bytes is not None:
+        columns["broken_as_bytes"] = as_bytes
+    if is_audit:
+        columns["audit_passes"] = [round(value) for value in state.passes[rows].tolist()]
     return _attack_rows(job, images.index.tolist(), columns)
 
 
@@ -143,26 +246,33 @@ class _StageEntry:
     next_stage: tuple[Count, ...]
     predicted: tuple[Count, ...]
     margin: tuple[float, ...]
+    logit_margin: tuple[float, ...]
+    clean_logit_margin: tuple[float, ...]
+    passes: tuple[float, ...]
 
 
 class _StageLog:
     """What the finished stages found about images that are not decided yet, one file per process."""
 
-    def __init__(self, folder: Path, rank: int, job: Job) -> None:
-        self.folder, self.path, self.job = folder, folder / f"{rank}.jsonl", [job.name, job.attack_name, job.alpha]
-        self.stages = len(job.attack.stages())
+    FIELDS = tuple(field.name for field in dataclasses.fields(_StageEntry))[2:]  # of an AttackState
+
+    def __init__(self, folder: Path, rank: int, job: Job, attack: Attack, *part: str) -> None:
+        self.folder, self.path, self.stages = folder, folder / f"{rank}.jsonl", len(attack.stages())
+        self.job = [job.name, job.attack_name, job.alpha, *part]
         if self.path.exists():
             files.remove_incomplete_line(self.path)
+        self.known = self._read()
 
     def write(self, data: Dataset, state: AttackState, rows: Tensor) -> None:
         if len(rows):
-            entry = {"job": self.job, "index": data.index[rows].tolist(), "next_stage": state.next_stage[rows].tolist(),
-                     "predicted": state.predicted[rows].tolist(), "margin": state.margin[rows].tolist()}
+            # JSON has no infinity; margins of hard decisions are the largest number instead.
+            entry = {"job": self.job, "index": data.index[rows].tolist(),
+                     **{name: getattr(state, name)[rows].nan_to_num().tolist() for name in self.FIELDS}}
             files.append_durably(self.path, json.dumps(entry) + "\n")
 
-    def read(self) -> dict[int, tuple[int, int, float]]:
-        """By image: the next stage, predicted class and margin; an incomplete line of another process is skipped."""
-        known: dict[int, tuple[int, int, float]] = {}
+    def _read(self) -> dict[int, dict[str, float]]:
+        """The latest state by image; an incomplete line of another process is skipped."""
+        known: dict[int, dict[str, float]] = {}
         for path in sorted(self.folder.glob("*.jsonl")):
             lines = config.read_text(path).splitlines(keepends=True)
             for number, line in enumerate(lines, start=1):
@@ -172,12 +282,12 @@ class _StageLog:
                 entry = serialize.from_plain(_StageEntry, config.parse_json(line, where), where)
                 if list(entry.job) != self.job:
                     continue
-                columns = (entry.next_stage, entry.predicted, entry.margin)
+                columns = [getattr(entry, name) for name in self.FIELDS]
                 checks.require({len(column) for column in columns} == {len(entry.index)} and max(
-                    entry.next_stage, default=0) <= self.stages, where, f"be about the {self.stages} stages", line)
+                    entry.next_stage, default=0) <= self.stages + 1, where, f"be about the {self.stages} stages", line)
                 for index, *values in zip(entry.index, *columns, strict=True):
-                    if index not in known or values[0] > known[index][0]:
-                        known[index] = (int(values[0]), int(values[1]), values[2])
+                    if index not in known or values[0] > known[index]["next_stage"]:
+                        known[index] = dict(zip(self.FIELDS, values, strict=True))
         return known
 
 

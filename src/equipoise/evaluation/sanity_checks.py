@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,11 +21,12 @@ IMAGES = 32
 
 
 def check_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: Run,
-               rows: Sequence[Row]) -> list[SanityCheck]:
+               rows: Sequence[Row], duplicates: Mapping[str, Job]) -> list[SanityCheck]:
     """The sanity checks of every attacked model.
 
-    They are measured once, by one process, on the first images; a finished run keeps those it has. A mixture at one
-    alpha of several is skipped: a sweep makes no claim about robustness.
+    They are measured once, by one process, on the first images; a finished run keeps those it has, and `duplicates`
+    have those of the original job. A mixture at one alpha of several is skipped: a sweep makes no claim about
+    robustness.
     """
     if not run.world.is_leader:
         return []
@@ -36,7 +37,9 @@ def check_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: 
     checks: list[SanityCheck] = []
     for job in jobs:
         if not isinstance(job.attack, Clean) and job.alpha is None:
-            own = [check for check in known if (check.model, check.attack) == (job.name, job.attack_name)]
+            original = duplicates.get(str(job), job)
+            own = [replace(check, model=job.name, attack=job.attack_name) for check in (*known, *checks)
+                   if (check.model, check.attack) == (original.name, original.attack_name)]
             checks += own or _measure(job, data, conditions, rows)
     return checks
 
@@ -48,6 +51,7 @@ def _measure(job: Job, data: Dataset, conditions: Conditions, rows: Sequence[Row
         images = first.take(torch.arange(part.start, part.stop))
         x, y = pixels(images.images.to(conditions.device)), images.labels.to(conditions.device)
         return run_sanity_checks(job.model, x, y, threat=conditions.threat, surrogate=job.attack.surrogate,
+                                 eot=job.attack.eot, repeats=job.attack.repeats,
                                  stream=rng.stream(conditions.seed, "symptoms", images.index.to(conditions.device)))
 
     _, checks = next(memory.in_batches(check, len(first), IMAGES))  # as many images as fit into memory at once

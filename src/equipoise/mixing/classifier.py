@@ -13,7 +13,7 @@ from equipoise.data.dataset import as_images
 from equipoise.mixing.formula import gate_of, mix
 from equipoise.mixing.logit_maps import LogitMap, at_least_float32, one_hot, require_classes
 from equipoise.mixing.provenance import Frontier, Provenance, select_mixture
-from equipoise.mixing.surrogates import Hinges, Surrogate
+from equipoise.mixing.surrogates import Hinges, Surrogate, working_scale
 from equipoise.models.inspection import Described, name_failing_model
 
 TOLERANCE = 1e-5  # margins this close to q count as ties, because fp32 cannot distinguish them
@@ -149,9 +149,19 @@ class MixedClassifier(Described):
         """
         return Surrogate(stand_in or self.accurate, self.robust, self.logit_map, self.surrogate_alpha)
 
+    def tempered_surrogate(self, *, stand_in: nn.Module | None = None) -> nn.Module:
+        """:meth:`surrogate` with the mixture's own alpha, at the temperature at which its map works."""
+        scale = None if self.logit_map is None else working_scale(self.logit_map, self.q)
+        return Surrogate(stand_in or self.accurate, self.robust, self.logit_map, self.alpha, scale)
+
     def hinges(self, *, stand_in: nn.Module | None = None) -> nn.Module:
         """Scores for an attack on both sides at once; see :meth:`surrogate`."""
         return Hinges(stand_in or self.accurate, self.robust, self.logit_map, self.q)
+
+    def sides(self, x: Tensor, stand_in: nn.Module | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Logits of g (or classes (B,)) and of h (B, K), log-probabilities of the robust side, and log q (B,)."""
+        h = self.robust(x)
+        return (stand_in or self.accurate)(x), h, self.map_robust(h), -self.gate.to(x.dtype).expand(len(x))
 
     def with_target(self, lose_at_most: float) -> MixedClassifier:
         """The most accurate mixture of the frontier that loses at most so many points (of 100) of robust accuracy."""

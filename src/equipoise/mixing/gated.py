@@ -261,6 +261,13 @@ class GatedClassifier(MixedClassifier):
         _refuse_stand_in(stand_in)
         return GatedHinges(self)
 
+    def sides(self, x: Tensor, stand_in: nn.Module | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Logits of g and of h (B, K), log-probabilities of the robust side, and log q (B,) of every image's alpha."""
+        _refuse_stand_in(stand_in)
+        g, h, z = self.logits_and_gate(x)
+        scaled = [scale * at_least_float32(logits) for scale, logits in zip(self.logit_scales, (g, h), strict=True)]
+        return scaled[0], scaled[1], self.map_robust(h), -self.restrict_gate(z)
+
     def without_gate_gradient(self) -> nn.Module:
         """The mixture for a grey-box adversary: no gradient through the gate [Bai2024, adversary A]."""
         return GatedSurrogate(self, detach_gate=True, soft=not self.differentiable)

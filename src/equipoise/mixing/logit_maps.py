@@ -137,10 +137,20 @@ class LogitMap(Described):
     def forward(self, z: Tensor) -> Tensor:
         """(B, K) logits → (B, K) mapped logits."""
         require_classes(z)
-        s, p, c, rivals, unit = self.numbers.to(at_least_float32(z).dtype).unbind()
-        u = layer_norm(z) if self.uses_layer_norm else centred(z, unit)
+        mapped = self.transform(self.normalize(z))
+        if not self.flattens_rivals:
+            return mapped
+        return flatten_rivals(F.log_softmax(mapped, dim=1), self.numbers.to(mapped.dtype)[3])
+
+    def normalize(self, z: Tensor) -> Tensor:
+        """(B, K) logits → what the formula is applied to, in fp32 at least."""
+        return layer_norm(z) if self.uses_layer_norm else centred(z, self.numbers.to(at_least_float32(z).dtype)[4])
+
+    def transform(self, u: Tensor) -> Tensor:
+        """The formula on normalized logits, entry by entry."""
+        s, p, c, *_ = self.numbers.to(u.dtype).unbind()
         mapped: Tensor = s * power(CLAMPS[self.clamp](u + c), p)
-        return flatten_rivals(F.log_softmax(mapped, dim=1), rivals) if self.flattens_rivals else mapped
+        return mapped
 
     @property
     def settings(self) -> LogitMapSettings:

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from equipoise.core import checks
 from equipoise.mixing.formula import gate_of, mix
-from equipoise.mixing.logit_maps import LogitMap, layer_norm
+from equipoise.mixing.logit_maps import LogitMap, finite, layer_norm
 from equipoise.models.inspection import Described, identity
 
 if TYPE_CHECKING:
+    from equipoise.mixing.classifier import MixedClassifier
     from equipoise.mixing.gated import GatedClassifier
 
 BYPASS = 0.9  # share of the robust side whose gradient bypasses the map
@@ -33,22 +34,44 @@ class Surrogate(Described):
         accurate, robust: g and h; a g that returns classes has no gradient and is left out.
         logit_map: M; None is the identity.
         alpha: α_d; r_d is :data:`BYPASS`.
+        scale: of normalized logits (:func:`working_scale`), which then replace h in σ(h); None is the paper's.
     """
 
-    description = ("mixture-surrogate", "weights")
+    description = ("mixture-surrogate", "weights", "scale")
 
-    def __init__(self, accurate: nn.Module, robust: nn.Module, logit_map: LogitMap | None, alpha: float) -> None:
+    def __init__(self, accurate: nn.Module, robust: nn.Module, logit_map: LogitMap | None, alpha: float,
+                 scale: float | None = None) -> None:
         super().__init__()
-        self.accurate, self.robust, self.logit_map = accurate, robust, logit_map
+        self.accurate, self.robust, self.logit_map, self.scale = accurate, robust, logit_map, scale
         self.weights = (1 - alpha, alpha * BYPASS, alpha * (1 - BYPASS))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, K) log-probabilities."""
         g, h = self.accurate(x), self.robust(x).float()
         mapped = h if self.logit_map is None else self.logit_map(h)
+        if self.scale is not None and self.logit_map is not None:
+            h = self.scale * self.logit_map.normalize(h)
         terms = [F.log_softmax(z.float(), dim=1) + math.log(weight)
                  for z, weight in zip((g, h, mapped), self.weights, strict=True) if weight > 0 and z.dim() == 2]
         return torch.logsumexp(torch.stack(terms), dim=0)
+
+
+def working_scale(logit_map: LogitMap, q: float, classes: int = 10) -> float:
+    """The factor at which a softmax of normalized logits is as confident as the map where g begins to decide.
+
+    There the margin of the robust side is q: between two classes, or, if the map flattens the rivals, over all others.
+    At the temperature of the logits themselves these probabilities may be flat, and surrogates without gradient.
+    """
+    q = min(max(q, 0.01), 0.99)
+    rivals = classes - 1 if logit_map.flattens_rivals else 1
+    gap = math.log((1 + rivals * q) / (1 - q))
+    low, high = torch.tensor([[0.0], [50.0]], dtype=torch.float64, device=logit_map.numbers.device)
+    bottom = logit_map.transform(low)
+    for _ in range(50):  # a clamp may be flat, so that no formula can be inverted
+        middle = (low + high) / 2
+        reached = logit_map.transform(middle) - bottom >= gap
+        low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
+    return gap / max(float(high), 0.01)
 
 
 class Hinges(Described):
@@ -90,6 +113,69 @@ def hinge_scores(g: Tensor, h: Tensor, logit_map: LogitMap | None, q: float | Te
         robust_hinge = rivals * robust_hinge + (1 - rivals) * confidence
     # The first class of h scores 0: an objective z_y − z_j then is the two hinges of j and nothing else.
     return (-accurate_hinge - active * robust_hinge).scatter(1, h.argmax(dim=1, keepdim=True), 0.0)
+
+
+class Sides(Described):
+    """What decides the class of a mixture, side by side, for attacks on both sides at once (:func:`hinge_sums`).
+
+    Columns are the logits of g, the logits of h, the log-probabilities of the robust side, K each, and log q.
+    """
+
+    description = ("mixture-sides", "stand_in")
+
+    def __init__(self, mixture: MixedClassifier, stand_in: nn.Module | None = None) -> None:
+        super().__init__()
+        self.mixture, self.stand_in = mixture, stand_in
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, 3K + 1)."""
+        g, h, log_p, log_q = self.mixture.sides(x, self.stand_in)
+        g = F.one_hot(g.long(), h.shape[1]).to(log_p.dtype) if g.dim() == 1 else g
+        columns = (finite(g), finite(h), log_p, log_q.unsqueeze(1))
+        return torch.cat([column.to(log_p.dtype) for column in columns], dim=1)
+
+
+FORMS = ("mapped", "logits")  # what the hinge of the robust side measures
+SLACK = 0.01  # the hinge of the robust side ends where its margin is this far below q
+
+
+def hinge_sums(sides: Tensor, y: Tensor, form: str, *, reserve: float, rivals: float = 1.0) -> Tensor:
+    r"""(B, K) how far a mixture is from predicting each class j instead of y *because of the accurate side*.
+
+    .. math:: \frac{[\max_{k \ne j} g_k - g_j + r]_+}{\mathrm{spread}(g)} +
+              [p_y - p_j > q]\,\Big(\frac{\ell_y - \ell_j}{\mathrm{spread}(\ell)} + \log\frac{p_y - p_j}{q}\Big)
+
+    ℓ are the mapped log-probabilities, which have their gradient at the temperature of the map, or the logits of h,
+    which have one where the map is flat. If a map flattens the rivals, the margin of logits is that over all others
+    together. The last term has the gradient of a gate.
+
+    Args:
+        sides: (B, 3K + 1) of :class:`Sides`.
+        y: (B,) labels.
+        form: a name of :data:`FORMS`.
+        reserve: r, in units of the spread of g.
+        rivals: that of the map.
+    """
+    classes = (sides.shape[1] - 1) // 3
+    g, h, log_p, log_q = sides.split([classes, classes, classes, 1], dim=1)
+    label = y.unsqueeze(1)
+    first, second = g.topk(2, dim=1).values.split(1, dim=1)
+    spread = g.detach().std(dim=1, keepdim=True).clamp_min(1e-6)
+    highest_other = torch.where(g == first, second, first)
+    accurate = F.relu((highest_other - g) / spread + reserve)
+    p = log_p.exp()
+    difference = p.gather(1, label) - p
+    decided_by_robust = difference.detach() > log_q.detach().exp() - SLACK
+    scores = log_p if form == "mapped" else h
+    own = scores.gather(1, label)
+    margin = own - scores
+    if form == "logits" and rivals < 1:
+        others = h.scatter(1, label, -math.inf).logsumexp(dim=1, keepdim=True)
+        margin = rivals * margin + (1 - rivals) * (own - others)
+    margin = margin / scores.detach().std(dim=1, keepdim=True).clamp_min(1e-6)
+    excess = F.relu(difference.clamp_min(1e-6).log() - log_q)
+    total: Tensor = accurate + decided_by_robust * (margin + excess)
+    return total
 
 
 class GatedSurrogate(Described):

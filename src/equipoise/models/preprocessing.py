@@ -6,11 +6,18 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.core import checks
 from equipoise.models.inspection import Described
+
+
+@torch.fx.wrap  # a check of concrete shapes, which a symbolic trace of a network keeps as a call
+def _check_channels(x: Tensor, channels: int) -> None:
+    """Refuse images with other channels; a single one would be broadcast silently."""
+    checks.require(x.shape[1] == channels, "images", f"have {channels} channels", tuple(x.shape))
 
 
 class Normalized(nn.Module):
@@ -47,9 +54,7 @@ class Normalized(nn.Module):
 
     def normalize(self, x: Tensor) -> Tensor:
         """(x − mean) / std, (B, C, H, W) → (B, C, H, W); nothing is clamped."""
-        # One channel would be broadcast to C silently.
-        checks.require(x.shape[1] == self.mean.shape[1], "images", f"have {self.mean.shape[1]} channels",
-                       tuple(x.shape))
+        _check_channels(x, self.mean.shape[1])
         return (x - self.mean) / self.std
 
 

@@ -2,7 +2,9 @@
 
 `file:PATH` is a checkpoint, `zoo:NAME` an architecture with random weights, `python:MODULE:FACTORY` a function without
 arguments that returns a module from images in [0, 1] to logits, and `tta:N:REFERENCE` any of them with test-time
-augmentation over N copies of each image (2, 6 or 10); `looks:` is an old name of `tta:`. A bare path is `file:`.
+augmentation over N copies of each image (2, 6 or 10); `looks:` is an old name of `tta:`. `smoothed:SIGMA:REFERENCE` is
+a randomly smoothed classifier with fixed Gaussian noise, `smoothed:SIGMA,N:REFERENCE` one with N samples instead of
+100, `smoothed:SIGMA,N,fresh:REFERENCE` one with new noise in every pass. A bare path is `file:`.
 
 What the user types is the user's own. A reference that a folder names may come from anybody: it must not run code
 unless `allow_code` is set, and its modules are never taken from that folder (SECURITY.md).
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +35,7 @@ from equipoise.core.settings import Settings, setting
 from equipoise.models import checkpoint, zoo
 from equipoise.models.inspection import one_line
 from equipoise.models.preprocessing import SHIFTS, TTAClassifier
+from equipoise.models.smoothed import MOST_SAMPLES, SAMPLES, RandomlySmoothedClassifier
 
 MOST_CHANNELS = 1000
 ALIASES = {"looks": "tta"}  # old names of schemes
@@ -56,7 +60,7 @@ class LoadOptions(Settings):
     """How to load a model beside its reference; an option that a scheme cannot use is an error.
 
     `mean` and `std` may be text such as "0.49,0.48,0.45". `num_classes` and `image_shape` are required for `zoo:`; a
-    checkpoint must agree with them. `seed` is for the random weights of `zoo:`.
+    checkpoint must agree with them. `seed` is for the random weights of `zoo:` and the noise of `smoothed:`.
     """
 
     arch: str | None = setting(None, "Architecture of .pt and .pth files.")
@@ -127,24 +131,44 @@ def _load_python(reference: Reference, options: LoadOptions) -> nn.Module:
 
 
 def _load_tta(reference: Reference, options: LoadOptions) -> nn.Module:
-    count, inner = _split_tta(reference)
-    return TTAClassifier(_load(inner, options), count)
+    count, inner = _split(reference)
+    return TTAClassifier(_load(inner, options), int(count))
 
 
-def _split_tta(reference: Reference) -> tuple[int, Reference]:
-    """The number of copies, and the reference of the model itself."""
-    count, _, body = reference.body.partition(":")
-    known = [str(number) for number in SHIFTS]
-    checks.require(count in known and bool(body), "model", f"read tta:N:REFERENCE with N among {', '.join(known)}",
-                   reference.text)
-    inner = parse(body, reference.folder)
-    checks.require(inner.scheme != "tta", "model", "have tta: only once", reference.text)
-    return int(count), inner
+def _load_smoothed(reference: Reference, options: LoadOptions) -> nn.Module:
+    settings, inner = _split(reference)
+    sigma, samples, fresh = *settings.split(","), *("", "")[settings.count(",") :]
+    return RandomlySmoothedClassifier(
+        _load(inner, options), checks.positive("sigma", checks.fraction("sigma", sigma)),
+        checks.whole("samples", int(samples or SAMPLES), least=1, most=MOST_SAMPLES), seed=options.seed,
+        fresh=bool(fresh))
+
+
+# Schemes around another reference, scheme:SETTINGS:REFERENCE: what the settings look like, as a pattern and in words.
+WRAPPERS = {
+    "tta": ("|".join(map(str, SHIFTS)), f"tta:N:REFERENCE with N among {', '.join(map(str, SHIFTS))}"),
+    "smoothed": (r"[0-9][^,]{0,30}(,[0-9]{1,9}(,fresh)?)?", "smoothed:SIGMA:REFERENCE, smoothed:SIGMA,N:REFERENCE or "
+                 "smoothed:SIGMA,N,fresh:REFERENCE"),
+}
+
+
+def _split(reference: Reference) -> tuple[str, Reference]:
+    """The settings of a wrapper, and the reference of the model inside."""
+    pattern, words = WRAPPERS[reference.scheme]
+    settings, _, body = reference.body.partition(":")
+    checks.require(bool(body and re.fullmatch(pattern, settings, re.ASCII)), "model", f"read {words}", reference.text)
+    inner = innermost = parse(body, reference.folder)
+    while innermost.scheme in WRAPPERS:
+        checks.require(innermost.scheme != reference.scheme, "model", f"have {reference.scheme}: only once",
+                       reference.text)
+        innermost = _split(innermost)[1]
+    return settings, inner
 
 
 Loader = Callable[[Reference, LoadOptions], nn.Module]
 SCHEMES: Registry[Loader] = Registry("equipoise.model_schemes", "scheme of a model", {
-    "file": _load_file, "python": _load_python, "tta": _load_tta, "zoo": _load_zoo})
+    "file": _load_file, "python": _load_python, "smoothed": _load_smoothed, "tta": _load_tta,
+    "zoo": _load_zoo})
 
 
 def parse(text: str, folder: Path | None = None) -> Reference:
@@ -174,9 +198,9 @@ def relocate(text: str, move: Callable[[str], str]) -> str:
     'tta:2:file:/models/a.safetensors'
     """
     reference = parse(text)
-    if reference.scheme == "tta":
-        count, inner = _split_tta(reference)
-        return f"tta:{count}:{relocate(inner.text, move)}"
+    if reference.scheme in WRAPPERS:
+        settings, inner = _split(reference)
+        return f"{reference.scheme}:{settings}:{relocate(inner.text, move)}"
     return f"file:{move(reference.body)}" if reference.scheme == "file" else text
 
 
@@ -187,8 +211,8 @@ def runs_code(text: str) -> bool:
     (True, False)
     """
     reference = parse(text)
-    if reference.scheme == "tta":
-        return runs_code(_split_tta(reference)[1].text)
+    if reference.scheme in WRAPPERS:
+        return runs_code(_split(reference)[1].text)
     return reference.scheme not in DATA_SCHEMES
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from equipoise.core import format
 from equipoise.core.aggregation import CLEAN, WORST
 from equipoise.core.arrays import Array, ExampleArrays
-from equipoise.core.results import Difference, Result
+from equipoise.core.results import Audit, Difference, Result
 from equipoise.core.rows import AttackRow
 from equipoise.core.threat import Threat
 from equipoise.reporting import charts
@@ -54,7 +54,20 @@ def headline(run: RunView) -> Section:
                 for item in run.summary.differences]
         tables.append(Table("Paired differences on the same images in percentage points, with 95 % intervals "
                             "(Bonett-Price).", ["models", "metric", "difference", "n"], body))
+    if run.summary.audits:
+        tables.append(_audit_table(run.summary.audits))
     return Section("Results", [text for text in prose if text], tables)
+
+
+def _audit_table(audits: Sequence[Audit]) -> Table:
+    body = [[model_cell(item.model, item.attack), Cell(f"{item.audited} of {item.survivors}"), Cell(str(item.broken)),
+             Cell(f"{format.number(100 * item.excess, 1)} points",
+                  f"run --attack {item.stronger}" if item.is_poor else ""),
+             Cell(str(item.passes)), Cell(f"{item.seconds:.0f}")] for item in audits]
+    stronger = " and ".join(dict.fromkeys(item.stronger for item in audits))
+    return Table(f"Audit: {stronger} on a random sample of the survivors; what it broke counts as broken. The gap is "
+                 f"the most by which an accuracy may lie above that under {stronger}, with 95 % confidence (exact, "
+                 "hypergeometric).", ["model and attack", "audited", "broken", "gap", "passes", "seconds"], body)
 
 
 def _base_models_first(model: str) -> int:
@@ -95,9 +108,10 @@ def _conditions(results: Sequence[Result], threat: Threat | None) -> list[str]:
     sentences = []
     if threat is not None:
         norm, _, eps = str(threat).partition(" ≤ ")
-        sentences.append(f"The attacker may change every pixel by up to {eps} of its range ({norm})."
-                         if threat.norm == "linf" else
-                         f"The attacker may change the image by up to {eps} in Euclidean length ({norm}).")
+        sentences.append({
+            "linf": f"The attacker may change every pixel by up to {eps} of its range ({norm}).",
+            "l2": f"The attacker may change the image by up to {eps} in Euclidean length ({norm}).",
+            "l1": f"The attacker may change pixels by up to {eps} of their range in all ({norm})."}[threat.norm])
     if any(result.metric == WORST for result in results):
         sentences.append("In the worst case, an image counts only if it is classified correctly without an attack and "
                          "under every attack.")
@@ -114,17 +128,16 @@ def sanity_checks(run: RunView) -> Section | None:
     prose = ["No check raises an alarm." if not alarms else f"Alarms: {'; '.join(names)}.",
              "An attacked accuracy is only as reliable as the attack. These checks, on the first images of the run, "
              "show when an attacked accuracy may be overstated."]
-    adaptive = [check for check in checks if check.attack.startswith("adaptive")]
-    explained = ({check.model for check in alarms} & {check.model for check in adaptive}
-                 - {check.model for check in adaptive if check.alarm})
+    explained = format.covered_by_adaptive(checks)
     if explained:
         prose.append(f"Alarms for {', '.join(sorted(explained))} are the reason for also running adaptive attacks, "
                      "which use the structure of the mixture. Adaptive attacks raise no alarm, and the worst case "
                      "includes them.")
     tables = []
     for alarm, caption in ((True, "Checks with an alarm."), (False, "Checks without an alarm.")):
-        body = [[Cell(check.name, check.explanation), model_cell(check.model, check.attack),
-                 Cell(f"{check.value:.3g}", "alarm" if alarm else "")] for check in checks if check.alarm == alarm]
+        body = [[Cell(check.name, ". ".join(filter(None, (check.explanation, check.advice)))),
+                 model_cell(check.model, check.attack), Cell(f"{check.value:.3g}", "alarm" if alarm else "")]
+                for check in checks if check.alarm == alarm]
         if body:
             tables.append(Table(caption, ["check", "model and attack", "value"], body, is_text=True,
                                 collapsed=not alarm))

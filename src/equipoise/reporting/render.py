@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any
 from equipoise.core import checks, files, format
 from equipoise.core.checks import InputError
 from equipoise.core.registry import Registry
-from equipoise.reporting import accuracy, certificates, gate, local_policy, local_smoothing, mixture_fit, provenance
+from equipoise.reporting import (
+    accuracy,
+    attacked,
+    certificates,
+    gate,
+    local_policy,
+    local_smoothing,
+    mixture_fit,
+    provenance,
+)
 from equipoise.reporting.charts import DARK, LIGHT, Chart, Picture, styled
 from equipoise.reporting.section import RunView, Section, read_run
 
@@ -31,6 +40,8 @@ SECTIONS: Registry[SectionFunction] = Registry("equipoise.report_sections", "rep
     "headline": accuracy.headline,
     "autoattack": local_policy.autoattack,
     "sanity-checks": accuracy.sanity_checks,
+    "attack-details": attacked.details,
+    "attacked-images": attacked.pictures,
     "training": provenance.training,
     "certified": certificates.certified,
     "frontier": certificates.frontier,

@@ -14,7 +14,7 @@ from equipoise.core.device import resolve
 from equipoise.core.records import Run, nothing_left_on_refusal
 from equipoise.core.registry import Registry
 from equipoise.core.settings import Settings, setting
-from equipoise.core.threat import NORMS, Threat
+from equipoise.core.threat import Threat
 from equipoise.evaluation import Conditions
 from equipoise.studies.adaptive_smoothing import AdaptiveSmoothingStudy
 from equipoise.studies.local_smoothing import LocalSmoothingStudy
@@ -33,7 +33,8 @@ class StudySettings(Settings):
     robust: str | None = setting(None, "Reference of the robust model, for full.")
     data: str | None = setting(None, "Data set of both models, for full; cifar10 if not given.")
     data_dir: Path | None = setting(None, "Folder of the data set.")  # noqa: RUF009
-    norm: str | None = setting(None, "Norm of the perturbation, linf or l2, for full; linf if not given.", among=NORMS)
+    norm: str | None = setting(None, "Norm of the perturbation, linf or l2, for full; linf if not given.",
+                               among=("linf", "l2"))
     eps: float | None = setting(None, "Radius, for full; 8/255 in linf if not given.", fraction=True, positive=True)
     allow_code: bool = setting(False, "Run the code that a mixture folder names; only for folders whose author you "
                                       "trust.")

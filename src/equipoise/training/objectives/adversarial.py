@@ -16,7 +16,7 @@ from equipoise.core.geometry import per_example, project_to_ball
 from equipoise.core.modes import inference
 from equipoise.core.rng import Stream
 from equipoise.core.settings import setting
-from equipoise.core.threat import NORMS, Threat
+from equipoise.core.threat import DEFAULT_EPS, NORMS, Threat, require_eps
 from equipoise.training.objective import Memory, Objective, ObjectiveOutput, correct_predictions
 
 
@@ -61,8 +61,12 @@ class Standard(Objective):
 class AdversarialObjective(Objective):
     """Base of the objectives with a threat model; validated on clean and on attacked images."""
 
-    norm: str = setting("linf", "Norm of the perturbation: linf or l2.", among=NORMS)
-    eps: float = setting(8 / 255, "Radius in units of [0, 1] pixels, e.g. 8/255.", fraction=True, positive=True)
+    norm: str = setting("linf", "Norm of the perturbation: linf, l2 or l1.", among=NORMS)
+    eps: float = setting(DEFAULT_EPS, "Radius in units of [0, 1] pixels, e.g. 8/255.", fraction=True, positive=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_eps(self.norm, self.eps)
 
     def validation_metrics(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream) -> dict[str, Tensor]:
         """Clean, and under PGD of ten steps at the full radius."""

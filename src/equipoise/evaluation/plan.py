@@ -1,0 +1,152 @@
+"""Which models an evaluation measures under which attacks."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from equipoise.attacks import ATTACKS, Attack, Clean, make_attack, standard
+from equipoise.core import aggregation, checks
+from equipoise.core.results import Cost
+from equipoise.data import Dataset, pixels
+from equipoise.evaluation.adaptive import adaptive_attacks, with_logits
+from equipoise.evaluation.audit import AUDITED, COUNT
+from equipoise.evaluation.cost import costs
+from equipoise.evaluation.job import AuditPlan, Conditions, Job
+from equipoise.mixing import MixedClassifier
+
+SOURCES = {"std": "accurate", "rob": "robust", "mix": None}
+Attacks = str | Attack | Sequence[str | Attack]
+Versions = Callable[[str, Attack], Mapping[str, Attack]]  # name in rows and attack → versions of it for one model
+
+
+def select_attacks(given: Attacks, norm: str, **settings: Any) -> dict[str, Attack]:
+    """The attacks by their name in rows: one or several, by name (as text with commas or a list) or as objects.
+
+    `norm` is that of the threat. A setting such as `steps=50` is for those attacks by name that have it; None is "not
+    given".
+    """
+    kind = "be the name of an attack, an Attack, or several of them"
+    checks.instance("attack", given, (str, Attack, list, tuple), kind)
+    listed = [name.strip() for name in given.split(",")] if isinstance(given, str) else (
+        [given] if isinstance(given, Attack) else list(given))
+    checks.require(len(listed) > 0, "attack", "name at least one attack", [])
+    names = [item if isinstance(item, str) else checks.instance("attack", item, Attack, kind).name for item in listed]
+    checks.require(len(set(names)) == len(names), "attack", "name every attack once", names)
+    values = {key: value for key, value in settings.items() if value is not None}
+    if len(listed) == 1 and isinstance(listed[0], str):
+        return {names[0]: make_attack(names[0], norm=norm, **settings)}
+    own = {item: {key: value for key, value in values.items() if key in _settings_of(item)}
+           for item in listed if isinstance(item, str)}
+    for key, value in values.items():
+        checks.require(any(key in used for used in own.values()), key,
+                       "be left out beside an attack object, which has its own" if not own else
+                       f"be left out for the attacks {', '.join(names)}, none of which has such a setting", value)
+    return {name: make_attack(item, norm=norm, **own[item]) if isinstance(item, str) else item
+            for name, item in zip(names, listed, strict=True)}
+
+
+def _settings_of(name: str) -> set[str]:
+    return {*inspect.signature(ATTACKS.get_entry(name)).parameters, "eot", "repeats"}  # every attack has these two
+
+
+class EvaluationPlan:
+    """The jobs of an evaluation, and the pairs of models that are compared; a mixture comes with its two bases.
+
+    Args:
+        named: models by their name in rows.
+        data: the images.
+        attacks: by their name in rows.
+        norm: of the threat.
+        audit: images in the sample of the audit; None for the default number.
+        source, adaptive: those of :class:`~equipoise.evaluation.EvaluationSettings`.
+        stand_in: differentiable model in place of an accurate base without gradients.
+        device: where models are tried.
+    """
+
+    def __init__(self, named: Mapping[str, nn.Module], data: Dataset, attacks: Mapping[str, Attack], *,
+                 norm: str, audit: int | None, source: str, adaptive: Sequence[str], stand_in: nn.Module | None,
+                 device: torch.device) -> None:
+        self.data, self.attacks, self.stand_in, self.device = data, attacks, stand_in, device
+        self.norm = norm
+        self.source, self.adaptive = SOURCES[source], adaptive
+        listed = f"attacks {', '.join(attacks)}" if len(attacks) > 1 else f"attack {next(iter(attacks))}"
+        self.audited = {name for name, attack in attacks.items() if name == AUDITED and attack.repeats is None}
+        repeated = " with repeated passes" if AUDITED in attacks else ""
+        checks.require(bool(self.audited) or not audit, "audit",
+                       f"be left out for the {listed}{repeated}: only {AUDITED} is audited", audit)
+        self.audit = COUNT if audit is None else audit
+        self.jobs: list[Job] = []
+        self.pairs: list[tuple[str, str]] = []
+        self.mixtures: dict[str, MixedClassifier] = {}
+        self.robust: dict[str, nn.Module] = {}
+        for name, model in named.items():
+            if isinstance(model, MixedClassifier):
+                self._add_mixture("" if len(named) == 1 else f"{name} ", model)
+            else:
+                self.robust[name] = model
+                self._add_jobs(name, model, lambda name, attack: {name: attack})
+        checks.require(source == "mix" or bool(self.pairs), "source", "be mix where no model is a mixture", source)
+
+    def _add_mixture(self, prefix: str, model: MixedClassifier) -> None:
+        accurate, robust, mixed = (f"{prefix}{side}" for side in ("accurate", "robust", "mixed"))
+        self.pairs += [(mixed, robust), (mixed, accurate)]
+        self.mixtures[mixed], self.robust[robust] = model, model.robust
+        image = pixels(self.data.images[:1].to(self.device))
+        for name, base in ((accurate, model.accurate), (robust, model.robust)):
+            with_scores = with_logits(name, base, self.data.num_classes, image)
+            # A model that returns classes has no gradients: they come from a stand-in or from the robust model.
+            surrogate = None if with_scores is base else self.stand_in or model.robust
+            self._add_jobs(name, with_scores, partial(_with_surrogate, surrogate))
+        source = None if self.source is None else getattr(model, self.source)
+
+        def versions(name: str, attack: Attack) -> dict[str, Attack]:
+            adaptive = adaptive_attacks(model, attack, self.adaptive, self.stand_in)
+            mark = f"-{name}" if len(self.attacks) > 1 else ""
+            return {**_with_surrogate(source, name, attack), **{f"{key}{mark}": own for key, own in adaptive.items()}}
+
+        self._add_jobs(mixed, model, versions)
+
+    def _add_jobs(self, name: str, model: nn.Module, versions: Versions) -> None:
+        """Add the clean images and the versions of every attack for this model.
+
+        Each is audited by the same version of the stronger attack, except for an attack that adaptive versions follow:
+        it is known to be weak on a mixture that hides its gradients.
+        """
+        repeats = max((attack.repeats for attack in self.attacks.values() if attack.repeats is not None), default=None)
+        self.jobs.append(Job(name, model, aggregation.CLEAN, Clean(repeats=repeats)))
+        for attack_name, attack in self.attacks.items():
+            audits = {}
+            if self.audit and attack_name in self.audited:
+                stronger = versions(attack_name, standard(norm=self.norm))
+                audits = {key: AuditPlan("standard", own, self.audit) for key, own in stronger.items()
+                          if key != attack_name or len(stronger) == 1}
+            self.jobs += [Job(name, model, key, own, audit=audits.get(key))
+                          for key, own in versions(attack_name, attack).items()]
+
+    def overlap(self) -> dict[str, tuple[str, ...]]:
+        """Images that a mixture was fitted on, with a warning: its accuracy on them is overstated."""
+        shared = {name: both for name, mixture in self.mixtures.items()
+                  if mixture.provenance is not None and (both := tuple(mixture.provenance.overlap(self.data)))}
+        for name, both in shared.items():
+            warnings.warn(f"{name} was fitted on images {', '.join(both[:5])}{' …' * (len(both) > 5)} of these, so its "
+                          "accuracy on them is overstated", checks.EquipoiseWarning, stacklevel=4)
+        return shared
+
+    def cost(self, conditions: Conditions) -> list[Cost]:
+        """Cost of a prediction, if there is one mixture."""
+        if len(self.mixtures) != 1:
+            return []
+        mixture = next(iter(self.mixtures.values())).to(conditions.device)
+        return costs(mixture, self.data, conditions.device, conditions.batch_size)
+
+
+def _with_surrogate(surrogate: nn.Module | None, name: str, attack: Attack) -> dict[str, Attack]:
+    return {name: replace(attack, surrogate=surrogate)}

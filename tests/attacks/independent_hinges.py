@@ -1,0 +1,97 @@
+"""An attack on mixtures written apart from the package: plain PyTorch, from the definition of a mixture alone.
+
+A mixture predicts another class j than y if g predicts j and the robust side prefers y to j by at most q = (1 − α)/α.
+For every target j this is two hinges, whose sum is lowered by signed gradient steps with momentum (first start) and by
+Adam (later starts), with decaying steps. Only the argmax of the mixture itself decides success.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Sides = Callable[[Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]  # x → g, h, log-probabilities of M(h), q (B,)
+
+
+def sides_of(mixture: Any) -> Sides:
+    """Logits of g, scaled logits of h, log-probabilities of the robust side, and q of every image."""
+    def compute(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if not hasattr(mixture, "network"):
+            g, h = mixture.accurate(x), mixture.robust(x)
+            q = x.new_full((len(x),), (1 - mixture.alpha) / mixture.alpha)
+        else:
+            g, h, z = mixture.logits_and_gate(x)
+            low, high = mixture.alpha_range
+            alpha = low + (high - low) * torch.sigmoid(z)
+            g, h, q = mixture.logit_scales[0] * g, mixture.logit_scales[1] * h, (1 - alpha) / alpha
+        mapped = h if mixture.logit_map is None else mixture.logit_map(h)
+        return g, h, torch.log_softmax(mapped, dim=1), q
+    return compute
+
+
+def two_hinges(sides: Sides, x: Tensor, y: Tensor, target: Tensor, units: Tensor, kappa: float) -> Tensor:
+    """(B,) the sum of both hinges; `units` (B, 3) are those in which g, h and the mapped side are measured."""
+    g, h, log_p, q = sides(x)
+    rows = torch.arange(len(x))
+    others = g.scatter(1, target[:, None], -torch.inf).amax(dim=1)
+    accurate = torch.relu(others - g[rows, target] + kappa) / units[:, 0]
+    p = log_p.exp()
+    excess = p[rows, y] - p[rows, target] - q
+    decided_by_h = (excess.detach() > -0.02).to(x.dtype)
+    mapped = (log_p[rows, y] - log_p[rows, target]) / units[:, 2]
+    unmapped = (h[rows, y] - h[rows, target]) / units[:, 1]
+    # The excess has the gradient of the gate; logits have one where probabilities are flat.
+    return accurate + decided_by_h * (mapped + 0.2 * unmapped + torch.relu(excess + 0.02))
+
+
+def attack(mixture: Any, x: Tensor, y: Tensor, eps: float, *, steps: int = 100, restarts: int = 2,
+           targets: int = 9, kappa: float = 1.0, seed: int = 0, batch: int = 72) -> Tensor:
+    """(B,) whether an image of the ℓ∞ ball and of [0, 1] makes the mixture predict another class than y."""
+    sides, generator = sides_of(mixture), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        broken: Tensor = mixture(x).argmax(dim=1) != y
+        g, h, log_p, _ = sides(x)
+        # Other classes by the smaller of their ranks for g and for h.
+        hidden = [z.scatter(1, y[:, None], -torch.inf) for z in (g, h)]
+        ranks = torch.minimum(*[z.argsort(dim=1, descending=True).argsort(dim=1) for z in hidden])
+        order = (ranks.float() - hidden[1].softmax(dim=1)).scatter(1, y[:, None], torch.inf).argsort(dim=1)
+        units = torch.stack([z.amax(dim=1) - z.mean(dim=1) for z in (g, h, log_p)], dim=1).clamp_min(1e-3)
+    order = order[:, : min(targets, h.shape[1] - 1)]
+    for restart in range(restarts):
+        pairs = torch.cartesian_prod((~broken).nonzero().squeeze(1), torch.arange(order.shape[1]))
+        for part in pairs.split(batch):
+            rows, target = part[:, 0], order[part[:, 0], part[:, 1]]
+            found = _run(mixture, sides, x[rows], y[rows], target, units[rows], eps, steps, kappa,
+                         use_adam=restart % 2 == 1, generator=generator)
+            broken[rows[found]] = True
+    return broken
+
+
+def _run(mixture: Any, sides: Sides, x: Tensor, y: Tensor, target: Tensor, units: Tensor, eps: float, steps: int,
+         kappa: float, *, use_adam: bool, generator: torch.Generator) -> Tensor:
+    low, high = (x - eps).clamp(0, 1), (x + eps).clamp(0, 1)
+    point = (x + eps * (2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1)).clamp(low, high)
+    velocity, square = torch.zeros_like(x), torch.zeros_like(x)
+    broken = torch.zeros(len(x), dtype=torch.bool)
+    for step in range(steps):
+        point.requires_grad_()
+        loss = two_hinges(sides, point, y, target, units, kappa)
+        gradient = torch.autograd.grad(loss.sum(), point)[0].nan_to_num()
+        size = 0.5 * eps * (1 - step / steps) ** 1.5 + eps / 200
+        with torch.no_grad():
+            if use_adam:
+                gradient = gradient / gradient.flatten(1).norm(dim=1).clamp_min(1e-12).view(-1, 1, 1, 1)
+                velocity, square = 0.9 * velocity + 0.1 * gradient, 0.99 * square + 0.01 * gradient**2
+                corrected = velocity / (1 - 0.9 ** (step + 1))
+                move = corrected / ((square / (1 - 0.99 ** (step + 1))).sqrt() + 1e-8)
+                point = (point - size * move).clamp(low, high)
+            else:
+                gradient = gradient / gradient.flatten(1).abs().mean(dim=1).clamp_min(1e-12).view(-1, 1, 1, 1)
+                velocity = 0.75 * velocity + gradient
+                point = (point - size * velocity.sign()).clamp(low, high)
+            if step % 3 == 2 or step == steps - 1:
+                broken |= mixture(point).argmax(dim=1) != y
+    return broken

@@ -1,0 +1,101 @@
+"""Copies with fused convolutions: the same logits and gradients, whatever the code of the network looks like."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equipoise import models
+from equipoise.attacks.conv_relu import ConvReLU, fuse_activations
+from equipoise.attacks.fused import fuse
+
+
+class Residual(nn.Module):
+    """Every way to write a ReLU after a convolution, and sums that must not be fused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, 2), nn.Conv2d(4, 4, 1)
+        self.shared, self.read = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+        self.activation, self.fc = nn.ReLU(), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activation(self.first(x))
+        x = torch.relu(self.second(x) + x[:, :, 1:-1:2, 1:-1:2])
+        x = (x + self.third(x)).relu()
+        x = F.relu(self.shared(F.relu(self.shared(x))))  # one convolution, two calls
+        features = self.read(x)  # read twice: before and after the activation
+        x = F.relu(features) + features
+        logits: Tensor = self.fc(F.relu(torch.add(self.third.weight.sum() * x, x, alpha=0.5)).mean(dim=(2, 3)))
+        return logits
+
+
+class Untraceable(nn.Module):
+    """A module that branches on values around one that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Residual()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.inner(x) if bool(x.mean() >= 0) else self.inner(-x)
+        return logits
+
+
+def _gradient(model: nn.Module, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(F.cross_entropy(model(x), torch.zeros(len(x), dtype=torch.long, device=x.device)), x)[0]
+
+
+def _count(model: nn.Module) -> int:
+    return sum(isinstance(module, ConvReLU) for module in model.modules())
+
+
+@pytest.mark.parametrize("make", [Residual, Untraceable])
+def test_a_fused_copy_has_the_same_logits_and_gradients(make: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = make().eval(), torch.rand(3, 3, 9, 9)
+    copy = fuse_activations(model, torch.float32)
+    assert _count(copy) == 3  # a convolution that is called twice or read elsewhere keeps its own activation
+    assert _count(model) == 0
+    torch.testing.assert_close(copy(x), model(x))
+    torch.testing.assert_close(_gradient(copy, x), _gradient(model, x))
+
+
+def test_every_convolution_of_a_resnet_is_fused_but_the_projections() -> None:
+    model = models.zoo.build("resnet18", num_classes=10, image_shape=(3, 32, 32)).eval()
+    copy = fuse_activations(fuse(model, torch.rand(4, 3, 32, 32)), torch.float32)
+    assert _count(copy) == 17
+    x = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(copy(x), model(x), rtol=1e-3, atol=1e-4)
+
+
+def test_hooks_of_a_submodule_still_run() -> None:
+    model, x, seen = Untraceable().eval(), torch.rand(2, 3, 9, 9), []
+    model.inner.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    copy = fuse_activations(model, torch.float32)
+    copy(x)
+    assert len(seen) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_cudnn_kernels_agree_with_the_network(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = Residual().eval().cuda(), torch.rand(16, 3, 32, 32, device="cuda")
+    copy = fuse_activations(model, dtype)
+    with torch.autocast("cuda", dtype=dtype):
+        logits = copy(x)
+    torch.testing.assert_close(logits.float(), model(x), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.gpu
+def test_gradients_through_cudnn_kernels_point_the_same_way() -> None:
+    torch.manual_seed(0)
+    model, x = Residual().eval().cuda(), torch.rand(16, 3, 32, 32, device="cuda")
+    copy = fuse_activations(model, torch.bfloat16)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        gradient = _gradient(copy, x)
+    assert F.cosine_similarity(gradient.flatten(), _gradient(model, x).flatten(), dim=0) > 0.98

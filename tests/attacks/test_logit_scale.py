@@ -1,0 +1,72 @@
+"""Verdicts where logits are tiny or huge: probabilities tie or saturate in float32, logits do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attack_models import ConvNet, Scaled, Waves, make_data
+
+from equipoise.attacks import Apgd, Attack, Fab, Square, TargetedApgd, attack_dataset, fast, standard
+from equipoise.core.threat import Threat
+
+THREATS = [Threat("linf", 0.04), Threat("l2", 0.4)]
+SCALE_FREE: dict[str, Attack] = {
+    "square": Square(150), "fab": Fab(10, (1, 2)), "fab by distance": Fab(10, (1,), "distance"),
+    "targeted": TargetedApgd(8, (1, 2)), "dlr": Apgd("dlr", 8), "relative-margin": Apgd("relative-margin", 8),
+    "relative-ce": Apgd("relative-ce", 8)}
+# Amplitude, frequency and eps: images that fast breaks.
+WAVES: dict[tuple[float, float, float], int] = {(0.005, 2000, 0.015): 10, (0.01, 400, 0.009): 11}
+
+
+@pytest.fixture
+def model() -> ConvNet:
+    torch.manual_seed(0)
+    return ConvNet().eval()
+
+
+@pytest.mark.parametrize("threat", THREATS, ids=str)
+@pytest.mark.parametrize("name", SCALE_FREE)
+def test_the_scale_of_logits_changes_no_verdict(model: ConvNet, name: str, threat: Threat) -> None:
+    data = make_data(model, 40)
+    expected = attack_dataset(SCALE_FREE[name], model, data, threat=threat, seed=0)
+    assert 0 < int((expected.broken_stage > 0).sum()) < int((expected.broken_stage != 0).sum())
+    for scale in (1e-8, 1e4):
+        state = attack_dataset(SCALE_FREE[name], Scaled(model, scale).eval(), data, threat=threat, seed=0)
+        assert state.survived.tolist() == expected.survived.tolist(), scale
+
+
+@pytest.mark.parametrize("exponent", [-27, 13])
+def test_fast_makes_the_same_steps_at_any_scale(model: ConvNet, exponent: int) -> None:
+    """A power of two scales every logit exactly; the gates of the longer runs open for the same images."""
+    data = make_data(model, 16)
+    one, other = (attack_dataset(fast(), model_, data, threat=THREATS[0], seed=0)
+                  for model_ in (model, Scaled(model, 2.0**exponent).eval()))
+    assert one.broken_stage.tolist() == other.broken_stage.tolist()
+    torch.testing.assert_close(one.passes, other.passes)
+    torch.testing.assert_close(one.margin_ratio, other.margin_ratio, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1, 100, 1e-8])
+@pytest.mark.parametrize("num_classes", [10, 2])
+@pytest.mark.parametrize("setting", WAVES, ids=str)
+def test_fast_on_steep_waves(setting: tuple[float, float, float], num_classes: int, scale: float) -> None:
+    """Gates on probabilities let 1 to 6 of these images pass that the same runs break with gates on logits."""
+    amplitude, frequency, eps = setting
+    waves = Waves(amplitude, frequency, num_classes).eval()
+    state = attack_dataset(fast(), Scaled(waves, scale).eval(), waves.data(), threat=Threat("linf", eps), seed=0)
+    assert int((state.broken_stage > 0).sum()) >= WAVES[setting]
+    assert not bool((~state.survived & ~waves.breakable(eps)).any()), "what cannot be broken is not"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", WAVES, ids=str)
+def test_standard_on_steep_waves(setting: tuple[float, float, float]) -> None:
+    """Where every gradient misleads, only Square finds the rest: this is what an audit is for."""
+    amplitude, frequency, eps = setting
+    waves = Waves(amplitude, frequency).eval()
+    verdicts = {scale: attack_dataset(standard(), Scaled(waves, scale).eval(), waves.data(), seed=0,
+                                      threat=Threat("linf", eps)).survived for scale in (1, 1e-8)}
+    print({scale: int((~survived).sum()) for scale, survived in verdicts.items()}, "broken of",
+          int(waves.breakable(eps).sum()))
+    for survived in verdicts.values():
+        assert WAVES[setting] <= int((~survived).sum()) and not bool((~survived & ~waves.breakable(eps)).any())

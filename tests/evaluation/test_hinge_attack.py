@@ -1,0 +1,131 @@
+"""Attacks on both sides of a mixture: they find what an attack written apart from the package finds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from mixture_pairs import EPS, NUTS, SWITCH, FarTarget, far_target, labelled_by, random_pair
+from small_gates import gated, gated_over_map, labelled_digits
+
+from equipoise import models
+from equipoise.attacks import Attack, Suite, TargetedApgd, attack_dataset, fast, standard
+from equipoise.core.checks import InputError
+from equipoise.core.threat import Threat
+from equipoise.data import Dataset, load_data, pixels
+from equipoise.evaluation.adaptive import LONG, adaptive_attacks, hinge_attacks
+from equipoise.evaluation.hinge_attack import TargetedHinges
+from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, new_gate
+from equipoise.mixing.surrogates import Sides
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "attacks"))
+import independent_hinges
+
+
+def survivors(mixture: MixedClassifier, data: Dataset, attacks: list[Attack], eps: float) -> torch.Tensor:
+    """Rows of the images that none of the attacks breaks."""
+    left = torch.arange(len(data))
+    for attack in attacks:
+        state = attack_dataset(attack, mixture, data.take(left), threat=Threat("linf", eps), seed=0, batch_size=64,
+                               device=torch.device("cpu"))
+        left = left[state.survived]
+    return left
+
+
+def independent(mixture: MixedClassifier, data: Dataset, rows: torch.Tensor, eps: float) -> list[int]:
+    """Which of these images the attack of the tests breaks."""
+    broken = independent_hinges.attack(mixture, pixels(data.images[rows]), data.labels[rows], eps)
+    return data.index[rows[broken]].tolist()
+
+
+def the_list(mixture: MixedClassifier, suite: Suite) -> list[Attack]:
+    return [suite, *adaptive_attacks(mixture, suite).values()]
+
+
+@pytest.mark.parametrize("form", ["mapped", "logits"])
+def test_a_target_is_found_that_only_both_sides_together_reach(form: str) -> None:
+    mixture, data = far_target()
+    assert bool((mixture(pixels(data.images)).argmax(dim=1) == 0).all())
+    hinges = TargetedHinges(20, forms=(form,), surrogate=Sides(mixture), follow="surrogate")
+    state = attack_dataset(hinges, mixture, data, threat=Threat("linf", EPS), seed=0, device=torch.device("cpu"))
+    assert state.predicted.tolist() == [9] * 4 and not bool(state.survived.any())
+    assert len(independent(mixture, data, torch.arange(4), EPS)) == 4, "the independent attack finds it too"
+    surrogate = TargetedApgd(20, surrogate=mixture.surrogate())
+    assert len(survivors(mixture, data, [surrogate], EPS)) == 4, "the surrogate of a saturated g has no gradient"
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("logit_map", [pytest.param(SWITCH, id="switch"), pytest.param(NUTS, id="nuts", marks=SLOW),
+                                       pytest.param(None, id="plain", marks=SLOW)])
+def test_the_independent_attack_breaks_nothing_more(logit_map: LogitMap | None) -> None:
+    mixture = MixedClassifier(*random_pair(0), 0.7, logit_map=logit_map, hard=logit_map is not None).eval()
+    data = labelled_by(mixture, 12)
+    left = survivors(mixture, data, the_list(mixture, fast()), 0.03)
+    assert 0 < len(left) < len(data)
+    assert independent(mixture, data, left, 0.03) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("over_map", [False, True])
+def test_nor_of_a_gate(over_map: bool) -> None:
+    mixture = gated_over_map() if over_map else gated()
+    data = labelled_digits(mixture, 12)
+    left = survivors(mixture, data, the_list(mixture, fast()), 0.02)
+    assert 0 < len(left) < len(data)
+    assert independent(mixture, data, left, 0.02) == []
+
+
+def test_every_target_of_few_classes() -> None:
+    pair = random_pair(1)
+    two = [torch.nn.Sequential(network, torch.nn.Linear(10, 2)) for network in pair]
+    mixture = MixedClassifier(two[0], two[1], 0.7, hard=True).eval()
+    hinges = TargetedHinges(3, surrogate=Sides(mixture), follow="surrogate")
+    data = labelled_by(mixture, 4)
+    state = attack_dataset(hinges, mixture, data, threat=Threat("linf", 0.01), seed=0, device=torch.device("cpu"))
+    assert float(state.passes.max()) <= 2 * 4 + 1, "one target in two forms, whatever the ranks"
+
+
+def test_long_runs_are_for_the_nearest_targets_of_fast_and_for_all_of_standard() -> None:
+    mixture = far_target()[0]
+    runs = [{(attack.steps, len(attack.ranks), attack.forms) for attack in hinge_attacks(mixture, suite)
+             if isinstance(attack, TargetedHinges)} for suite in (fast(), standard())]
+    both = ("mapped", "logits")
+    assert runs == [{(20, 9, ("mapped",)), (LONG, 3, both)}, {(LONG, 9, both)}]
+
+
+def test_a_gate_gets_long_runs_on_every_survivor() -> None:
+    stages = adaptive_attacks(gated(), fast())["adaptive-lowered"].stages()
+    ungated = [stage for stage in stages if stage.margin_ratio_below is None and stage.name.startswith("long/")]
+    assert {stage.cost for stage in ungated} >= {LONG} and any("targeted-1-distance" in stage.name for stage in ungated)
+    assert stages[-1].name == "square@100"
+
+
+def test_without_the_sides_of_a_mixture_it_is_refused() -> None:
+    with pytest.raises(InputError, match="sides of a mixture"):
+        TargetedHinges(surrogate=FarTarget("robust"))
+
+
+@pytest.mark.slow
+@pytest.mark.reference
+@pytest.mark.parametrize("kind", ["switch", "nuts", "plain", "gate"])
+def test_the_independent_attack_breaks_nothing_more_on_cifar10(kind: str, real_data: Path, real_weights: Path) -> None:
+    accurate, robust = (models.load(f"{real_weights}/cifar10_resnet8_{name}.safetensors").eval().requires_grad_(False)
+                        for name in ("standard", "pgd_at_linf8"))
+    data, eps = load_data("cifar10", data_dir=real_data, count=48), 8 / 255
+    maps = {"switch": (LogitMap(5.242, 0.5655, -0.6128, rivals=0.0, unit=1.809), 0.69),
+            "nuts": (LogitMap(4.952, 2.107, -0.03), 0.75), "plain": (None, 0.93)}
+    if kind == "gate":
+        gate = new_gate(accurate, robust, pixels(data.images[:2]), width=8)
+        mixture: MixedClassifier = GatedClassifier(accurate, robust, gate, alpha_min=0.8, alpha_max=1.0).eval()
+    else:
+        logit_map, alpha = maps[kind]
+        mixture = MixedClassifier(accurate, robust, alpha, logit_map=logit_map, hard=logit_map is not None).eval()
+    left = survivors(mixture, data, the_list(mixture, fast()), eps)
+    more = independent(mixture, data, left, eps)
+    print(f"{kind}: fast and its adaptive attacks leave {len(left)} of {len(data)}; the independent attack breaks "
+          f"{len(more)} of them")
+    assert len(left) > 0 and more == []
