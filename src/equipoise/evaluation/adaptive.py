@@ -24,19 +24,20 @@ LONG_RUNS: tuple[Attack, ...] = (Apgd(loss="relative-margin", steps=LONG),
 
 
 def adaptive_attacks(mixture: MixedClassifier, attack: Attack, kinds: Sequence[str] = ("surrogate",),
-                     stand_in: nn.Module | None = None) -> dict[str, Attack]:
+                     stand_in: nn.Module | None = None, *, thorough: bool = True) -> dict[str, Attack]:
     """The adaptive attacks on a mixture by their name in rows; none for a mixture whose gradients are not hidden.
 
     The kind `surrogate` takes gradients from the auxiliary mixture [Bai2024nuts, Eq. (8)], and a suite gets more
     members that attack both sides at once; `through` passes the auxiliary gradients straight through the mixture itself
     [B.2.2]. Success is decided by the mixture alone. Against a gate the attacks come with a term that lowers alpha
-    (adversary D of [Bai2024]), and are named so. A differentiable `stand_in` replaces a base without gradients.
+    (adversary D of [Bai2024]), and are named so. A differentiable `stand_in` replaces a base without gradients;
+    `thorough` is that of :func:`white_box`.
     """
     for kind in kinds:
         checks.one_of("adaptive", kind, KINDS)
     if mixture.differentiable and not isinstance(mixture, GatedClassifier):
         return {}
-    available = {"surrogate": white_box(mixture, attack, stand_in)}
+    available = {"surrogate": white_box(mixture, attack, stand_in, thorough=thorough)}
     if not mixture.differentiable:
         through = straight_through(mixture, mixture.surrogate(stand_in=stand_in))
         available["through"] = replace(attack, surrogate=through)

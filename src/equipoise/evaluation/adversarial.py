@@ -30,6 +30,7 @@ from equipoise.data import Dataset, pixels
 from equipoise.evaluation.job import Job
 
 PARTS, FILE = "adversarial", "adversarial.safetensors"
+REMOVED = ".adversarial-removed"  # the parts, renamed at once when they are not needed any more
 PICTURES = 32  # images among which the pictures of a report are selected
 SHOWN = 6
 Attacked = Sequence[tuple[Job, Mapping[int, Tensor]]]  # jobs with their attacked images by index
@@ -93,9 +94,26 @@ def needs_image(job: Job, row: Row) -> bool:
 def finish(images: AdversarialImages, jobs: Sequence[Job], data: Dataset, rows: Iterable[Row], threat: Threat,
            duplicates: Mapping[str, Job]) -> None:
     """Write `adversarial.safetensors` and a `.pt` per model if all images are kept, and pictures for the report."""
-    folder, stored = images.run.folder, images.read() if images.run.world.is_leader else {}
-    if not images.run.world.is_leader or not (stored or (images.keep is None and not (folder / FILE).exists())):
+    if not images.run.world.is_leader:
         return
+    folder, stored = images.run.folder, images.read()
+    if stored or (images.keep is None and not (folder / FILE).exists()):
+        _write(images, stored, jobs, data, rows, threat, duplicates)
+    _remove_parts(folder)
+
+
+def _remove_parts(folder: Path) -> None:
+    """Remove the parts so that a kill leaves all of them or none under their name."""
+    if (folder / REMOVED).exists():
+        shutil.rmtree(folder / REMOVED)
+    if (folder / PARTS).exists():
+        (folder / PARTS).rename(folder / REMOVED)
+        shutil.rmtree(folder / REMOVED)
+
+
+def _write(images: AdversarialImages, stored: Mapping[str, dict[int, Tensor]], jobs: Sequence[Job], data: Dataset,
+           rows: Iterable[Row], threat: Threat, duplicates: Mapping[str, Job]) -> None:
+    folder = images.run.folder
     by_job: dict[str, dict[int, AttackRow]] = {}
     for row in rows:
         if isinstance(row, AttackRow):
@@ -108,8 +126,6 @@ def finish(images: AdversarialImages, jobs: Sequence[Job], data: Dataset, rows: 
         arrays.save(folder, selected)
     if images.keep is None:
         _write_tensors(folder, attacked, data, by_job, threat)
-    if (folder / PARTS).exists():
-        shutil.rmtree(folder / PARTS)
 
 
 def _write_tensors(folder: Path, attacked: Attacked, data: Dataset,
