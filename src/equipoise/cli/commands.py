@@ -29,7 +29,7 @@ Parts = Annotated[list[str] | None, typer.Option("--part", help=f"Only this part
 
 
 def demo(out: options.Out = Path("runs/demo"), device: options.Device = "auto", seed: options.Seed = 0) -> None:
-    """Train, fit a mixture, attack and report on embedded data, in about three minutes."""
+    """Train, fit a mixture, attack and report on embedded data, in about six minutes."""
     options.show(studies.run_demo(out, device, seed))
 
 

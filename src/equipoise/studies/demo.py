@@ -1,4 +1,4 @@
-"""The demo: train two classifiers, fit a mixture, attack all three and report, in about three minutes."""
+"""The demo: train two classifiers, fit a mixture, attack all three and report, in about six minutes."""
 
 from __future__ import annotations
 
