@@ -1,4 +1,4 @@
-"""Shared by all tests: small models whose answers are known, and the places of real data and weights."""
+"""Shared by all tests: small models whose outputs are known, and the places of real data and weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 
 @pytest.fixture(autouse=True)
-def _own_chance() -> Iterator[None]:
-    """Layers that a test builds draw from the global state: the same for every test, and put back after it."""
+def _seeded() -> Iterator[None]:
+    """Layers that a test builds draw from the global state: it is the same for every test, and restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
@@ -37,9 +37,9 @@ def generator(seed: int) -> torch.Generator:
 @pytest.fixture
 def linear() -> Linear:
     """K = 6 classes of 3 × 5 × 7 images, in double precision."""
-    chance = generator(7)
-    weight = torch.randn(6, 105, generator=chance, dtype=torch.float64)
-    return Linear(weight, torch.randn(6, generator=chance, dtype=torch.float64))
+    random = generator(7)
+    weight = torch.randn(6, 105, generator=random, dtype=torch.float64)
+    return Linear(weight, torch.randn(6, generator=random, dtype=torch.float64))
 
 
 def folder(variable: str) -> Path:

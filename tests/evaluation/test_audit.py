@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from killed_runs import run_until_killed
 from small_models import CONDITIONS, SmallNet, linear_model, random_images
 
 from equipoise import reporting
@@ -82,22 +83,8 @@ def test_a_sample_bounds_what_the_stronger_attack_would_break(tmp_path: Path) ->
 
 @pytest.mark.parametrize("fail_at", range(1, 12, 2))
 def test_a_killed_audit_resumes_to_the_same_rows(tmp_path: Path, fail_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    class KilledError(Exception):
-        """Stands for the end of the process."""
-
     expected, audit = run_audit(tmp_path / "complete", 9)
-    append, writes = Run.append, []
-
-    def counted(run: Run, rows: Any) -> None:
-        append(run, rows)
-        writes.append(1)
-        if len(writes) == fail_at:
-            raise KilledError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "append", counted)
-        with pytest.raises(KilledError):
-            run_audit(tmp_path / "run", 9)
+    run_until_killed(monkeypatch, fail_at, lambda: run_audit(tmp_path / "run", 9))
     rows, resumed = run_audit(tmp_path / "run", 9)
     assert rows == expected and replace(resumed, seconds=audit.seconds) == audit
     written = (tmp_path / "run" / "summary.json").read_bytes()

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from killed_runs import KilledError, run_until_killed
 from small_models import CONDITIONS, SmallNet, linear_model, random_images
 from torch import Tensor, nn
 
@@ -25,10 +26,6 @@ from equipoise.evaluation import Conditions, Job, measure
 SUITE = Suite(attacks=(Apgd(loss="margin", steps=9), TargetedApgd(steps=12, ranks=(1, 2)), Fab(steps=10, ranks=(1,)),
                        Square(queries=60)))
 SUITE_CONDITIONS = replace(CONDITIONS, threat=Threat("linf", 0.02), batch_size=16)
-
-
-class KilledError(Exception):
-    """Stands for the end of the process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,18 +140,7 @@ def test_the_batch_size_does_not_change_the_rows_of_a_suite(tmp_path: Path, batc
 def test_a_killed_suite_resumes_to_the_same_rows(tmp_path: Path, fail_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process ends after the given number of writes, and leaves an incomplete line."""
     complete = run_suite(tmp_path / "complete")
-    append, writes = Run.append, []
-
-    def counted(run: Run, rows: Any) -> None:
-        append(run, rows)
-        writes.append(1)
-        if len(writes) == fail_at:
-            raise KilledError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "append", counted)
-        with pytest.raises(KilledError):
-            run_suite(tmp_path / "run")
+    run_until_killed(monkeypatch, fail_at, lambda: run_suite(tmp_path / "run"))
     for log in (tmp_path / "run" / "stages").glob("*.jsonl"):
         with log.open("ab") as file:
             file.write(b'{"job": "m, mi')

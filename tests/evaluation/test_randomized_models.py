@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from killed_runs import run_until_killed
 from small_models import CONDITIONS
 from torch import Tensor, nn
 
@@ -95,22 +96,8 @@ def run_all(folder: Path) -> list[AttackRow]:
 @pytest.mark.parametrize("fail_at", [1, 4, 7])
 def test_a_killed_evaluation_resumes_to_the_same_rows(tmp_path: Path, fail_at: int,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    class KilledError(Exception):
-        """Stands for the end of the process."""
-
     expected = run_all(tmp_path / "complete")
-    append, writes = Run.append, []
-
-    def counted(run: Run, rows: Any) -> None:
-        append(run, rows)
-        writes.append(1)
-        if len(writes) == fail_at:
-            raise KilledError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "append", counted)
-        with pytest.raises(KilledError):
-            run_all(tmp_path / "run")
+    run_until_killed(monkeypatch, fail_at, lambda: run_all(tmp_path / "run"))
     torch.rand(5)  # another process has other global random numbers
     assert run_all(tmp_path / "run") == expected
     assert {row.passes for row in expected} == {4} and {row.share_correct for row in expected} > {0.5, 1.0}

@@ -55,7 +55,7 @@ def test_the_line(seconds: float, text: str) -> None:
 
 def test_a_command_shows_it_before_the_run_and_not_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                          capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(time_estimate, "LEAST_PASSES", 10)
+    monkeypatch.setattr(time_estimate, "MIN_PASSES", 10)
     for expected in (1, 0):  # the second start finds everything finished
         with progress.display():
             evaluate({"m": linear_model(), "same": linear_model()}, random_images(), threat=CONDITIONS.threat,

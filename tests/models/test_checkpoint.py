@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 
+from equipoise.core import checks
 from equipoise.core.checks import InputError
 from equipoise.models import Normalized, build, checkpoint, weights_digest, zoo
 
@@ -203,7 +204,7 @@ def test_invalid_metadata(file: Path, key: str, value: str) -> None:
 
 
 def test_a_huge_number_of_classes_allocates_no_memory(file: Path) -> None:
-    assert_refused(rewrite(file, unchanged, num_classes="10000000"), "another shape", "fc.weight")
+    assert_refused(rewrite(file, unchanged, num_classes="100000"), "another shape", "fc.weight")
     assert_refused(rewrite(file, unchanged, num_classes="1000000000000"), "num_classes like 10")
 
 
@@ -368,8 +369,8 @@ def test_the_largest_numbers_are_described_or_refused() -> None:
     for arch in zoo.ARCHITECTURES.builtin:
         for shape in ((zoo.MAX_SIDE, 32, 32), (3, zoo.MAX_SIDE, zoo.MAX_SIDE)):
             try:
-                model = zoo.build_empty(arch, num_classes=zoo.MAX_CLASSES, image_shape=shape)
-                assert model.config["num_classes"] == str(zoo.MAX_CLASSES)
+                model = zoo.build_empty(arch, num_classes=checks.MAX_CLASSES, image_shape=shape)
+                assert model.config["num_classes"] == str(checks.MAX_CLASSES)
             except InputError as error:
                 assert "a model that can be built" in str(error)
 

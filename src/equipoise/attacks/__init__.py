@@ -14,7 +14,7 @@ from equipoise.attacks.minimum_margin import minimum_margin as minimum_margin
 from equipoise.attacks.pgd import Pgd as Pgd
 from equipoise.attacks.pgd import TransferPgd as TransferPgd
 from equipoise.attacks.randomized import EOT as EOT
-from equipoise.attacks.randomized import MOST_PASSES as MOST_PASSES
+from equipoise.attacks.randomized import MAX_PASSES as MAX_PASSES
 from equipoise.attacks.randomized import REPEATS as REPEATS
 from equipoise.attacks.randomized import judge_with_new_passes as judge_with_new_passes
 from equipoise.attacks.registry import ATTACKS as ATTACKS

@@ -158,7 +158,7 @@ class Apgd(Attack):
 
     def __post_init__(self) -> None:
         checks.one_of("loss", self.loss, losses.LOSSES)
-        checks.whole("steps", self.steps, least=1, most=checks.MOST_STEPS)
+        checks.whole("steps", self.steps, least=1, most=checks.MAX_STEPS)
         checks.whole("restarts", self.restarts, least=1, most=1000)
 
     def stages(self) -> tuple[Stage, ...]:

@@ -53,7 +53,7 @@ class Fab(Attack):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", check_ranks(self.ranks))
-        checks.whole("steps", self.steps, least=1, most=checks.MOST_STEPS)
+        checks.whole("steps", self.steps, least=1, most=checks.MAX_STEPS)
         checks.one_of("order", self.order, ORDERS)
 
     def describe(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from equipoise.attacks.conv_relu import fuse_activations
 from equipoise.attacks.cuda_graphs import CudaGraphFunction, TensorFunction
 from equipoise.attacks.fused import agree, fuse, trace
-from equipoise.attacks.randomized import MOST_PASSES, average_passes, judge_repeatedly
+from equipoise.attacks.randomized import MAX_PASSES, average_passes, judge_repeatedly
 from equipoise.core import checks, device, losses
 
 Extra = Callable[[Tensor], Tensor]  # images (B, C, H, W) → (B,), added to the objective
@@ -60,7 +60,7 @@ class GradientSettings:
         checks.one_of("follow", self.follow, ("model", "surrogate"))
         for name in ("eot", "repeats"):
             if getattr(self, name) is not None:
-                checks.whole(name, getattr(self, name), least=1, most=MOST_PASSES)
+                checks.whole(name, getattr(self, name), least=1, most=MAX_PASSES)
 
 
 class GradientSource:

@@ -40,7 +40,7 @@ class Pgd(BatchAttack):
     loss: str = "ce"
 
     def __post_init__(self) -> None:
-        checks.whole("steps", self.steps, least=1, most=checks.MOST_STEPS)
+        checks.whole("steps", self.steps, least=1, most=checks.MAX_STEPS)
         checks.whole("restarts", self.restarts, least=1, most=1000)
         checks.one_of("loss", self.loss, losses.LOSSES)
         if self.step_size is not None:
@@ -74,7 +74,7 @@ class TransferPgd(BatchAttack):
     loss: str = "ce"
 
     def __post_init__(self) -> None:
-        checks.whole("steps", self.steps, least=1, most=checks.MOST_STEPS)
+        checks.whole("steps", self.steps, least=1, most=checks.MAX_STEPS)
         checks.one_of("loss", self.loss, losses.LOSSES)
 
     def run(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:

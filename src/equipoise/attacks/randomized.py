@@ -17,7 +17,7 @@ from equipoise.core import losses, rng
 from equipoise.core.rng import Stream
 
 EOT, REPEATS = 20, 50  # passes per gradient, as in the "rand" version of AutoAttack, and passes per verdict
-MOST_PASSES = 100_000
+MAX_PASSES = 100_000
 
 
 def average_passes(function: TensorFunction, passes: int) -> TensorFunction:

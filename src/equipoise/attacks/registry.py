@@ -10,7 +10,7 @@ from typing import Any
 from equipoise.attacks.apgd import Apgd
 from equipoise.attacks.fab import Fab
 from equipoise.attacks.pgd import Pgd
-from equipoise.attacks.randomized import EOT, MOST_PASSES, REPEATS
+from equipoise.attacks.randomized import EOT, MAX_PASSES, REPEATS
 from equipoise.attacks.square import Square
 from equipoise.attacks.suite import Attack, Suite
 from equipoise.attacks.targeted import TargetedApgd, first_ranks
@@ -91,8 +91,8 @@ def make_attack(name: str, **settings: Any) -> Attack:
         checks.require(key in known, key, f"be left out for the attack {name}, which has no such setting", value)
     attack = make(**given)
     if eot is not None:
-        attack = replace(attack, eot=checks.whole("eot", eot, least=1, most=MOST_PASSES),
+        attack = replace(attack, eot=checks.whole("eot", eot, least=1, most=MAX_PASSES),
                          repeats=attack.repeats or REPEATS)
     if repeats is not None:
-        attack = replace(attack, repeats=checks.whole("repeats", repeats, least=1, most=MOST_PASSES))
+        attack = replace(attack, repeats=checks.whole("repeats", repeats, least=1, most=MAX_PASSES))
     return attack

@@ -25,7 +25,7 @@ from equipoise.core.rng import Stream
 
 SHRINK = 1.5  # of the step, and of the pixels that a step changes against those of the best point
 FEWER = 0.95
-LEAST_STEP = 0.1  # of eps
+MIN_STEP = 0.1  # of eps
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -70,7 +70,7 @@ def take_sparse_step(state: SparseAscentState, gradient: Tensor, x: Tensor, radi
     due = (state.age > 0) & (state.age % interval == 0)
     changed = _changed(state.best, x)
     fewer = due & (changed < FEWER * state.changed)
-    step = torch.where(fewer, radius, torch.maximum(state.step / SHRINK, LEAST_STEP * radius))
+    step = torch.where(fewer, radius, torch.maximum(state.step / SHRINK, MIN_STEP * radius))
     step = torch.where(due, step, state.step)
     share = torch.where(due, changed / (SHRINK * x[0].numel()), state.share)
     point = where_rows(fewer, state.best, state.point)

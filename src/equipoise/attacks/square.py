@@ -47,7 +47,7 @@ class Square(Attack):
     restarts: int = 1
 
     def __post_init__(self) -> None:
-        checks.whole("queries", self.queries, least=1, most=checks.MOST_STEPS)
+        checks.whole("queries", self.queries, least=1, most=checks.MAX_STEPS)
         checks.within("share", self.share, 0, 1)
         checks.whole("restarts", self.restarts, least=1, most=1000)
 

@@ -12,7 +12,7 @@ from equipoise.core import checks
 from equipoise.core.settings import Settings, setting
 
 ABSTAIN = -1
-MOST_SIGMA = 100.0
+MAX_SIGMA = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +20,9 @@ class SamplingSettings(Settings):
     """How many noisy copies are drawn and how they become a certificate."""
 
     samples: int = setting(100_000, "Noisy copies per image; with tolerance or decide-radius the maximum.", least=1,
-                           most=checks.MOST)
+                           most=checks.MAX_COUNT)
     n0: int = setting(100, "Noisy copies that select the class; they are not used for its bound.", least=1,
-                      most=checks.MOST)
+                      most=checks.MAX_COUNT)
     failure: float = setting(0.001, "Probability with which the certificate of an image may be wrong.")
     tolerance: float | None = setting(None, "Stop when the radius is within this of what all samples are expected to "
                                       "give.", positive=True)
@@ -57,7 +57,7 @@ class SmoothingPlan(SamplingSettings):
 
     def __post_init__(self) -> None:
         checks.positive("sigma", self.sigma)
-        checks.require(self.sigma <= MOST_SIGMA, "sigma", f"be at most {MOST_SIGMA:g}, in [0, 1] pixels", self.sigma)
+        checks.require(self.sigma <= MAX_SIGMA, "sigma", f"be at most {MAX_SIGMA:g}, in [0, 1] pixels", self.sigma)
         checks.require(0.5 <= self.alpha <= 1, "alpha", "lie in [0.5, 1] for a certificate", self.alpha)
         super().__post_init__()
 

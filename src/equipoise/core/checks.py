@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-MOST = 10**9  # of any count that has no limit of its own
-MOST_STEPS = 10**6  # of an attack or a training
+MAX_COUNT = 10**9  # of any count that has no limit of its own
+MAX_CLASSES = 100_000
+MAX_STEPS = 10**6  # of an attack or a training
 _LONGEST_NUMBER = 100  # characters
 VALUE_LENGTH, SENTENCE_LENGTH = 120, 400  # characters of a message
 
@@ -141,7 +142,7 @@ def positive(name: str, value: float) -> float:
     return value
 
 
-def whole(name: str, value: int, *, least: int = 0, most: int = MOST) -> int:
+def whole(name: str, value: int, *, least: int = 0, most: int = MAX_COUNT) -> int:
     """An integer in least … most."""
     ok = _is_number(value) and isinstance(value, int)
     require(ok and value >= least, name, f"be a whole number of at least {least}", value)

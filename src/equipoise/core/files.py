@@ -26,7 +26,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _TEMPORARY = re.compile(r"\.equipoise-[0-9a-f]{32}\.tmp")
-_OF_THE_SYSTEM = (".DS_Store", "Thumbs.db", "desktop.ini")  # written by file managers
+_SYSTEM_FILES = (".DS_Store", "Thumbs.db", "desktop.ini")  # written by file managers
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _BUFFER = 1 << 20  # bytes
 
@@ -47,7 +47,7 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         with suppress(OSError):
             Path(raw.name).unlink()
-        _name(error if raw.error is None else raw.error, path)
+        _set_filename(error if raw.error is None else raw.error, path)
         if raw.error is None:
             raise
         raise raw.error from None
@@ -103,7 +103,7 @@ def remove_stale(folder: Path) -> None:
 def names(folder: Path) -> set[str]:
     """What a folder holds, except for temporary files of killed processes and files of the system."""
     return {path.name for path in folder.iterdir()
-            if not _TEMPORARY.fullmatch(path.name) and path.name not in _OF_THE_SYSTEM}
+            if not _TEMPORARY.fullmatch(path.name) and path.name not in _SYSTEM_FILES}
 
 
 def append_durably(path: Path, text: str) -> None:
@@ -120,7 +120,7 @@ def append_durably(path: Path, text: str) -> None:
         except BaseException as error:
             with suppress(OSError):
                 os.ftruncate(descriptor, size)
-            _name(error, path)
+            _set_filename(error, path)
             raise
     finally:
         os.close(descriptor)
@@ -135,7 +135,7 @@ def remove_incomplete_line(path: Path) -> None:
         write_atomic(path, data[: data.rfind(b"\n") + 1])
 
 
-def _name(error: BaseException, path: Path) -> None:
+def _set_filename(error: BaseException, path: Path) -> None:
     """Let an error of the system name the file that was to be written, not a temporary one."""
     if isinstance(error, OSError) and error.errno is not None:
         error.filename, error.filename2 = str(path), None

@@ -44,7 +44,7 @@ class Run:
         checks.require(all(parallel.gather((self.folder / "run.toml").exists())), "out",
                        "be a folder that every machine sees", str(self.folder))
         self._labels = labels
-        self.done: set[RowKey] = {row.key for row in self._read_rows()}
+        self.done: set[RowKey] = {row.key for row in self.read_rows()}
         self._part = self.folder / "parts" / f"{self.world.rank}.jsonl"
         parallel.barrier()  # no process appends before every process has read
 
@@ -95,17 +95,14 @@ class Run:
         parts = self.folder / "parts"
         if self.world.is_leader and parts.exists():
             if _parts(self.folder):
-                merged = "".join(row.to_json() + "\n" for row in self._read_rows())
+                merged = "".join(row.to_json() + "\n" for row in self.read_rows())
                 files.write_atomic(self.folder / "rows.jsonl", merged)
             shutil.rmtree(parts)
         parallel.barrier()
-        return self._read_rows()
+        return self.read_rows()
 
-    def finished_rows(self) -> list[Row]:
-        """The rows so far, of all processes."""
-        return self._read_rows()
-
-    def _read_rows(self) -> list[Row]:
+    def read_rows(self) -> list[Row]:
+        """The rows so far, of all processes; those of another run are refused."""
         return read_rows(self.folder, self.identity, self._labels)
 
     def write_summary(self, summary: Summary) -> None:

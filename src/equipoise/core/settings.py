@@ -13,7 +13,7 @@ from typing import Any, Self
 from equipoise.core import checks
 
 
-def setting(default: Any, help: str, *, least: int = 0, most: int = checks.MOST_STEPS, positive: bool = False,
+def setting(default: Any, help: str, *, least: int = 0, most: int = checks.MAX_STEPS, positive: bool = False,
             share: bool = False, fraction: bool = False, among: Iterable[str] | None = None) -> Any:
     """A field with its default, the line that `--help` shows, and the values it may take.
 
@@ -78,7 +78,7 @@ def _check_type(name: str, value: Any, kinds: frozenset[Any], rule: Mapping[str,
     elif kinds == {int} and name == "seed":
         checks.seed(value)
     elif kinds == {int}:
-        checks.whole(name, value, least=rule.get("least", 0), most=rule.get("most", checks.MOST))
+        checks.whole(name, value, least=rule.get("least", 0), most=rule.get("most", checks.MAX_COUNT))
     elif kinds == {float}:
         checks.number(name, value)
     elif kinds == {str}:

@@ -13,7 +13,7 @@ from equipoise.core.settings import Settings, setting
 NORMS = ("linf", "l2", "l1")
 SIGNS = {"linf": "ℓ∞", "l2": "ℓ2", "l1": "ℓ1"}
 DEFAULT_EPS = 8 / 255
-MOST_EPS = {"linf": 1.0, "l2": 1e4, "l1": 1e6}  # images lie in [0, 1]
+MAX_EPS = {"linf": 1.0, "l2": 1e4, "l1": 1e6}  # images lie in [0, 1]
 
 
 @dataclass(frozen=True, init=False)
@@ -33,8 +33,8 @@ class Threat:
         object.__setattr__(self, "norm", checks.one_of("norm", norm, NORMS))
         object.__setattr__(self, "eps", checks.positive("eps", checks.fraction("eps", eps)))
         # A larger radius is a forgotten "/255".
-        checks.require(self.eps <= MOST_EPS[norm], "eps",
-                       f"be at most {MOST_EPS[norm]:g} for {norm}{' (8/255, not 8)' if norm == 'linf' else ''}", eps)
+        checks.require(self.eps <= MAX_EPS[norm], "eps",
+                       f"be at most {MAX_EPS[norm]:g} for {norm}{' (8/255, not 8)' if norm == 'linf' else ''}", eps)
 
     def eps_in(self, dtype: torch.dtype) -> float:
         """`eps` rounded down to `dtype`, so that a bound kept there also holds for the real number."""

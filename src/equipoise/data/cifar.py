@@ -26,7 +26,7 @@ from equipoise.data.dataset import Dataset, whole_split
 
 _ADDRESS = "https://www.cs.toronto.edu/~kriz/"
 _PIXELS = 3 * 32 * 32
-_MOST_BYTES = 50_000 * 3200  # of a file
+_MAX_BYTES = 50_000 * 3200  # of a file
 
 CLASSES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _NAMES_100 = """
@@ -110,7 +110,7 @@ def _read_file(cifar: Cifar, path: Path) -> Arrays:
 
 def _read_binary(cifar: Cifar, path: Path) -> Arrays:
     record = cifar.label_bytes + _PIXELS
-    data = np.frombuffer(limits.read_bytes(path, _MOST_BYTES), np.uint8)
+    data = np.frombuffer(limits.read_bytes(path, _MAX_BYTES), np.uint8)
     checks.require(len(data) > 0 and len(data) % record == 0, str(path),
                    f"hold whole records of {record} bytes", f"{len(data)} bytes")
     rows = data.reshape(-1, record)
@@ -184,7 +184,7 @@ def _check_opcodes(data: bytes) -> None:
 def load_pickle(path: Path) -> dict[bytes, object]:
     """The dict that a pickle of Python 2 or 3 holds; its arrays are uint8 and its text is bytes."""
     try:
-        data = limits.read_bytes(path, _MOST_BYTES)
+        data = limits.read_bytes(path, _MAX_BYTES)
         _check_opcodes(data)
         content = _Unpickler(io.BytesIO(data), encoding="bytes").load()
     except checks.InputError as problem:

@@ -49,7 +49,7 @@ def as_dataset(data: Any, *, name: str = "images", split: str = "test", num_clas
     is_whole = not (labels.is_floating_point() or labels.is_complex())
     greatest = int(labels.max()) if labels.numel() and is_whole else -1
     if num_classes is not None:
-        names = limits.numbered_classes(checks.whole("num_classes", num_classes, least=1, most=limits.MOST_CLASSES))
+        names = limits.numbered_classes(checks.whole("num_classes", num_classes, least=1, most=checks.MAX_CLASSES))
     elif isinstance(classes, Sequence) and len(classes) > greatest:
         names = tuple(str(label) for label in classes)
     else:
@@ -59,7 +59,7 @@ def as_dataset(data: Any, *, name: str = "images", split: str = "test", num_clas
 
 def picture_values(picture: Image.Image, name: str) -> NDArray[np.uint8]:
     """(C, H, W) of a Pillow image; palettes and black-and-white are converted exactly, transparency is an error."""
-    checks.require(picture.width * picture.height <= limits.MOST_PIXELS, name, f"have at most {limits.MOST_PIXELS} "
+    checks.require(picture.width * picture.height <= limits.MAX_PIXELS, name, f"have at most {limits.MAX_PIXELS} "
                    "pixels", f"{picture.width} x {picture.height}")  # before they are decoded
     mode = {"1": "L", "P": "RGB"}.get(picture.mode, picture.mode)
     transparent = "transparency" in picture.info

@@ -13,16 +13,15 @@ from numpy.typing import NDArray
 
 from equipoise.core import checks
 
-MOST_CLASSES = 100_000
-MOST_PIXELS = 2**24  # of one image
-MOST_COMPRESSED = 100  # times smaller than its content is a large array; images are ten times smaller at most
+MAX_PIXELS = 2**24  # of one image
+MAX_COMPRESSION = 100  # times smaller than its content is a large array; images are ten times smaller at most
 _SMALL = 2**26  # bytes, for which any compression is allowed
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def numbered_classes(count: int, name: str = "labels") -> tuple[str, ...]:
     """The classes "0" … of labels that have no names."""
-    checks.require(count <= MOST_CLASSES, name, f"be less than {MOST_CLASSES}", count - 1)
+    checks.require(count <= checks.MAX_CLASSES, name, f"be less than {checks.MAX_CLASSES}", count - 1)
     return tuple(str(number) for number in range(count))
 
 
@@ -54,7 +53,7 @@ def read_array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
         size, there = math.prod(shape) * dtype.itemsize, entry.file_size - file.tell()
     if not dtype.hasobject and size != there:
         raise ValueError(f"`{name}` with {there} bytes instead of the {size} of its shape {shape}")
-    if size > max(_SMALL, MOST_COMPRESSED * entry.compress_size):
+    if size > max(_SMALL, MAX_COMPRESSION * entry.compress_size):
         raise ValueError(f"`{name}` with {size} bytes, compressed to {entry.compress_size}")
     with archive.open(entry) as file:
         array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)

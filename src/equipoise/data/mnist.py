@@ -22,7 +22,7 @@ FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
-_MOST_VALUES = 60_000 * 28 * 28
+_MAX_VALUES = 60_000 * 28 * 28
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def read_file(path: Path, *, dims: int) -> Tensor:
             checks.require(len(header) == start and header[:4] == bytes((0, 0, 8, dims)), str(path),
                            f"be an IDX file of bytes with {dims} dimensions", f"a start of {header[:4].hex()}")
             shape = struct.unpack(f">{dims}I", header[4:])
-            data = limits.read_exactly(file, path, math.prod(shape), _MOST_VALUES)
+            data = limits.read_exactly(file, path, math.prod(shape), _MAX_VALUES)
     except (OSError, EOFError, zlib.error) as problem:
         raise checks.InputError(f"`{path}` must be a readable file, got a damaged one ({problem})") from None
     return torch.from_numpy(np.frombuffer(data, np.uint8).reshape(shape).copy())

@@ -97,9 +97,9 @@ class DataSettings(Settings):
 
     data: str = setting("cifar10", "shapes, digits, mnist, fashion-mnist, cifar10, cifar100, folder:PATH or npz:PATH.")
     split: str = setting("test", "train or test.")
-    start: int = setting(0, "First image of the split.", least=0, most=checks.MOST)
-    count: int | None = setting(None, "Number of images; all if not given.", least=1, most=checks.MOST)
-    every: int = setting(1, "Take every N-th image of those.", least=1, most=checks.MOST)
+    start: int = setting(0, "First image of the split.", least=0, most=checks.MAX_COUNT)
+    count: int | None = setting(None, "Number of images; all if not given.", least=1, most=checks.MAX_COUNT)
+    every: int = setting(1, "Take every N-th image of those.", least=1, most=checks.MAX_COUNT)
     data_dir: Path | None = setting(  # noqa: RUF009
         None, "Where the data are or are downloaded to; else $EQUIPOISE_DATA.")
 

@@ -77,7 +77,7 @@ class AdversarialImages:
         """Refuse a run that was started without keeping all images, and so has rows without one."""
         if not self.run.done or (self.run.folder / FILE).exists():
             return
-        stored, rows = self.read(), self.run.finished_rows()
+        stored, rows = self.read(), self.run.read_rows()
         for job in (job for job in jobs if str(job) not in duplicates and not isinstance(job.attack, Clean)):
             for row in rows:
                 if row.key == job.key(row.index) and needs_image(job, row):
@@ -136,11 +136,10 @@ def _write_tensors(folder: Path, attacked: Attacked, data: Dataset,
     worst = {job.name: (clean.clone(), torch.zeros(len(data), dtype=torch.bool)) for job, _ in attacked}
     for job, own in attacked:
         x, by_index = clean.clone(), rows[_name(job)]
-        for position, image in enumerate(index):
-            if image in own:
-                x[position] = own[image]
+        if stored := [position for position, image in enumerate(index) if image in own]:
+            x[stored] = torch.stack([own[index[position]] for position in stored])
         content[f"{job.name}/{job.attack_name}/images"] = x
-        content[f"{job.name}/{job.attack_name}/predicted"] = torch.tensor([by_index[i].predicted or 0 for i in index])
+        content[f"{job.name}/{job.attack_name}/predicted"] = torch.tensor(_predictions(by_index, index))
         strongest, is_broken = worst[job.name]
         new = torch.tensor([needs_image(job, by_index[i]) and not by_index[i].correct for i in index]) & ~is_broken
         strongest[new] = x[new]
@@ -171,8 +170,14 @@ def _pictures(job: Job, own: Mapping[int, Tensor], data: Dataset,
     x_adv = torch.stack([own.get(i, x[row]) for row, i in enumerate(chosen)])
     return AttackedArrays(clean=x.numpy().astype(np.float16), attacked=x_adv.numpy().astype(np.float16),
                           index=np.array(chosen), label=part.labels.cpu().numpy(),
-                          predicted=np.array([by_index[i].predicted or 0 for i in chosen]), model=job.name,
+                          predicted=np.array(_predictions(by_index, chosen)), model=job.name,
                           attack=job.attack_name, class_names=tuple(data.classes))
+
+
+def _predictions(rows: Mapping[int, AttackRow], index: Iterable[int]) -> list[int]:
+    predicted = [rows[image].predicted for image in index]
+    checks.require(None not in predicted, "rows", "hold a prediction for every attacked image", "a row without one")
+    return [label for label in predicted if label is not None]
 
 
 def _name(job: Job) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from equipoise.core import stats
-from equipoise.core.checks import InputError
 from equipoise.core.records import Run
 from equipoise.core.results import Audit, read_summary
 from equipoise.core.rows import AttackRow, Row
@@ -22,10 +21,7 @@ def audit_results(jobs: Sequence[Job], rows: Sequence[Row], seconds: Mapping[str
 
     `seconds` are those of this start by job; a finished run that is opened again keeps those it has.
     """
-    try:
-        known = read_summary(run.folder).audits
-    except InputError:
-        known = ()
+    known = read_summary(run.folder).audits if (run.folder / "summary.json").exists() else ()
     audits = []
     for job in jobs:
         own = [row for row in rows if isinstance(row, AttackRow) and row.key == job.key(row.index)]

@@ -27,7 +27,7 @@ from equipoise.evaluation.evaluator import Models, RunResults, load_models, load
 from equipoise.evaluation.job import MODEL, check_common, check_model, check_models, images_for
 from equipoise.models import LoadOptions, identity, name_failing_model
 
-_MOST_SIGMAS = 100
+_MAX_SIGMAS = 100
 _COMPILE_FROM = 3_000_000  # samples: fewer are drawn in less time than compilation takes
 
 
@@ -101,7 +101,7 @@ def certify(models: Models, data: Any, *, sigma: float | str | Sequence[float], 
     check_models(models)
     check_common(None, out, device, load_options, command)
     checks.optional("accurate", accurate, (str, nn.Module), MODEL)
-    sigmas = checks.fractions("sigma", sigma, most=_MOST_SIGMAS)
+    sigmas = checks.fractions("sigma", sigma, most=_MAX_SIGMAS)
     options: CertificationSettings = split({"sigma": ",".join(map(str, sigmas)), **settings}, CertificationSettings)[0]
     checks.require((accurate is None) == (options.alpha is None and options.clean is None), "alpha",
                    "be given together with `accurate`, or `clean` in its place", options.alpha)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from equipoise.attacks import BatchAttack
-from equipoise.core import parallel, records
+from equipoise.core import parallel
 from equipoise.core.records import Run
 from equipoise.evaluation.job import Job
 
@@ -35,7 +35,7 @@ def copy_rows(job: Job, original: Job, run: Run) -> None:
     parallel.barrier()
     if run.world.is_leader:
         run.append(replace(row, model=job.name, attack=job.attack_name, alpha=job.alpha)
-                   for row in records.read_rows(run.folder) if row.key == original.key(row.index))
+                   for row in run.read_rows() if row.key == original.key(row.index))
     parallel.barrier()
 
 
@@ -71,7 +71,7 @@ def _is_same_value(value: Any, other: Any) -> bool:
     if type(value) is not type(other):
         return False
     if isinstance(value, torch.Tensor):
-        return value.dtype == other.dtype and value.shape == other.shape and torch.equal(value.cpu(), other.cpu())
+        return value.dtype == other.dtype and value.shape == other.shape and torch.equal(value, other.to(value.device))
     if isinstance(value, list | tuple) and type(value) is not torch.Size:
         return len(value) == len(other) and all(map(_is_same_value, value, other))
     if isinstance(value, dict):

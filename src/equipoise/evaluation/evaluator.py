@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise.attacks import ATTACKS, EOT, MOST_PASSES, REPEATS
+from equipoise.attacks import ATTACKS, EOT, MAX_PASSES, REPEATS
 from equipoise.core import aggregation, checks, format, parallel, progress
 from equipoise.core.device import PRECISIONS, resolve
 from equipoise.core.records import Run, nothing_left_on_refusal
@@ -49,9 +49,9 @@ class EvaluationSettings(Settings):
     steps: int | None = setting(None, "Gradient steps of the attack.", least=1)
     restarts: int | None = setting(None, "Random starts per image.", least=1, most=1000)
     eot: int | None = setting(None, "Passes that each gradient is averaged over, for a randomised model; "
-                              f"{EOT} for rand.", least=1, most=MOST_PASSES)
+                              f"{EOT} for rand.", least=1, most=MAX_PASSES)
     repeats: int | None = setting(None, "Passes over each attacked image, for a randomised model: its accuracy is the "
-                                  f"mean share of correct passes; {REPEATS} for rand.", least=1, most=MOST_PASSES)
+                                  f"mean share of correct passes; {REPEATS} for rand.", least=1, most=MAX_PASSES)
     audit: int | None = setting(None, f"Images that survive the attack {AUDITED} and are then attacked by standard, "
                                 f"which bounds the difference between both; {COUNT} if not given, 0 for none.",
                                 least=0, most=1_000_000)

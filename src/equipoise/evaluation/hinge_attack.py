@@ -40,7 +40,7 @@ class TargetedHinges(Attack):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", check_ranks(self.ranks))
-        checks.whole("steps", self.steps, least=1, most=checks.MOST_STEPS)
+        checks.whole("steps", self.steps, least=1, most=checks.MAX_STEPS)
         for form in self.forms:
             checks.one_of("forms", form, FORMS)
         checks.instance("surrogate", self.surrogate, Sides, "be the sides of a mixture")

@@ -29,7 +29,7 @@ from equipoise.attacks import (
     attack_dataset,
     judge_with_new_passes,
 )
-from equipoise.core import checks, config, device, files, memory, parallel, progress, records, rng, serialize
+from equipoise.core import checks, config, device, files, memory, parallel, progress, rng, serialize
 from equipoise.core.modes import inference
 from equipoise.core.records import Run
 from equipoise.core.rows import AttackRow, Row, RowKey
@@ -184,7 +184,7 @@ def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions, ke
 def _sample_survivors(job: Job, plan: AuditPlan, held: list[int], run: Run, seed: int) -> list[int]:
     """The sample, from the survivors that the processes hold and those that already have a row."""
     gathered = parallel.gather(held)
-    with_row = {row.index for row in records.read_rows(run.folder) if row.key == job.key(row.index)
+    with_row = {row.index for row in run.read_rows() if row.key == job.key(row.index)
                 and isinstance(row, AttackRow) and (row.correct or row.audit_passes is not None)}
     return plan.sample(with_row.union(*gathered), seed)
 

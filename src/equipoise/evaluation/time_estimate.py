@@ -17,7 +17,7 @@ from equipoise.data import Dataset, pixels
 from equipoise.evaluation.job import Conditions, Job
 
 IMAGES = 16  # in the timed pass
-LEAST_PASSES = 50_000  # of images in all; less work starts at once
+MIN_PASSES = 50_000  # of images in all; less work starts at once
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def estimate_time(jobs: Sequence[Job], data: Dataset, conditions: Conditions) ->
               for job in jobs if job.audit is not None]
     work = [(job, len(data) * passes_per_image(job)) for job in jobs] + audits
     total = sum(passes for _, passes in work)
-    if total < LEAST_PASSES:
+    if total < MIN_PASSES:
         return None
     seconds: dict[int, float] = {}
     for job, _ in work:

@@ -127,7 +127,7 @@ def _parse_config(path: Path, metadata: Mapping[str, str]) -> tuple[str, int, tu
         raise InputError(f"`{path}` must have {', '.join(missing)} in its metadata, got {sorted(metadata)}")
     try:
         classes, channels, height, width = parse_sizes(f"{metadata['num_classes']},{metadata['image_shape']}", 4,
-                                                       most=zoo.MAX_CLASSES)
+                                                       most=checks.MAX_CLASSES)
         return metadata["arch"], classes, (channels, height, width)
     except ValueError:
         stored = {key: metadata[key] for key in REQUIRED}

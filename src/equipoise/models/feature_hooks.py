@@ -69,7 +69,7 @@ def submodules(model: nn.Module, names: Iterable[str]) -> list[nn.Module]:
 def active_hooks(module: nn.Module) -> list[Callable[..., Any]]:
     """The forward hooks of a module without the one of this file where no pass records the features of the module."""
     is_read = any(module in names for names, _ in _this_thread.passes)
-    return [hook for hook in module._forward_hooks.values() if is_read or hook is not _hand_over]
+    return [hook for hook in module._forward_hooks.values() if is_read or hook is not _record_output]
 
 
 def join_features(features: Sequence[FeatureMaps]) -> tuple[Tensor, Tensor]:
@@ -146,7 +146,7 @@ def _forward_with_hooks(model: nn.Module, names: Sequence[str], x: Tensor, recor
     return logits
 
 
-def _hand_over(module: nn.Module, inputs: Any, output: Any) -> None:
+def _record_output(module: nn.Module, inputs: Any, output: Any) -> None:
     """The forward hook of all feature layers."""
     for names, record in _this_thread.passes:
         for name in names.get(module, ()):
@@ -154,7 +154,7 @@ def _hand_over(module: nn.Module, inputs: Any, output: Any) -> None:
 
 
 def _has_hook(module: nn.Module) -> bool:
-    return any(hook is _hand_over for hook in module._forward_hooks.values())
+    return any(hook is _record_output for hook in module._forward_hooks.values())
 
 
 def _add_user(modules: Iterable[nn.Module]) -> None:
@@ -162,7 +162,7 @@ def _add_user(modules: Iterable[nn.Module]) -> None:
         for module in modules:
             _users[module] = _users.get(module, 0) + 1
             if not _has_hook(module):
-                module.register_forward_hook(_hand_over)
+                module.register_forward_hook(_record_output)
 
 
 def _remove_user(modules: Iterable[weakref.ref[nn.Module]]) -> None:
@@ -173,7 +173,7 @@ def _remove_user(modules: Iterable[weakref.ref[nn.Module]]) -> None:
             _users[module] -= 1
             if not _users[module]:
                 del _users[module]
-                for key in [key for key, hook in module._forward_hooks.items() if hook is _hand_over]:
+                for key in [key for key, hook in module._forward_hooks.items() if hook is _record_output]:
                     del module._forward_hooks[key]
 
 

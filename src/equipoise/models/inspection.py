@@ -133,7 +133,7 @@ def name_failing_model(function: Callable[P, T]) -> Callable[P, T]:
         except InputError:
             raise
         except (Exception, SystemExit) as error:
-            sentence = _blame_model(error)
+            sentence = _failing_model(error)
             if sentence is None or (isinstance(error, RuntimeError) and memory.is_out_of_memory(error)):
                 raise
             raise InputError(sentence) from error
@@ -141,7 +141,7 @@ def name_failing_model(function: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
-def _blame_model(error: BaseException) -> str | None:
+def _failing_model(error: BaseException) -> str | None:
     """Which model of the user raised an exception, on which batch and where; None if none did."""
     from equipoise.models.reference import reference_of
 

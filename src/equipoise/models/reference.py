@@ -35,9 +35,9 @@ from equipoise.core.settings import Settings, setting
 from equipoise.models import checkpoint, zoo
 from equipoise.models.inspection import one_line
 from equipoise.models.preprocessing import SHIFTS, TTAClassifier
-from equipoise.models.smoothed import MOST_SAMPLES, SAMPLES, RandomlySmoothedClassifier
+from equipoise.models.smoothed import MAX_SAMPLES, SAMPLES, RandomlySmoothedClassifier
 
-MOST_CHANNELS = 1000
+MAX_CHANNELS = 1000
 ALIASES = {"looks": "tta"}  # old names of schemes
 DATA_SCHEMES = ("file", "zoo")  # read weights or build architectures; any other scheme may run what its body names
 
@@ -77,7 +77,7 @@ class LoadOptions(Settings):
         super().__post_init__()
         for name in ("mean", "std"):
             value = getattr(self, name)
-            numbers = None if value is None else tuple(checks.fractions(name, value, most=MOST_CHANNELS))
+            numbers = None if value is None else tuple(checks.fractions(name, value, most=MAX_CHANNELS))
             if not isinstance(value, list | tuple):
                 object.__setattr__(self, name, numbers)
 
@@ -140,7 +140,7 @@ def _load_smoothed(reference: Reference, options: LoadOptions) -> nn.Module:
     sigma, samples, fresh = *settings.split(","), *("", "")[settings.count(",") :]
     return RandomlySmoothedClassifier(
         _load(inner, options), checks.positive("sigma", checks.fraction("sigma", sigma)),
-        checks.whole("samples", int(samples or SAMPLES), least=1, most=MOST_SAMPLES), seed=options.seed,
+        checks.whole("samples", int(samples or SAMPLES), least=1, most=MAX_SAMPLES), seed=options.seed,
         fresh=bool(fresh))
 
 
@@ -260,7 +260,7 @@ def _importable_modules(excluded: Path | None) -> Iterator[None]:
 
     What the imported modules add to the import path stays there.
     """
-    guard = _OutsideOf(excluded)
+    guard = _FolderImportGuard(excluded)
     before, here = list(sys.path), str(Path.cwd())
     path = [entry for entry in (here, *before) if not guard.covers(entry or here)]
     sys.path[:] = path
@@ -273,7 +273,7 @@ def _importable_modules(excluded: Path | None) -> Iterator[None]:
         sys.path[:] = [*(entry for entry in sys.path if entry not in path), *before]
 
 
-class _OutsideOf(MetaPathFinder):
+class _FolderImportGuard(MetaPathFinder):
     """Refuses modules that lie inside a folder, also as packages of a folder that contains it; it finds none itself."""
 
     def __init__(self, folder: Path | None) -> None:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from equipoise.core import checks, rng
 from equipoise.models.inspection import Described
 
-SAMPLES, MOST_SAMPLES = 100, 10_000
+SAMPLES, MAX_SAMPLES = 100, 10_000
 CHUNK = 4  # copies per pass: a few, because a pass then has so many times the images of a batch
 
 
@@ -46,7 +46,7 @@ class RandomlySmoothedClassifier(Described):
         super().__init__()
         self.model, self.fresh = model, fresh
         self.sigma = float(checks.positive("sigma", sigma))
-        self.samples = checks.whole("samples", samples, least=1, most=MOST_SAMPLES)
+        self.samples = checks.whole("samples", samples, least=1, most=MAX_SAMPLES)
         self.seed = checks.seed(seed)
         self._noise: Tensor | None = None  # no buffer: it is a function of the settings and the shape of the images
 

@@ -14,9 +14,7 @@ from equipoise.models.cnn import CNN, LeNet
 from equipoise.models.preprocessing import Normalized
 from equipoise.models.resnet import PreActResNet, ResNet, wide_resnet
 
-# The metadata of a file may name any number; torch overflows at very large ones.
-MAX_CLASSES = 10**7
-MAX_SIDE = 2**14
+MAX_SIDE = 2**14  # of images: the metadata of a file may name any number, and torch overflows at very large ones
 
 
 class Builder(Protocol):
@@ -69,7 +67,7 @@ def build_empty(arch: str, *, num_classes: int, image_shape: tuple[int, int, int
 
 def _construct(arch: str, num_classes: int, image_shape: tuple[int, int, int]) -> Normalized:
     builder = ARCHITECTURES.get_entry(arch)
-    checks.whole("num_classes", num_classes, least=2, most=MAX_CLASSES)
+    checks.whole("num_classes", num_classes, least=2, most=checks.MAX_CLASSES)
     sides = all(isinstance(side, int) and 1 <= side <= MAX_SIDE for side in image_shape)
     checks.require(len(image_shape) == 3 and sides, "image_shape", f"be (C, H, W), each at most {MAX_SIDE}",
                    image_shape)
