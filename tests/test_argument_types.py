@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from equipoise.evaluation import CertificationSettings, EvaluationSettings, atta
 from equipoise.fitting import FitSettings, fitter
 from equipoise.models import LoadOptions
 from equipoise.reporting import render
+from equipoise.studies import ComparisonSettings
 from equipoise.training import TrainingPlan, train_gate, trainer
 from equipoise.training.objectives.gate import GateLoss
 
@@ -61,7 +63,7 @@ def names(function: Callable[..., Any], *settings: Any) -> list[str]:
     return [*own, *(name for cls in settings for name in cls.names() if name not in own)]
 
 
-DATA = eq.load_data("digits", count=4)
+DATA, OTHER_DATA = (eq.load_data("digits", start=start, count=4) for start in (0, 4))
 THREAT = eq.Threat("linf", 0.1)
 BASES = (Flat(), Flat())
 NETWORKS = tuple(eq.load_model("zoo:cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed) for seed in (0, 1))
@@ -91,6 +93,8 @@ CALLS: dict[str, tuple[Callable[..., Any], Mapping[str, Any], list[str]]] = {
                 names(eq.certify, CertificationSettings, SamplingSettings)),
     "fit": (eq.fit, {"accurate": BASES[0], "robust": BASES[1], "data": DATA, "threat": THREAT},
             names(eq.fit, FitSettings)),
+    "compare_rules": (eq.compare_rules, {"accurate": BASES[0], "robust": BASES[1], "fit_data": OTHER_DATA, "data": DATA,
+                                         "threat": THREAT}, names(eq.compare_rules, ComparisonSettings)),
     "train": (eq.train, {"objective": "standard", "data": DATA, "arch": "cnn_small"}, names(eq.train, TrainingPlan)),
     "train a module": (eq.train, {"objective": "trades", "data": DATA, "model": BASES[0]},
                        ["model", "eps", "steps", "beta", "step_size"]),
@@ -107,6 +111,7 @@ def _no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for module, name in ((evaluator, "run_jobs"), (attacker, "attack_dataset"), (certifier, "run_certification"),
                          (trainer, "run_training"), (fitter, "_Task"), (render, "_save")):
         monkeypatch.setattr(module, name, accept)
+    monkeypatch.setattr(sys.modules["equipoise.studies.rule_comparison"], "_Comparison", accept)
     monkeypatch.setattr(memory, "in_batches", accept)
 
 

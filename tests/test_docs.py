@@ -20,7 +20,7 @@ def text(name: str) -> str:
 
 def test_the_readme_lists_all_commands() -> None:
     commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-    assert set(re.findall(r"^\| `equipoise (\w+)", text("README.md"), re.MULTILINE)) == commands
+    assert set(re.findall(r"^\| `equipoise ([\w-]+)", text("README.md"), re.MULTILINE)) == commands
 
 
 def test_every_citation_is_in_the_references() -> None:

@@ -36,14 +36,16 @@ if TYPE_CHECKING:
     from equipoise.mixing import load_model as load_model
     from equipoise.mixing import save as save
     from equipoise.reporting import report as report
+    from equipoise.studies import compare_rules as compare_rules
     from equipoise.training import train as train
 
 _HOME = {"InputError": "core.checks", "Threat": "core.threat", "Dataset": "data", "load_data": "data",
-         "attack": "evaluation", "certify": "evaluation", "evaluate": "evaluation", "fit": "fitting",
+         "attack": "evaluation", "certify": "evaluation", "compare_rules": "studies", "evaluate": "evaluation",
+         "fit": "fitting",
          "MixedClassifier": "mixing", "load_model": "mixing", "save": "mixing", "report": "reporting",
          "train": "training"}
-__all__ = ["Dataset", "InputError", "MixedClassifier", "Threat", "attack", "certify", "evaluate", "fit", "load_data",
-           "load_model", "report", "save", "train"]
+__all__ = ["Dataset", "InputError", "MixedClassifier", "Threat", "attack", "certify", "compare_rules", "evaluate",
+           "fit", "load_data", "load_model", "report", "save", "train"]
 
 
 def __getattr__(name: str) -> object:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from conftest import Linear, generator
 from equipoise import attacks
-from equipoise.attacks import Apgd, Fab, Pgd, Square, Suite, TargetedApgd
+from equipoise.attacks import Apgd, Fab, MinimumNorm, Pgd, Square, Suite, TargetedApgd
 from equipoise.attacks.engine import Stage
 from equipoise.core import checks, geometry, losses
 from equipoise.core.rng import Stream, stream
@@ -47,6 +47,7 @@ ATTACKS: dict[str, attacks.Attack] = {
     "fast": attacks.fast(),
     "nested": Suite((Pgd(steps=2), Suite((Apgd(steps=8), TargetedApgd(steps=8, ranks=(1,))), name="inner"))),
     "minimum_margin": SmallestMargin(),
+    "minimum-norm": MinimumNorm(steps=10, targets=2, restarts=3),
 }
 THREATS = [Threat("linf", 0.03), Threat("l2", 0.3), Threat("l1", 2)]
 all_attacks: Callable[..., Any] = pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)

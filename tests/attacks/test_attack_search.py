@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.attacks.gradients import Verdict
-from equipoise.attacks.search import AttackBatch, BatchShape, SearchState, chunk_length, run_search
+from equipoise.attacks.search import AttackBatch, BatchShape, SearchState, chunk_length, run_searches
 from equipoise.core.rng import Stream, stream
 
 
@@ -58,8 +58,8 @@ def test_every_image_finishes_once_in_batches_of_one_size() -> None:
     def judge(x: Tensor, y: Tensor) -> Verdict:
         return Verdict(torch.ones_like(y), -torch.ones(len(y)), -torch.ones(len(y)))
 
-    results = list(run_search(search, judge, _load, torch.arange(11), slots=4, shape=BatchShape(4, 4),
-                              verdict_shape=BatchShape(4, 4)))
+    results = [result for _, result in run_searches({1: search}, judge, _load, [(1, image) for image in range(11)],
+                                                    slots=4, shape=BatchShape(4, 4), verdict_shape=BatchShape(4, 4))]
     assert sorted(row for result in results for row in result.rows.tolist()) == list(range(11))
     assert set(search.sizes) == {4}
     assert all(bool(result.broken.all()) for result in results)
@@ -69,8 +69,9 @@ def test_a_claim_that_is_not_confirmed_is_no_success() -> None:
     def judge(x: Tensor, y: Tensor) -> Verdict:
         return Verdict(torch.zeros_like(y), torch.full((len(y),), 0.5), torch.full((len(y),), 2.0))
 
-    results = list(run_search(CountingSearch(), judge, _load, torch.arange(3), slots=3, shape=BatchShape(),
-                              verdict_shape=BatchShape()))
+    results = [result for _, result in run_searches(
+        {1: CountingSearch()}, judge, _load, [(1, image) for image in range(3)], slots=3, shape=BatchShape(),
+        verdict_shape=BatchShape())]
     assert [result.broken.tolist() for result in results] == [[False] * 3]
     assert results[0].margin.tolist() == [0.5] * 3 and results[0].logit_margin.tolist() == [2.0] * 3
     assert results[0].share.tolist() == [1.0] * 3

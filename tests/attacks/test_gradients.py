@@ -1,4 +1,4 @@
-"""The gradient source: precision, blocks, batch-size invariance, and the memory of recorded passes."""
+"""The gradient source: precision, blocks, and the memory of recorded passes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attack_models import BatchSizeDependent, HardDecision
 from torch import Tensor, nn
 
 from conftest import Linear, generator
-from equipoise.attacks.gradients import GradientSettings, GradientSource, is_batch_invariant
+from equipoise.attacks.gradients import GradientSettings, GradientSource
 from equipoise.attacks.straight_through import straight_through
 from equipoise.core import losses
 from equipoise.core.checks import InputError
@@ -93,24 +93,6 @@ def test_numbers_about_an_image_are_computed_once(linear: Linear) -> None:
 def test_follow_is_model_or_surrogate() -> None:
     with pytest.raises(InputError, match="`follow` must be one of model, surrogate"):
         GradientSettings(follow="both")
-
-
-class ChangesAbove(nn.Module):
-    """Other logits in batches of more than `limit` images."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self.limit = limit
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(1)[:, :6] + (len(x) > self.limit)
-
-
-@pytest.mark.parametrize(("limit", "expected"), [(8, False), (30, False), (1000, True)])
-def test_dependence_on_the_batch_size_is_noticed(limit: int, expected: bool) -> None:
-    x = torch.rand(8, 3, 5, 7, generator=torch.Generator().manual_seed(0))
-    source = GradientSource(ChangesAbove(limit), GradientSettings(), "fp32", x)
-    assert is_batch_invariant(source, x, torch.zeros(8, dtype=torch.int64), 64) is expected
 
 
 def test_logits_are_exact_and_gradients_those_of_the_surrogate(linear: Linear) -> None:

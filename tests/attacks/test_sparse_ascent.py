@@ -42,7 +42,8 @@ def test_a_checkpoint_sets_share_step_and_point() -> None:
     after = take_sparse_step(type(moved)(**{**vars(moved), "best": best}), gradient, x, radius, 1)
     torch.testing.assert_close(after.step, torch.tensor([2.0, 2 / 1.5], dtype=torch.float64))
     torch.testing.assert_close(after.share, torch.tensor([10 / 150, 20 / 150], dtype=torch.float64))
-    expected = best[:1] + 2 * geometry.steepest(state.best_gradient[:1], "l1", after.share[:1])
+    seven = torch.tensor([0.075], dtype=torch.float64)  # 6.67 pixels are rounded up
+    expected = best[:1] + 2 * geometry.steepest(state.best_gradient[:1], "l1", seven)
     torch.testing.assert_close(after.point[:1], geometry.project(expected, x[:1], Threat("l1", 2)))
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from conftest import Linear, generator
 from equipoise.attacks import Apgd, Attack, Fab, TargetedApgd
 from equipoise.attacks.gradients import GradientSettings, GradientSource
-from equipoise.attacks.targeted import MAX_BY_DISTANCE, classes_by_distance, classes_by_logit
+from equipoise.attacks.targeted import MAX_RANKED, classes_by_distance, classes_by_logit
 from equipoise.core import geometry
 from equipoise.core.rng import stream
 from equipoise.core.threat import NORMS, Threat
@@ -78,11 +78,11 @@ def test_classes_by_distance_of_a_thousand_classes() -> None:
     x, y = torch.rand(6, 3, 5, 7, generator=generator(0)), torch.arange(6)
     source = GradientSource(net, GradientSettings(), "fp32", x)
     order = classes_by_distance(source, x, y, torch.arange(6), "l2")
-    assert order.shape == (6, MAX_BY_DISTANCE)
+    assert order.shape == (6, MAX_RANKED)
     with torch.no_grad():
         z, weight = net(x), layer.weight
     gap = (z.gather(1, y.view(-1, 1)) - z) / (weight[y].unsqueeze(1) - weight).norm(dim=2)
-    candidates = classes_by_logit(z, y)[:, :MAX_BY_DISTANCE]
+    candidates = classes_by_logit(z, y)[:, :MAX_RANKED]
     assert torch.equal(order, candidates.gather(1, gap.gather(1, candidates).argsort(dim=1)))
     passes.clear()
     assert torch.equal(classes_by_distance(source, x, y, torch.arange(6), "l2"), order) and not passes
@@ -92,7 +92,7 @@ def test_far_ranks_follow_the_logits() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(105, 50)).requires_grad_(False)
     x, y, numbers = torch.rand(6, 3, 5, 7, generator=generator(0)), torch.arange(6), stream(0, "s", torch.arange(6))
     source = GradientSource(net, GradientSettings(), "fp32", x)
-    rank = MAX_BY_DISTANCE + 2
+    rank = MAX_RANKED + 2
     (stage,) = TargetedApgd(3, (rank,), "distance").stages()
     search = stage.make_search(source, Threat("linf", 0.01), True)
     assert search is not None

@@ -93,3 +93,11 @@ def test_the_prediction_of_a_mixture_is_the_class_that_wins() -> None:
     # At alpha = .75 the margin needed is .333, too near to .32 for a thousand votes.
     assert predict_from_votes(votes, n, top, accurate, 0.75, 0.001).tolist()[2] == ABSTAIN
     assert predict_from_votes(votes, n, top, top, 0.7, 0.001).tolist() == [0, 0, 0]
+
+
+def test_unanimous_votes_tie_at_alpha_one_half() -> None:
+    """A tie of both classes is not counted for the robust one."""
+    tied = SmoothedBase(0.5, top=np.array([1, 1, 1]), lower=np.array([0.9, 0.9, 0.9]), accurate=np.array([0, 1, 0]),
+                        gap=np.array([1.0, 0.0, 0.9]), labels=np.array([1, 1, 1]))
+    assert tied.correct(0.5).tolist() == [False, True, False]
+    assert tied.correct(0.51).tolist() == [True, True, False] and tied.correct(1.0).all()

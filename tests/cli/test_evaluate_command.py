@@ -15,9 +15,11 @@ import safetensors.torch
 import torch
 from small_files import write_files
 
-from equipoise import mixing, models
+from equipoise import evaluation, mixing, models
 from equipoise.cli.main import run
 from equipoise.core.results import read_summary
+from equipoise.core.threat import Threat
+from equipoise.data import load_data
 from equipoise.mixing import MixedClassifier
 from equipoise.models import checkpoint
 
@@ -51,6 +53,21 @@ def test_results_of_a_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str
     assert evaluate() == 0 and read_summary("run") == summary
 
 
+def test_minimum_norm(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate("--attack", "minimum-norm", "--restarts", "2", "--eps", "16/255") == 0
+    printed = capsys.readouterr().out
+    assert "Accuracy by radius (ℓ∞), 95 % intervals; radii are upper bounds" in printed
+    assert all(f"{radius}/255" in printed for radius in (4, 8, 12, 16))
+    (curve,) = read_summary("run").radius_curves
+    assert f"{curve.wrong} of 12 images misclassified without a perturbation" in printed
+    rows = Path("run/rows.jsonl").read_text()
+    assert evaluate("--attack", "minimum-norm", "--restarts", "2", "--eps", "16/255") == 0
+    assert Path("run/rows.jsonl").read_text() == rows and run(["report", "run"]) == 0
+    assert "Accuracy against radius" in Path("run/report.html").read_text()
+    assert evaluate("--attack", "minimum-norm", "--eot", "3") == 2
+    assert "`eot` must be left out for minimum-norm" in capsys.readouterr().err
+
+
 def test_l1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate("--norm", "l1", "--eps", "0.5") == 0
     assert "ℓ1 ≤ 0.5" in capsys.readouterr().out
@@ -70,6 +87,25 @@ def test_a_mixture_beside_its_bases(folder: Path, source: str) -> None:
                 "--steps", "2", "--source", source, "--estimate"]) == 0
     assert {result.model for result in read_summary("run").results} == {"accurate", "robust", "mixed"}
     assert {result.model for result in read_summary("run/estimate").results} == {"robust"}
+
+
+def test_two_models_at_several_alphas(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the same sweep in Python, and with a rule of local smoothing."""
+    command = ["evaluate", "accurate.safetensors", "robust.safetensors", "--data", "npz:images.npz", "--attack", "pgd",
+               "--steps", "2", "--alphas", "0.8,1/2"]
+    assert run([*command, "--out", "run"]) == 0
+    results = read_summary("run").results
+    assert {(r.model, r.metric, r.alpha) for r in results} == {
+        ("mixed", metric, alpha) for metric in ("clean", "std", "rob", "mix", "worst") for alpha in (0.5, 0.8)}
+    assert "alpha 0.5" in capsys.readouterr().out
+    python = evaluation.evaluate([models.load(f"{side}.safetensors") for side in ("accurate", "robust")],
+                                 load_data("npz:images.npz"), threat=Threat("linf", "8/255"), attack="pgd", steps=2,
+                                 alphas=(0.5, 0.8))
+    assert python.results == results
+    assert run([*command, "--smoothing", "added", "--trust", "gradient", "--out", "added"]) == 0
+    assert {r.metric for r in read_summary("added").results} == {"clean", "std", "rob", "mix", "mix-soft", "worst"}
+    assert run([*command, "--source", "std", "--out", "other"]) == 2 and not Path("other").exists()
+    assert "`source` must be left out with `alphas`, got 'std'" in capsys.readouterr().err
 
 
 def test_several_attacks_and_weights_named_twice(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

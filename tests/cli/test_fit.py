@@ -86,19 +86,25 @@ def test_evaluation_is_plain_and_adaptive(folder: Path, capsys: pytest.CaptureFi
     assert fit("--lose-at-most", "20", "--count", "80") == 0
     capsys.readouterr()
     assert run([*EVALUATE, "--steps", "2", "--start", "80", "--out", "E"]) == 0
-    assert "warning" not in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "warning" not in printed.err
     summary = read_summary("E")
+    assert len(summary.promises) == 1 and f"mixed: {summary.promises[0].explanation}" in printed.out
     values = {result.metric: result.value for result in summary.results if result.model == "mixed"}
-    assert values.keys() == {"clean", "pgd", "adaptive", "worst"}
+    assert values.keys() == {"clean", "pgd", "adaptive", "worst"}, "only suites end with the mixture's own gradients"
     assert values["worst"] <= min(values["pgd"], values["adaptive"]) and not summary.overlap
     share = summary.costs[-1].accurate_share
     assert share is not None and share <= 1
 
 
 def test_evaluation_on_fitting_images_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fit("--lose-at-most", "20", "--count", "80") == 0
-    assert run([*EVALUATE, "--steps", "2", "--start", "70", "--out", "F", "--adaptive", "through"]) == 0
-    assert "warning: mixed was fitted on images 70-79 of these" in capsys.readouterr().err
+    """By their pixels: the name of the file is another one here."""
+    assert fit("--lose-at-most", "20", "--count", "80", "--sample", "first") == 0
+    assert run([*EVALUATE, "--steps", "2", "--start", "70", "--out", "F", "--adaptive", "through", "--sample", "first",
+                "--data", f"npz:{folder / 'images.npz'}"]) == 0
+    out, err = capsys.readouterr()
+    assert "warning: mixed was fitted on images 70-79 of these" in err
+    assert "note: mixed was fitted on images 70-79 of these" in out
     assert read_summary("F").overlap == {"mixed": ("70-79",)}
 
 

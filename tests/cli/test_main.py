@@ -67,6 +67,35 @@ def test_version_and_help(option: str, text: str) -> None:
     assert text in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+def imported_by(*line: str) -> set[str]:
+    """The packages of other projects, and submodules of scipy, that a fresh Python process imports for this."""
+    code = f"import sys; sys.argv = ['equipoise', *{list(line[1:])!r}]\n{line[0]}\nprint('modules', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.rpartition("modules ")[2].split())
+
+
+COMMAND_LINE = "from equipoise.__main__ import main\ntry: main()\nexcept SystemExit as end: assert not end.code"
+
+
+@pytest.mark.parametrize("line", [["import equipoise"], [COMMAND_LINE, "--help"], [COMMAND_LINE, "--version"]])
+def test_help_and_the_package_itself_import_neither_torch_nor_numpy(line: list[str]) -> None:
+    assert not imported_by(*line) & {"torch", "numpy", "scipy", "matplotlib", "rich"}
+
+
+def test_an_evaluation_imports_nothing_large_that_it_does_not_use() -> None:
+    """The run loads a model, attacks it and prints a table."""
+    modules = imported_by(COMMAND_LINE, *EVALUATE)
+    assert {"torch", "rich"} <= modules, "the test would notice the others, too"
+    assert not modules & {"scipy.stats", "scipy.optimize", "matplotlib", "sympy", "torch._dynamo", "torch._inductor"}
+
+
+def test_the_list_of_commands_is_that_of_the_commands() -> None:
+    """The list is written down apart from the commands, so that it is shown without loading them."""
+    lines = {name: " ".join((command.help or "").split())
+             for name, command in ((name, main.load_command(name)) for name in main.COMMANDS)}
+    assert lines == main.COMMANDS
+
+
 def test_names_are_shown_literally(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     """Markup, escapes, line breaks and undecodable bytes in a file name, in a table and in an error."""
     name = b"[red]x\x1b[31m\ny.safetensors"

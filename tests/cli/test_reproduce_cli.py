@@ -18,7 +18,7 @@ from equipoise.models import checkpoint
     (["local-smoothing", "--size", "ful"], "did you mean 'full'?"),
     (["local-smoothing", "--part", "trusts"], "did you mean 'trust'?"),
     (["local-smoothing", "--size", "full"], "`accurate` must be given"),
-    (["adaptive-smoothing", "--part", "trusts"], "`part` must be one of ablation, adversaries, aimed, choose"),
+    (["adaptive-smoothing", "--part", "trusts"], "`part` must be one of ablation, adversaries, aimed, alphas, choose"),
     (["adaptive-smoothing", "--size", "full"], "`accurate` must be given"),
 ])
 def test_mistakes_are_one_sentence(arguments: list[str], message: str, tmp_path: Path,

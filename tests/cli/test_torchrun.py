@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import typer
 from torch.distributed.run import get_args_parser
 
-from equipoise.cli.main import app
+from equipoise.cli.main import COMMANDS as NAMES
+from equipoise.cli.main import load_command
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "--", "equipoise"]
 
@@ -23,7 +24,7 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], An
     return found
 
 
-COMMANDS = commands(typer.main.get_command(app))
+COMMANDS = commands(SimpleNamespace(commands={name: load_command(name) for name in NAMES}))
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from equipoise.core import progress
-from equipoise.core.format import literal
+from equipoise.core.text import literal
 
 
 def test_silent_by_default(capsys: pytest.CaptureFixture[str]) -> None:

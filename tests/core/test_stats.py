@@ -200,3 +200,11 @@ def test_a_mean_paired_difference() -> None:
     assert found.low == pytest.approx(exact.low, abs=0.003) and found.high == pytest.approx(exact.high, abs=0.003)
     with pytest.raises(InputError, match=r"`shares` must lie in 0\.\.1"):
         stats.mean_share([0.5, 1.5], 2)
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 500])
+@pytest.mark.parametrize("probability", [0.0, 0.002, 0.3, 1.0])
+def test_upper_quantile_of_a_binomial_number(n: int, probability: float) -> None:
+    for tail in (1e-6, 0.01, 0.5):
+        k = stats.binomial_upper_quantile(tail, n, probability)
+        assert oracle.binom.sf(k, n, probability) <= tail and (k == 0 or oracle.binom.sf(k - 1, n, probability) > tail)

@@ -64,7 +64,7 @@ def test_unknown_splits(name: str, tmp_path: Path) -> None:
 def test_own_data_by_path(tmp_path: Path) -> None:
     images = np.arange(4 * 3 * 5 * 7, dtype=np.uint8).reshape(4, 3, 5, 7)
     np.savez(tmp_path / "a.npz", images=images, labels=np.array([0, 1, 1, 0]))
-    data = load_data(f"npz:{tmp_path / 'a.npz'}", split="test", start=1, count=2)
+    data = load_data(f"npz:{tmp_path / 'a.npz'}", split="test", start=1, count=2, sample="first")
     assert torch.equal(data.images, torch.from_numpy(images[1:3]))
 
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from equipoise import models, reporting
 from equipoise.attacks import Apgd, Attack, Clean, Pgd, Square, Suite
 from equipoise.core.checks import EquipoiseWarning, InputError
+from equipoise.core.promises import Target
 from equipoise.core.results import read_summary
 from equipoise.core.threat import Threat
 from equipoise.data import load_data, pixels
@@ -222,3 +223,39 @@ def test_rows_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
     finally:
         torch.set_num_threads(before)
     assert rows[1] == rows[2]
+
+
+def promised(target: Target | None, **changes: Any) -> MixedClassifier:
+    """A mixture that was fitted on other images."""
+    provenance = Provenance("random", "test", ("0-9",), "promise", target=target, threat=THREAT)
+    return mixture(provenance=replace(provenance, **changes))
+
+
+@pytest.mark.parametrize("target", [Target(0.0), Target(1.0), Target(0.3, of_robust=True, confidence=0.95)])
+def test_whether_a_promise_was_kept_is_said(tmp_path: Path, target: Target) -> None:
+    """Under a weaker threat than that of the fit, so that the robust model survives on some images."""
+    result = evaluate(promised(target), random_images(labels_of=linear_model(1)), threat=Threat("linf", 0.002),
+                      attack="pgd", steps=3, out=tmp_path / "run", device="cpu", batch_size=4)
+    check = only(result.summary.promises)
+    robust, mixed = (result.result(name, "worst") for name in ("robust", "mixed"))
+    loss = (robust.count - mixed.count) / (robust.count if target.of_robust else robust.n)
+    assert check.value == pytest.approx(loss) and check.low <= check.value <= check.high and check.n == 11
+    assert check.kept is (loss <= target.share) and check.promised == target
+    assert read_summary(tmp_path / "run").promises == result.summary.promises
+    assert f"mixed: {check.explanation}" in str(result)
+    report = reporting.report(tmp_path / "run").read_text("utf-8").replace("\u00a0", " ")
+    assert check.explanation in " ".join(report.split())
+
+
+def only(values: tuple[Any, ...]) -> Any:
+    assert len(values) == 1
+    return values[0]
+
+
+@pytest.mark.parametrize("model", [
+    mixture(), promised(Target(0.1), threat=Threat("l2", 1.0)), promised(Target(0.1), threat=Threat("linf", 0.01)),
+    promised(Target(0.1), images=("50-51",)), promised(None)])
+@pytest.mark.filterwarnings("ignore::equipoise.core.checks.EquipoiseWarning")
+def test_nothing_is_said_where_no_promise_applies(model: MixedClassifier) -> None:
+    """No fit, another norm, a larger radius than the fit's, images that it was fitted on, no target."""
+    assert run(model).summary.promises == ()

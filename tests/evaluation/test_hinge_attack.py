@@ -91,10 +91,21 @@ def test_every_target_of_few_classes() -> None:
 
 def test_long_runs_are_for_the_nearest_targets_of_fast_and_for_all_of_standard() -> None:
     mixture = far_target()[0]
-    runs = [{(attack.steps, len(attack.ranks), attack.forms) for attack in hinge_attacks(mixture, suite)
-             if isinstance(attack, TargetedHinges)} for suite in (fast(), standard())]
-    both = ("mapped", "logits")
-    assert runs == [{(20, 9, ("mapped",)), (LONG, 3, both)}, {(LONG, 9, both)}]
+    runs = [{(attack.steps, len(attack.ranks), attack.forms, attack.optimizer)
+             for attack in hinge_attacks(mixture, suite) if isinstance(attack, TargetedHinges)}
+            for suite in (fast(), standard())]
+    one, both = ("mapped",), ("mapped", "logits")
+    assert runs == [{(20, 9, one, "apgd"), (LONG, 3, one, "apgd"), (LONG, 3, one, "momentum")},
+                    {(LONG, 9, both, "apgd"), (LONG, 9, one, "momentum")}]
+
+
+def test_either_optimizer_breaks_images_that_the_other_does_not() -> None:
+    mixture = MixedClassifier(*random_pair(1), 0.6, logit_map=NUTS, hard=True).eval()
+    data = labelled_by(mixture, 200)
+    left = [set(survivors(mixture, data, [TargetedHinges(100, forms=("mapped",), optimizer=name,
+                                                         surrogate=Sides(mixture), follow="surrogate")],
+                          0.02).tolist()) for name in ("apgd", "momentum")]
+    assert left[0] - left[1] and left[1] - left[0] and len(left[0] & left[1]) > 40
 
 
 def test_a_gate_gets_long_runs_on_every_survivor() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import models
+from equipoise.certification.radii import lemma_margin
 from equipoise.core.checks import InputError
 from equipoise.core.records import read_rows
 from equipoise.core.results import find
@@ -16,7 +17,7 @@ from equipoise.core.rows import AttackRow, LipschitzRow
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset
 from equipoise.evaluation.job import Conditions
-from equipoise.evaluation.lipschitz_estimates import ALPHAS, estimate_lipschitz
+from equipoise.evaluation.lipschitz_estimates import ALPHAS, _margins, estimate_lipschitz
 
 
 def images(count: int = 7) -> Dataset:
@@ -80,3 +81,10 @@ def test_another_threat_is_another_run(tmp_path: Path) -> None:
     estimate_lipschitz({"m": CountingModel()}, images(), conditions(), tmp_path)
     with pytest.raises(InputError, match="`out` must be a new folder"):
         estimate_lipschitz({"m": CountingModel()}, images(), conditions(0.02), tmp_path)
+
+
+def test_a_tie_is_not_kept() -> None:
+    """With a margin of exactly (1 − α)/α, the class of an accurate classifier may win."""
+    margins = [lemma_margin(0.6), lemma_margin(1.0), 0.9]
+    kept = _margins("", margins)
+    assert kept["kept@0.6"].value == pytest.approx(1 / 3) and kept["kept@1"].value == pytest.approx(2 / 3)

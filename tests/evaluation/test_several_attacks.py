@@ -12,7 +12,7 @@ from small_models import CONDITIONS, SmallNet, linear_model, random_images
 from torch import Tensor, nn
 
 from equipoise import reporting
-from equipoise.attacks import Apgd, Attack, Pgd, Square, Suite
+from equipoise.attacks import Apgd, Attack, Pgd, Square, Suite, from_callable
 from equipoise.core.checks import InputError
 from equipoise.core.results import read_summary
 from equipoise.core.rows import AttackRow
@@ -73,7 +73,22 @@ def test_a_mixture_is_attacked_adaptively_by_each() -> None:
     attacks: list[Attack | str] = [Suite((Apgd(steps=3),), name="short"), "pgd"]
     result = run(MixedClassifier(linear_model(0), linear_model(1), 0.8, hard=True), attacks, steps=2)
     metrics = {r.metric for r in result.results if r.model == "mixed"}
-    assert metrics == {"clean", "short", "pgd", "adaptive-short", "adaptive-pgd", "worst"}
+    assert metrics == {"clean", "pgd", "adaptive-short", "adaptive-pgd", "worst"}
+    mixture = MixedClassifier(linear_model(0), linear_model(1), 0.8, hard=True)
+    result = run(mixture, attacks[:1], adaptive="surrogate,own-gradients")
+    assert {r.metric for r in result.results if r.model == "mixed"} == {"clean", "short", "adaptive", "worst"}
+
+
+def test_an_attack_without_gradients_is_run_on_a_mixture_that_hides_them() -> None:
+    """A function gets the surrogate as its model in the adaptive version; only the plain one queries the mixture."""
+    mixture, seen = MixedClassifier(linear_model(0), linear_model(1), 0.8, hard=True), list[str]()
+
+    def query(model: nn.Module, x: Tensor, y: Tensor, **_: object) -> Tensor:
+        seen.append(type(model).__name__)
+        return x
+
+    run(mixture, [from_callable(query, "query")])
+    assert "MixedClassifier" in seen
 
 
 class CountedCalls(nn.Module):

@@ -236,8 +236,10 @@ def main() -> None:
     import matplotlib.pyplot  # noqa: F401
     import torch
 
-    import equipoise.cli.main  # noqa: F401
+    from equipoise.cli.main import COMMANDS, load_command
 
+    for name in COMMANDS:
+        load_command(name)
     torch.set_num_threads(1)
     os.chdir(folder)
     if not (folder / "evaluated").exists():

@@ -51,3 +51,15 @@ def test_no_curve_of_plain_mixing_without_logits_of_the_accurate_model() -> None
     accurate, robust = make_pair()
     fitted = fit_mixture(make_attack(HardLabels(lambda x: accurate(x).argmax(1)), robust), lose_at_most(10.0))
     assert artifacts.arrays(fitted).plain_curve is None
+
+
+def test_attacked_margins_are_the_first_minus_the_second_probability(fitted: CalibratedMixture) -> None:
+    """Also of misclassified points, whose true class is often not second."""
+    logits, arrays = fitted.calibration.all_logits, artifacts.arrays(fitted)
+    p = logits.attacked.softmax(dim=2)
+    own = p.gather(2, logits.labels.expand(len(p), -1).unsqueeze(2)).squeeze(2)
+    others = p.scatter(2, logits.labels.expand(len(p), -1).unsqueeze(2), -1).amax(dim=2)
+    worst = (own - others).argmin(dim=0)
+    top = p[worst, torch.arange(len(logits))].topk(2, dim=1).values
+    torch.testing.assert_close(torch.from_numpy(arrays.attacked_before), top[:, 0] - top[:, 1])
+    assert not torch.allclose(top[:, 0] - top[:, 1], (own - others).amin(dim=0).abs()), "the pair has such points"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,18 @@ from equipoise import models
 from equipoise.core import config
 from equipoise.core.arrays import FitArrays
 from equipoise.core.checks import InputError
+from equipoise.core.promises import Target
 from equipoise.core.records import read_rows
 from equipoise.core.results import read_summary
+from equipoise.core.rows import AttackRow
 from equipoise.data import Dataset
 from equipoise.fitting import Fit, fit
+from equipoise.fitting.cached_logits import MarginAttack
 from equipoise.mixing import MixedClassifier, load_model, new_gate, save_gate
+from equipoise.mixing.provenance import halves
 from equipoise.models import TTAClassifier, checkpoint
+from equipoise.reporting.accuracy import headline
+from equipoise.reporting.section import read_run
 
 QUICK: dict[str, Any] = {"rounds": 0, "rule": "nuts", "steps": 3, "targets": 2, "pool": 1, "threat": THREAT,
                          "device": "cpu"}
@@ -183,12 +190,51 @@ def test_map_of_another_mixture(folder: Path) -> None:
         fit_files("N", like="robust.safetensors")
 
 
+def test_map_of_a_mixture_of_other_halves(folder: Path) -> None:
+    """Images that selected the reused map do not set its threshold, and the promise counts the others only."""
+    first = fit_files(lose_at_most=20.0).mixture
+    second = fit_files("L", lose_at_most=20.0, like="mixture:M", seed=1)
+    selected, calibrated = (halves(torch.arange(120), seed)[half] for seed, half in ((0, 0), (1, 1)))
+    left_out = int(torch.isin(calibrated, selected).sum())
+    assert left_out > 0 and second.summary is not None
+    assert f"on {60 - left_out} images that did not select the map" in second.promise
+    assert f"{left_out} of the 60 images for the threshold selected the map that is reused" in str(second)
+    rows = [row for row in read_rows("L") if isinstance(row, AttackRow) and row.half == "calibration"]
+    assert {row.index for row in rows} == set(calibrated.tolist()) - set(selected.tolist())
+    assert first.provenance is not None and first.provenance.seed == 0
+    assert second.mixture.provenance is not None and second.mixture.provenance.seed is None
+
+
+def test_accuracies_of_a_fit_are_those_of_the_half_that_did_not_select_the_map(folder: Path) -> None:
+    fitted = fit_files(lose_at_most=20.0, promise="probability", confidence=0.9)
+    summary = read_summary("M")
+    assert {result.n for result in summary.results} == {60}
+    assert fitted.summary is not None and "with 90 % confidence" in fitted.promise
+    assert summary.result("mixed", "clean").value == pytest.approx(fitted.summary.clean)
+    assert any("the half that did not select the map" in text for text in headline(read_run("M")).prose)
+    loaded = load_model("mixture:M")
+    assert isinstance(loaded, MixedClassifier) and loaded.provenance == fitted.mixture.provenance
+    assert loaded.provenance is not None and loaded.provenance.target == Target(0.2, confidence=0.9)
+    with pytest.raises(InputError, match=r"target.confidence = 0.9"):
+        fit_files(lose_at_most=20.0)
+
+
 @pytest.fixture
 def gate(folder: Path) -> Path:
     """An untrained gate for the two networks."""
     bases = [models.load(f"{side}.safetensors") for side in ("accurate", "robust")]
     save_gate("gate.safetensors", new_gate(bases[0], bases[1], images()[:2], width=2), bases[0], bases[1])
     return folder / "gate.safetensors"
+
+
+def test_gate_over_a_reused_map_records_the_images_that_selected_it(folder: Path, gate: Path) -> None:
+    fit_files(lose_at_most=20.0)
+    other = replace(network_data(), images=255 - network_data().images, name="other")
+    bases = "accurate.safetensors", "robust.safetensors"
+    found = fit(*bases, other, gate=gate, like="mixture:M", lose_at_most=20.0, **QUICK)
+    for mixture in (found.gated, found.mixture):
+        assert mixture is not None and mixture.provenance is not None
+        assert mixture.provenance.overlap(network_data()) == mixture.provenance.overlap(other) == ("0-119",)
 
 
 def test_gate_of_other_models(folder: Path, gate: Path) -> None:
@@ -207,10 +253,9 @@ def test_plain_mixing_needs_no_images(folder: Path) -> None:
 
 def test_plain_mixing_replaces_nothing(folder: Path) -> None:
     fit_files(lose_at_most=20.0)
-    with pytest.raises(InputError, match="`out` must be a new folder or hold the same mixture"):
-        fit_files(alpha=0.8)
-    with pytest.raises(InputError, match="`out` must be a folder"):
-        fit_files("accurate.safetensors", alpha=0.8)
+    for out, rule in (("M", "a new folder or hold the same mixture"), ("accurate.safetensors", "a folder")):
+        with pytest.raises(InputError, match=f"`out` must be {rule}"):
+            fit("accurate.safetensors", "robust.safetensors", None, threat=THREAT, alpha=0.8, out=out)
 
 
 def test_plain_mixing_resumes_after_a_kill_between_its_files(tmp_path: Path) -> None:
@@ -229,3 +274,27 @@ def test_plain_mixing_resumes_after_a_kill_between_its_files(tmp_path: Path) -> 
     with pytest.raises(InputError, match="`out` must be a new folder or hold the same mixture"):
         mix()
     assert (tmp_path / "mixed" / "robust.safetensors").read_bytes() == before
+
+
+def test_fits_share_the_attacks_in_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file per attack: the switch needs one more than the map, and equal fits attack nothing."""
+    runs = []
+    run = MarginAttack._run
+
+    def counted(self: MarginAttack, *arguments: Any, **more: Any) -> Any:
+        runs.append(len(self.data))
+        return run(self, *arguments, **more)
+
+    monkeypatch.setattr(MarginAttack, "_run", counted)
+    bases, data, cache = make_pair(), make_data(), tmp_path / "cache"
+    alone = fit(*bases, data, lose_at_most=5, **QUICK)
+    fitted = [fit(*bases, data, lose_at_most=5, cache=cache, **{**QUICK, "rule": rule})
+              for rule in ("nuts", "switch", "auto", "nuts")]
+    assert runs[:2] == [200, 200] and len(runs) == 3 and len(list(cache.iterdir())) == 2
+    assert fitted[0].to_dict() == fitted[3].to_dict() == alone.to_dict()
+    fit(*bases, data, lose_at_most=5, cache=cache, **{**QUICK, "steps": 2})
+    assert len(runs) == 4  # another attack
+    for path in cache.iterdir():
+        path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(InputError, match="cannot be read"):
+        fit(*bases, data, lose_at_most=5, cache=cache, **QUICK)

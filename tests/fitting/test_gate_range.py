@@ -26,6 +26,7 @@ def make_selection(met: bool) -> RangeSelection:
 def test_promise_says_whether_the_target_was_met(met: bool) -> None:
     promise = make_selection(met).promise
     assert promise.startswith("kept 40.0 % of the 60 images") and "the robust model 50.0 %" in promise
+    assert "promises nothing, neither in expectation nor with any confidence" in promise
     assert ("no range that was tried loses at most 2 points of robust accuracy" in promise) is not met
 
 

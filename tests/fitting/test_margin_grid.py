@@ -86,3 +86,15 @@ def test_reordering_by_gelu_is_counted() -> None:
     candidate = torch.tensor([1.0, 1.0, -1.4])
     assert int(MarginGrid(logits).one(MapFamily("gelu"), candidate).reordered[0]) == 2
     assert int(MarginGrid(logits).one(MapFamily("gelu-monotone"), candidate).reordered[0]) == 0
+
+
+@pytest.mark.parametrize(("clamp", "shift"), [("relu", -0.9), ("relu", -3.0), ("gelu-monotone", -2.5)])
+def test_classes_that_a_clamp_makes_equal(clamp: str, shift: float) -> None:
+    """Also a monotone map changes the class where it makes classes equal: the first of them is then predicted."""
+    logits = make_logits(40)
+    family, candidate = MapFamily(clamp), torch.tensor([1.0, 1.0, shift], dtype=torch.float64)
+    logit_map, labels = family.map(candidate), logits.labels
+    expected = int((logit_map(logits.clean).argmax(1) != logits.clean.argmax(1)).sum())
+    for points in logits.attacked[:, logits.survived]:
+        expected += int((logit_map(points).argmax(1) != labels[logits.survived]).sum())
+    assert int(MarginGrid(logits).one(family, candidate).reordered[0]) == expected > 0

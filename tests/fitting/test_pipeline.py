@@ -12,10 +12,11 @@ from linear_pair import QUICK, Function, Linear, NoGradients, make_attack, make_
 from torch import nn
 
 from equipoise.core.checks import InputError
+from equipoise.fitting import artifacts
 from equipoise.fitting.cached_logits import ANY_CLASS
 from equipoise.fitting.conformal import beta, lose_at_most
-from equipoise.fitting.pipeline import fit_mixture
-from equipoise.mixing import HardLabels
+from equipoise.fitting.pipeline import ReusedMap, fit_mixture
+from equipoise.mixing import HardLabels, LogitMap, Provenance
 
 TARGET = lose_at_most(10.0)
 
@@ -25,6 +26,19 @@ def test_mixture_that_helps() -> None:
     assert fitted.summary.helped and fitted.summary.clean > fitted.summary.robust_clean
     assert any(note.startswith("round 1") for note in fitted.summary.notes)
     assert fitted.mixture.provenance is not None and fitted.mixture.provenance.images == ("100-299",)
+
+
+def test_reused_map_is_not_searched() -> None:
+    """No note of a search and no rejected candidate; the reused map is the only one."""
+    record = Provenance("random", "test", ("100-149",), rule="nuts")
+    like = ReusedMap(LogitMap(1.0, 1.0, 0.0, "linear"), record)
+    fitted = fit_mixture(make_attack(*make_pair()), TARGET, like=like)
+    assert not fitted.summary.rejected
+    assert len(fitted.summary.notes) == 1 and "selected the map that is reused" in fitted.summary.notes[0]
+    assert fitted.mixture.provenance is not None and fitted.mixture.provenance.reused is not None
+    assert fitted.mixture.provenance.reused.images == ("100-149",)
+    saved = artifacts.arrays(fitted)
+    assert saved.landscape.size == 1 and saved.map_curve is not None
 
 
 def test_cached_logits_replace_the_first_attack(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from synthetic_logits import make_logits
 
-from equipoise.fitting.conformal import lose_at_most, threshold
+from equipoise.fitting.conformal import Target, lose_at_most, threshold
 from equipoise.fitting.margin_grid import MapFamily, MarginGrid
-from equipoise.fitting.search import LIMITS, MapSearch, SearchSpace, families
+from equipoise.fitting.search import LIMITS, MapSearch, SearchSpace, families, is_fragile
 
 TARGET = lose_at_most(5.0)
 FAMILY = MapFamily()
@@ -151,3 +151,23 @@ def test_widening_stops_at_the_limits() -> None:
 def test_edges_of_a_candidate() -> None:
     assert SearchSpace().edges(torch.tensor([0.05, 2.0, 0.0], dtype=torch.float64)) == ["s low", "c high"]
     assert SearchSpace().edges(torch.tensor([1.0, 2.0, -0.5], dtype=torch.float64)) == []
+
+
+@pytest.mark.parametrize("target", [lose_at_most(5.0), lose_at_most(1.0)])
+def test_saturated_maps_are_rejected(target: Target) -> None:
+    """At s = 50 and p = 7.75 margins are 0 or 1, and a threshold of 1/2 between them means nothing."""
+    logits, family = make_logits(), MapFamily()
+    saturated = MapSearch(logits, [family], space=SearchSpace(s=(49.0, 50.0), p=(7.5, 8.0), c=(-0.2, 0.0), steps=2))
+    scored = saturated.score(target, saturated.tables[family])
+    assert bool((scored.table.reordered == 0).any()), "the maps are not rejected for another reason"
+    assert saturated.select(target) is None
+    assert saturated.rejected(target)["saturated near the threshold"] > 0
+    usable = MapSearch(logits, [family]).select(target)
+    assert usable is not None and float(usable.candidate[0]) < 10
+
+
+def test_a_threshold_half_way_to_a_saturated_margin_is_fragile() -> None:
+    margins = torch.tensor([[1e-9, 1e-9, 0.9999, 1.0], [0.1, 0.2, 0.4, 0.9], [0.1, 1.0, 1.0, 1.0],
+                            [0.2, 0.4, torch.inf, torch.inf]])
+    q = torch.tensor([0.5, 0.3, 0.05, 0.3])
+    assert is_fragile(margins, q).tolist() == [True, False, True, False]

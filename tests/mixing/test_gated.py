@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from equipoise.core.checks import InputError
 from equipoise.mixing import Gate, GatedClassifier, LogitMap, MixedClassifier, mix, new_gate
-from equipoise.mixing.surrogates import AlphaPenalty
+from equipoise.mixing.gated_surrogates import AlphaPenalty
 from equipoise.models import build, feature_hooks
 
 
@@ -158,6 +159,24 @@ def test_predict_equals_forward_of_a_gated_mixture() -> None:
     assert model.alpha == 0.7 and int(model.needs_accurate(model.map_robust(model.robust(x))).sum()) > 0
 
 
+@pytest.mark.parametrize("options", [{}, {"hard": True}, {"logit_map": LogitMap(2.0, 3.0, -0.4)},
+                                     {"logit_scales": (2.0, 3.0)}])
+def test_predict_runs_each_base_once(options: dict[str, Any]) -> None:
+    """The robust base on all images, the accurate one and the gate on those that h does not decide."""
+    model, x, seen = gated(alpha_min=0.7, alpha_max=0.99, **options), images(40), dict[str, int]()
+
+    def record(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            seen[name] = seen.get(name, 0) + len(output)
+        return hook
+
+    expected, unsure = model(x).argmax(dim=1), int(model.needs_accurate(model.map_robust(model.robust(x))).sum())
+    for name in ("accurate", "robust", "network"):
+        getattr(model, name).register_forward_hook(record(name))
+    assert torch.equal(model.predict(x), expected) and unsure > 0
+    assert seen == {"robust": 40, "accurate": unsure, "network": unsure}
+
+
 def test_a_certificate_of_alpha_min_holds_for_every_gate() -> None:
     """Lemma 3.2 with the least alpha: whatever g and the gate predict, h's class stays."""
     generator = torch.Generator().manual_seed(3)
@@ -229,6 +248,14 @@ def test_a_gate_over_bases_of_other_widths_is_an_error() -> None:
     with pytest.raises(InputError, match=r"`bases` must be those of the gate, with 32 and 64 channels at its feature "
                                          r"layers, got \(80, 160\)"):
         model(images())
+
+
+@pytest.mark.parametrize(("logit_map", "name"), [
+    (None, "gate"), (LogitMap(2.0, 1.5, 0.3), "gate on the NUTS map (ours)"),
+    (LogitMap(2.0, 1.0, 0.0, "linear", rivals=0.0, unit=1.0), "gate on the confidence switch")])
+def test_the_name_of_a_gated_mixture(logit_map: LogitMap | None, name: str) -> None:
+    model = gated()
+    assert GatedClassifier(model.accurate, model.robust, model.network, logit_map=logit_map).method == name
 
 
 def test_an_unknown_form_of_the_penalty_is_an_error() -> None:

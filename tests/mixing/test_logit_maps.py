@@ -4,12 +4,14 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.core.checks import InputError
 from equipoise.core.rng import stream
-from equipoise.mixing import LogitMap, logit_maps
+from equipoise.mixing import LogitMap, gate_of, logit_maps, mix
+from equipoise.mixing.logit_maps import confidence_switch, one_hot, switch_confidence
 
 
 def _logits(seed: int, scale: float, classes: int = 6, rows: int = 4) -> torch.Tensor:
@@ -179,3 +181,17 @@ def test_impossible_classes_stay_finite(clamp: str, options: dict[str, float], c
     assert leaf.grad is not None and leaf.grad.isfinite().all()
     if clamp != "gelu":  # which is not monotone
         assert torch.equal(mapped.argmax(1), z.argmax(1))
+
+
+@pytest.mark.parametrize(("scale", "alpha"), [(1.0, 0.6), (3.0, 0.75), (0.5, 0.95)])
+def test_a_confidence_switch_depends_on_the_top_probability_alone(scale: float, alpha: float) -> None:
+    """h decides exactly where softmax(s·z/unit) is large enough, whatever the other classes are and g predicts."""
+    generator = torch.Generator().manual_seed(0)
+    h, g = (3 * torch.randn(2000, 6, generator=generator) for _ in range(2))
+    switch = confidence_switch(scale, unit=2.0)
+    mapped = F.log_softmax(switch(h), dim=1)
+    mixed = mix(one_hot(g.argmax(1), 6), mapped, gate_of(alpha)).argmax(1)
+    top = torch.softmax(scale * h / 2.0, dim=1).amax(1)
+    confident = top > switch_confidence((1 - alpha) / alpha, 6)
+    assert 0 < int(confident.sum()) < 2000
+    assert torch.equal(mixed, torch.where(confident, h.argmax(1), g.argmax(1)))

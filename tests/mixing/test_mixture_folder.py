@@ -66,6 +66,27 @@ def test_a_fitted_mixture_on_disk(tmp_path: Path) -> None:
     assert torch.equal(loaded.predict(X), mixture.predict(X))
 
 
+@pytest.mark.parametrize("alpha", [0.3, 0.9])
+def test_the_temperature_of_the_accurate_side_is_stored(tmp_path: Path, alpha: float) -> None:
+    mixture = save_mixture(tmp_path / "m", alpha, accurate_temperature=0.5, logit_map=LogitMap(1.0, 2.0, -0.5))
+    loaded = mixing.load_model(f"mixture:{tmp_path}/m")
+    assert isinstance(loaded, MixedClassifier) and loaded.accurate_temperature == 0.5
+    assert models.identity(loaded) == models.identity(mixture) != models.identity(
+        MixedClassifier(mixture.accurate, mixture.robust, alpha, logit_map=mixture.logit_map))
+    p = torch.softmax(mixture.accurate(X) / 0.5, 1) * (1 - alpha) + mixture.map_robust(mixture.robust(X)).exp() * alpha
+    assert torch.allclose(loaded(X).exp(), p, atol=1e-6) and torch.equal(loaded.predict(X), p.argmax(1))
+    assert torch.equal(loaded.sides(*loaded.base_outputs(X))[0], mixture.accurate(X) / 0.5)
+    replace_in_file(tmp_path / "m", "accurate_temperature = 0.5", "accurate_temperature = 0.0")
+    with pytest.raises(InputError, match="`accurate_temperature` must be positive"):
+        mixing.load_model(f"mixture:{tmp_path}/m")
+
+
+def test_hard_labels_have_no_temperature() -> None:
+    base = models.build("cnn", num_classes=6, image_shape=(3, 8, 8))
+    with pytest.raises(InputError, match="`accurate_temperature` must be left out with hard labels"):
+        MixedClassifier(base, base, 0.5, hard=True, accurate_temperature=0.5)
+
+
 def test_a_base_that_changed_is_refused(tmp_path: Path) -> None:
     save_mixture(tmp_path / "m")
     other = models.build("cnn", num_classes=6, image_shape=(3, 8, 8), seed=9)

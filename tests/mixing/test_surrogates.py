@@ -70,7 +70,7 @@ def test_the_tempered_surrogate_is_a_softmax_at_the_temperature_of_the_map(rival
 
 @pytest.mark.parametrize("logit_map", [LogitMap(5.2, 0.57, -0.6, rivals=0.0, unit=1.8), LogitMap(4.95, 2.1, -0.03)])
 def test_at_the_threshold_scaled_logits_are_as_confident_as_the_map(logit_map: LogitMap) -> None:
-    scale, q = working_scale(logit_map, 0.4), 0.4
+    scale, q = working_scale(logit_map, 0.4, 10), 0.4
     others = 9 if logit_map.flattens_rivals else 1
     gap = math.log((1 + others * q) / (1 - q))
     top = torch.tensor([gap / scale], dtype=torch.float64)

@@ -21,9 +21,9 @@ from parsed_report import ParsedReport
 from equipoise import reporting
 from equipoise.core import records, results
 from equipoise.core.checks import InputError
-from equipoise.core.format import literal
 from equipoise.core.registry import Registry
 from equipoise.core.results import Summary
+from equipoise.core.text import literal
 from equipoise.reporting import SECTIONS, report
 from equipoise.reporting.render import ordered
 from equipoise.reporting.section import Section, read_run

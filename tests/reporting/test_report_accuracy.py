@@ -14,9 +14,9 @@ from parsed_report import ParsedReport
 from synthetic_run import result, write_run
 
 from equipoise.core import aggregation, format, records, results
-from equipoise.core.results import Difference, Summary
+from equipoise.core.results import Difference, FitSummary, Summary
 from equipoise.core.rows import AttackRow
-from equipoise.reporting import accuracy, report
+from equipoise.reporting import accuracy, alphas, report
 from equipoise.reporting.charts import DARK, LIGHT, Palette, styled
 from equipoise.reporting.section import read_run
 
@@ -101,7 +101,7 @@ def test_the_alpha_table_has_the_sweep(folder: Path, parsed: ParsedReport) -> No
 
 
 def _alpha_axes(folder: Path, palette: Palette) -> Axes:
-    section = accuracy.alpha_sweep(read_run(folder))
+    section = alphas.alpha_sweep(read_run(folder))
     assert section is not None
     with styled(palette):
         return section.pictures[0].draw(palette).axes[0]
@@ -154,3 +154,13 @@ def test_differing_numbers_of_images_are_in_every_cell(folder: Path, tmp_path: P
     table = accuracy.headline(dataclasses.replace(run, summary=summary)).tables[0]
     notes = [cell.note for row in table.body for cell in row[1:]]
     assert sorted(note.rpartition("n = ")[2] for note in notes) == ["39"] + ["40"] * 11
+
+
+@pytest.mark.parametrize(("command", "said"), [("fit", True), ("demo", False), ("evaluate", False)])
+def test_only_a_fit_is_measured_on_fitting_images(tmp_path: Path, command: str, said: bool) -> None:
+    """The demo and others may hold the summary of a fit beside results on other images."""
+    fit = FitSummary(helped=True, promise="loses nothing", clean=0.9, robust_clean=0.8, robust_attacked=0.7, q=0.5,
+                     alpha=0.6)
+    run = read_run(synthetic_run.make(tmp_path / "run", n=20, with_sweep=False, with_examples=False, fit=fit))
+    shown = dataclasses.replace(run, summary=dataclasses.replace(run.summary, command=command))
+    assert any("These are the fitting images" in text for text in accuracy.headline(shown).prose) is said

@@ -12,7 +12,9 @@ import synthetic_run
 
 from equipoise.core import arrays
 from equipoise.core.arrays import FitArrays
+from equipoise.core.promises import PromiseCheck, Target
 from equipoise.core.results import Cost, FitSummary
+from equipoise.core.threat import Threat
 from equipoise.reporting import mixture_fit
 from equipoise.reporting.charts import LIGHT, styled
 from equipoise.reporting.section import RunView, Section, read_run
@@ -60,6 +62,67 @@ def test_the_fit_states_its_guarantee_and_rejected_candidates(run: RunView) -> N
     assert "85.0 % of the clean images" in section.prose[1]
     assert [[cell.text for row in table.body for cell in row] for table in section.tables] == [
         ["too near", "3"], ["round 1"]]
+
+
+@pytest.mark.parametrize(("rule", "reused", "sentence"), [
+    ("nuts", False, "50 fitting images, half of which selected the map."),
+    ("paper", False, "50 fitting images, all of which selected the map."),
+    ("nuts", True, "50 fitting images. "), ("paper", True, "50 fitting images. ")])
+def test_which_images_selected_the_map(tmp_path: Path, rule: str, reused: bool, sentence: str) -> None:
+    folder = synthetic_run.make(tmp_path / "run", n=20, with_sweep=False, with_examples=False,
+                                fit=replace(FIT, rule=rule))
+    one = np.ones(1)
+    alone: dict[str, Any] = {"landscape": np.ones((1, 1, 1)), "usable": np.ones((1, 1, 1)) > 0, "axis_s": one,
+                             "axis_p": one, "axis_c": one}
+    arrays.save(folder, replace(fit_arrays(), **(alone if reused else {})))
+    run = read_run(folder)
+    assert sentence in _shown(mixture_fit.map_margins(run)).prose[1]
+    assert (mixture_fit.landscape(run) is None) == reused
+
+
+def test_mixednuts_says_that_it_promises_nothing(tmp_path: Path) -> None:
+    fit = replace(FIT, helped=False, promise="promises nothing beyond its images", rule="paper", method="MixedNUTS",
+                  objective=0.5, recomputed_objective=0.667, notes=("the map changes a class",))
+    folder = synthetic_run.make(tmp_path / "run", n=20, with_sweep=False, with_examples=False, fit=fit)
+    arrays.save(folder, replace(fit_arrays(), objective="conditional", landscape_family="MixedNUTS"))
+    run = read_run(folder)
+    section, text = _shown(mixture_fit.fitted(run)), " ".join(_shown(mixture_fit.fitted(run)).prose)
+    assert section.title == "Fitted mixture: MixedNUTS"
+    assert section.prose[0] == "The mixture promises nothing beyond its images."
+    assert "is 50.0 %, and 66.7 % if the mapped model is attacked again" in text and "calibration half" not in text
+    assert not section.tables[-1].collapsed, "where corrections would have mattered"
+    landscape = " ".join(_shown(mixture_fit.landscape(run)).prose)
+    assert "of those that it corrects, for MixedNUTS" in landscape and "on all fitting images" in landscape
+
+
+def test_the_rule_is_named(tmp_path: Path) -> None:
+    fit = replace(FIT, rule="switch", method="confidence switch")
+    folder = synthetic_run.make(tmp_path / "run", n=20, with_sweep=False, with_examples=False, fit=fit)
+    arrays.save(folder, fit_arrays())
+    assert "Fitted mixture: confidence switch" in synthetic_run.section_titles(read_run(folder))
+    assert _shown(mixture_fit.trade_off(read_run(folder))).tables[0].body[0][0].text == "confidence switch"
+
+
+@pytest.mark.parametrize(("target", "sentence"), [
+    (Target(0.02), "single fits exceed the target in about a third of the cases"),
+    (Target(0.02, confidence=0.95), "at most 5 % exceed the target")])
+def test_the_fit_says_what_its_promise_means(run: RunView, target: Target, sentence: str) -> None:
+    promised = replace(run, summary=replace(run.summary, fit=replace(FIT, promised=target)))
+    assert sentence in _shown(mixture_fit.fitted(promised)).prose[2]
+
+
+def test_whether_the_promise_was_kept(run: RunView) -> None:
+    assert mixture_fit.promise(run) is None
+    check = PromiseCheck(value=0.031, low=0.021, high=0.041, n=1000, model="mixed", versus="robust",
+                         promised=Target(0.02), threat=Threat("linf", "8/255"))
+    section = _shown(mixture_fit.promise(replace(run, summary=replace(run.summary, promises=(check,)))))
+    assert section.prose[0].startswith("The mixture: the promise was exceeded by 1.1 points on these 1000 images")
+    assert [cell.text for cell in section.tables[0].body[0]] == [
+        "mixed", "2 points of robust accuracy", "3.1", "1000", "exceeded"]
+
+
+def test_the_trade_off_says_that_thresholds_were_set_on_its_images(run: RunView) -> None:
+    assert "not measurements" in _shown(mixture_fit.trade_off(run)).prose[1]
 
 
 def test_the_cost_of_a_gated_prediction(run: RunView) -> None:

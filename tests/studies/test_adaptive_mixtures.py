@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from small_pair import untrained_pair
 
+from equipoise.core.checks import InputError
 from equipoise.mixing import FrontierMixture, LogitMap, MixedClassifier
 from equipoise.studies.adaptive_mixtures import nearest_map
 
@@ -19,7 +21,7 @@ def test_a_fit_that_does_not_help_gives_the_map_of_the_nearest_loss() -> None:
     """Such a fit is the robust model alone; without a map plain mixing would be compared under its name."""
     for points, nearest in ((1.0, POINTS[1]), (80.0, POINTS[0])):
         found = nearest_map(mixture(None, POINTS), points)
-        assert found is not None and found.describe() == nearest.logit_map().describe()
+        assert found.describe() == nearest.logit_map().describe()
 
 
 def test_a_fit_that_helps_keeps_its_map() -> None:
@@ -27,5 +29,6 @@ def test_a_fit_that_helps_keeps_its_map() -> None:
     assert nearest_map(mixture(own, POINTS), 5.0) is own
 
 
-def test_no_map_without_a_frontier() -> None:
-    assert nearest_map(mixture(None, ()), 5.0) is None
+def test_without_any_map_there_is_no_switch_to_compare() -> None:
+    with pytest.raises(InputError, match="a confidence switch on the held-out images, for any loss, got 'no map'"):
+        nearest_map(mixture(None, ()), 5.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from equipoise.attacks import Apgd, Square, Suite
 from equipoise.core.checks import InputError
 from equipoise.core.records import read_rows
 from equipoise.core.results import Summary, read_summary
+from equipoise.core.rows import AttackRow
 from equipoise.data import load_data
 from equipoise.evaluation.gate_adversaries import leads
 from equipoise.mixing import GatedClassifier, load_model
@@ -27,20 +29,21 @@ PLAN = TrainingPlan(epochs=1, batch_size=16, optimizer="adamw", lr=1e-3, held_ou
 SHORT = Suite(attacks=(Apgd(loss="margin", steps=2),))
 TINY = AdaptiveStudySize(
     gate_plan=PLAN, gate_width=2, gate_steps=2, fixed_keeps=(0.8,), gate_keeps=(0.8,), short_suite=SHORT,
-    selection=SelectionSize(keep=0.9, plain_alphas=(0.5, 0.7, 0.9), nuts_thresholds=(0.2, 0.5), gate_shifts=(0.4,),
+    selection=SelectionSize(keep=0.9, plain_alphas=(0.5, 0.7, 0.9), switch_thresholds=(0.2, 0.5), gate_shifts=(0.4,),
                             gate_thresholds=(0.0, 0.3, 0.8), rounds=1, attack=SHORT, both_sides=SHORT.attacks,
                             map_steps=3, map_targets=2),
     suite=Suite(attacks=(Apgd(loss="margin", steps=3), Square(queries=10))), pgd_steps=2, target_alphas=(0.0, 1.0),
     ablation_plan=PLAN, ablation_steps=2, ablation_weights=((0.0, 1.5, 0.2), (1.5, 0.0, 0.0)),
-    ablation_scales=(1.0, 4.0), test_images=6, batch_size=64)
+    ablation_scales=(1.0, 4.0), sweep_alphas=(0.0, 0.5, 1.0), transfer_gammas=(0.0, 0.1, 10.0, math.inf),
+    margin_steps=3, margin_targets=2, test_images=6, batch_size=64)
 
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """Two networks, trained for a few epochs."""
+    """Two networks, trained for a few epochs; the second is the more accurate one, so that a switch helps."""
     folder = tmp_path_factory.mktemp("bases")
     images = load_data("digits", split="train", count=300)
-    for seed, name in enumerate(("accurate", "robust")):
+    for seed, name in enumerate(("robust", "accurate")):
         model = models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed)
         plan = TrainingPlan(epochs=4, optimizer="adamw", lr=5e-3, held_out=0, seed=seed)
         checkpoint.save(folder / f"{name}.safetensors", fit_model(model, Standard(), images, plan), {})
@@ -70,7 +73,7 @@ def summary(finished: Path) -> Summary:
 def test_all_mixtures_meet_all_adversaries(finished: Path) -> None:
     rows = read_rows(finished)
     assert {row.model for row in rows} == {"accurate", "robust", *MIXTURES}
-    gate = {row.attack for row in rows if row.model == "gate on MixedNUTS"}
+    gate = {row.attack for row in rows if row.model == "gate on the confidence switch"}
     assert gate == {"clean", "A", "B", "C", "D", "std", "rob"}
 
 
@@ -93,8 +96,9 @@ def test_the_selected_mixtures_can_be_loaded(finished: Path, summary: Summary) -
 
 def test_the_trade_off_and_the_leads(finished: Path, summary: Summary) -> None:
     trade_off = read_rows(finished / "trade-off")
-    assert {row.model for row in trade_off} == {"plain, 0.8", "MixedNUTS, 0.8"}
-    assert {row.model for row in read_rows(finished / "trade-off-gates")} == {"gate, 0.8", "gate on MixedNUTS, 0.8"}
+    assert {row.model for row in trade_off} == {"plain, 0.8", "confidence switch, 0.8"}
+    assert {row.model for row in read_rows(finished / "trade-off-gates")} == {
+        "gate, 0.8", "gate on the confidence switch, 0.8"}
     assert list(summary.leads) == leads([*read_rows(finished), *trade_off], GATED, FIXED)
 
 
@@ -105,6 +109,28 @@ def test_target_alphas_training_adversaries_and_ablation(finished: Path) -> None
     assert ablation == {"constant", "scale 1", "scale 4", "c_CE 0, c_BCE 1.5, c_prod 0.2",
                         "c_CE 1.5, c_BCE 0, c_prod 0"}
     assert read_summary(finished / "ablation").clean_target is not None
+
+
+def test_without_a_gate(finished: Path) -> None:
+    """Figures 2 and 4 and Table 1 agree where they measure the same: PGD on one base, judged by that base."""
+    sweep, transfer = (read_rows(finished / part) for part in ("alphas", "transfer"))
+    confidence = [row for row in read_rows(finished / "confidence") if isinstance(row, AttackRow)]
+    assert {(row.attack, row.alpha) for row in sweep} == {
+        (attack, alpha) for attack in ("clean", "std", "rob", "mix") for alpha in (0.0, 0.5, 1.0)}
+    for alpha, attack, base in ((0.0, "std", "accurate"), (1.0, "rob", "robust")):
+        on_itself = {row.index: row.correct for row in sweep if isinstance(row, AttackRow)
+                     and (row.attack, row.alpha) == (attack, alpha)}
+        assert on_itself == {row.index: row.correct for row in transfer if isinstance(row, AttackRow)
+                             and (row.model, row.alpha) == (base, alpha)}
+    assert read_summary(finished / "transfer").crossing is not None
+    # A correct prediction has the margin of its class as its gap; a wrong one has a gap too.
+    assert {row.attack for row in confidence} == {"clean", "pgd", "smallest-margin"}
+    assert all(row.top_gap == pytest.approx(row.margin, abs=2e-6) for row in confidence if row.correct)
+    assert all(row.top_gap is not None and row.margin is not None and 0 <= row.top_gap <= -row.margin + 2e-6
+               for row in confidence if not row.correct)
+    html = (finished / "report.html").read_text()
+    assert all(title in html for title in ("Accuracy against alpha", "Which model an attack on the mixture breaks",
+                                           "Confidence of both models"))
 
 
 def test_a_repeated_study_changes_nothing(finished: Path, references: tuple[str, str]) -> None:

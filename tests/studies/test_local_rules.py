@@ -12,7 +12,7 @@ from small_pair import conditions, study_run, untrained_pair
 from torch import Tensor, nn
 
 from equipoise import models
-from equipoise.attacks import FunctionAttack
+from equipoise.attacks import FunctionAttack, cached
 from equipoise.core import rng
 from equipoise.core.rng import Stream
 from equipoise.core.rows import AttackRow
@@ -24,7 +24,6 @@ from equipoise.studies.local_rules import (
     Bfloat16Copy,
     RuleSet,
     alpha_of,
-    cached,
     correct_at_targets,
     gamma_for_weight,
     gradient_norms,

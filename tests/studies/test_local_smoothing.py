@@ -13,13 +13,15 @@ from equipoise.core.checks import InputError
 from equipoise.core.records import read_rows
 from equipoise.core.results import read_summary
 from equipoise.local_smoothing.policy import TARGETS
-from equipoise.studies.local_smoothing import LocalSmoothingStudy, LocalStudySize
+from equipoise.studies.local_smoothing import LOSSES, LocalSmoothingStudy, LocalStudySize
 from equipoise.training import TrainingPlan
 
 TINY = LocalStudySize(
     neighbours=(1, 3), weighted_neighbours=(3,), neighbour_gammas=(0.1, 10.0), weights=(0.5,), steps=2, long_steps=(2,),
-    policy_width=2, policy_images=16, eps_factors=(0.5, 1.5), suite="fast", suite_images=2, batch_size=8,
-    policy_plan=TrainingPlan(epochs=1, batch_size=8, optimizer="adamw", lr=1e-3, held_out=0))
+    policy_width=2, policy_images=16, eps_factors=(0.5, 1.5), theorem_neighbours=3,
+    theorem_gammas=(1.0,), theorem_factors=(1e-3, 0.1), theorem_images=2, suite="fast", suite_images=2, batch_size=8,
+    policy_plan=TrainingPlan(epochs=1, batch_size=8, optimizer="adamw", lr=1e-3, held_out=0),
+    loss_plan=TrainingPlan(epochs=1, batch_size=16, optimizer="adamw", lr=1e-3, held_out=0))
 
 
 def small_study(folder: Path) -> LocalSmoothingStudy:
@@ -41,6 +43,9 @@ def test_every_part_has_rows(finished: Path) -> None:
     targets = read_rows(finished / "targets")
     assert len(targets) == 6 * 3 * len(TARGETS) and {row.model for row in targets} == {"accurate", "robust", "adaptive"}
     assert {row.attack for row in read_rows(finished / "auto")} == {"clean", "auto"}
+    assert {row.attack for row in read_rows(finished / "theorems")} == {"theorem-1", "theorem-2"}
+    assert all(result.is_estimate for result in read_summary(finished / "theorems").results)
+    assert {row.model for row in read_rows(finished / "losses")} == set(LOSSES.values())
     assert {row.attack for row in read_rows(finished / "radii")} == {"eps 0.05", "eps 0.1", "eps 0.15"}
     assert GradientArrays.load(finished) is not None
 

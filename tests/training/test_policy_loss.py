@@ -40,11 +40,12 @@ def test_kinds_of_images_and_targets_are_drawn() -> None:
     assert len(counts) == 9 and counts.min() > 900
 
 
-def test_the_loss_is_its_formula() -> None:
+@pytest.mark.parametrize("loss", ["composite", "direct", "supervised"])
+def test_the_loss_is_its_formula(loss: str) -> None:
     model, (x, y) = adaptive_model(), images_and_labels()
     nn.init.normal_(model.policy.fc.weight, std=2.0)
     model.train()
-    objective = PolicyLoss(gamma_0=10.0, eps=0.05, steps=2)
+    objective = PolicyLoss(gamma_0=10.0, eps=0.05, steps=2, loss=loss)
     kinds, targets = objective.draw_kinds(stream())
     x_adv = objective.attack(model, x, y, targets, kinds, stream())
     output = objective(model, x, y, stream(), {})
@@ -52,8 +53,9 @@ def test_the_loss_is_its_formula() -> None:
     ce = F.cross_entropy(logits, y, reduction="none")
     # Clean images and attacks with targets beyond γ_0 should trust g (a small β), other targeted attacks h.
     side = torch.where((kinds == TARGETED_ATTACK) & (targets <= 10), 1, -1)
-    composite = (ce + 0.5) * (0.8 + torch.relu(3.2 - side * beta))
-    expected = torch.where(kinds == POLICY_ATTACK, ce, composite)
+    hinge = torch.relu(3.2 - side * beta)
+    expected = {"composite": torch.where(kinds == POLICY_ATTACK, ce, (ce + 0.5) * (0.8 + hinge)), "direct": ce,
+                "supervised": torch.where(kinds == POLICY_ATTACK, 0.0, hinge)}[loss]
     torch.testing.assert_close(output.losses, expected, rtol=1e-4, atol=1e-4)
     assert output.losses.requires_grad
 

@@ -7,10 +7,17 @@ from equipoise.attacks.adapters import from_callable as from_callable
 from equipoise.attacks.adapters import from_foolbox as from_foolbox
 from equipoise.attacks.adapters import from_torchattacks as from_torchattacks
 from equipoise.attacks.apgd import Apgd as Apgd
+from equipoise.attacks.batch_attacks import BatchAttack as BatchAttack
+from equipoise.attacks.batch_attacks import Clean as Clean
+from equipoise.attacks.batch_attacks import FunctionAttack as FunctionAttack
+from equipoise.attacks.cached import CACHED as CACHED
+from equipoise.attacks.cached import cached as cached
 from equipoise.attacks.engine import AttackState as AttackState
 from equipoise.attacks.fab import Fab as Fab
 from equipoise.attacks.minimum_margin import margin_suite as margin_suite
 from equipoise.attacks.minimum_margin import minimum_margin as minimum_margin
+from equipoise.attacks.minimum_norm import MinimumNorm as MinimumNorm
+from equipoise.attacks.minimum_norm import radii_of as radii_of
 from equipoise.attacks.pgd import Pgd as Pgd
 from equipoise.attacks.pgd import TransferPgd as TransferPgd
 from equipoise.attacks.randomized import EOT as EOT
@@ -28,9 +35,6 @@ from equipoise.attacks.search import SearchResult as SearchResult
 from equipoise.attacks.square import Square as Square
 from equipoise.attacks.straight_through import straight_through as straight_through
 from equipoise.attacks.suite import Attack as Attack
-from equipoise.attacks.suite import BatchAttack as BatchAttack
-from equipoise.attacks.suite import Clean as Clean
-from equipoise.attacks.suite import FunctionAttack as FunctionAttack
 from equipoise.attacks.suite import Suite as Suite
 from equipoise.attacks.suite import attack_dataset as attack_dataset
 from equipoise.attacks.targeted import TargetedApgd as TargetedApgd

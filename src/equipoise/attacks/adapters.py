@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise.attacks.batch_attacks import FunctionAttack
 from equipoise.attacks.gradients import Extra
-from equipoise.attacks.suite import FunctionAttack
 from equipoise.core import checks
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat

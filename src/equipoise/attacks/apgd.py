@@ -165,7 +165,8 @@ class Apgd(Attack):
         """One per start, such as apgd-ce and apgd-ce-2@20."""
         suffix = "" if self.steps == 100 else f"@{self.steps}"
         names = [f"apgd-{self.loss}{f'-{restart + 1}' if restart else ''}{suffix}" for restart in range(self.restarts)]
-        return tuple(self.stage(name, partial(self._search, name), self.steps) for name in names)
+        return tuple(self.stage(name, partial(self._search, name), self.steps, group=(self.name, self.loss, self.steps))
+                     for name in names)
 
     def _search(self, purpose: str, source: GradientSource, threat: Threat, stop_at_success: bool) -> ApgdSearch:
         loss = losses.LOSSES[self.loss]

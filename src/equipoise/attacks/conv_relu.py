@@ -56,7 +56,7 @@ def _fuse(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 def _fuse_children(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     for name, child in module.named_children():
-        if _has_hooks(child):  # a copy made from its graph would lose them
+        if _has_hooks(child) or hasattr(child, "base_outputs"):  # a graph would lose hooks and other methods
             _fuse_children(child, dtype)
         elif isinstance(child, nn.Conv2d):
             child.to(dtype)

@@ -5,23 +5,22 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.attacks.gradients import VERDICT_BLOCK, GradientSettings, GradientSource, is_batch_invariant
-from equipoise.attacks.search import AttackBatch, BatchShape, Search, SearchResult, run_search
+from equipoise.attacks.gradients import VERDICT_BLOCK, GradientSettings, GradientSource
+from equipoise.attacks.search import AttackBatch, BatchShape, Search, SearchResult, run_searches
 from equipoise.core import checks, device, memory, progress
 from equipoise.core.modes import inference
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 
 SURVIVED, CLEAN = -1, 0  # numbers beside those of the stages, which begin at 1
-CPU_BLOCK = 8  # images per network pass on the CPU, where a network is not batch-size invariant
 T = TypeVar("T")
 # Gradient source, threat, stop_at_success → the search; None if the model has too few classes for it.
 MakeSearch = Callable[[GradientSource, Threat, bool], Search[Any] | None]
@@ -37,6 +36,12 @@ class Stage:
     margin_ratio_below: float | None  # only images with less than this share of their clean logit margin are attacked
     gradients: GradientSettings
     stream_path: tuple[str, ...] = ()  # names of the suites around the stage; each has a random stream of its own
+    group: Hashable = None  # consecutive stages of one group differ only in their start, and run at the same time
+
+    def runs_with(self, other: Stage) -> bool:
+        """Whether both stages can share batches."""
+        names = ("group", "margin_ratio_below", "gradients", "stream_path")
+        return self.group is not None and all(getattr(self, name) == getattr(other, name) for name in names)
 
     def inside(self, suite: str) -> Stage:
         """The stage as a part of the suite of that name."""
@@ -130,24 +135,22 @@ class Driver:
     Args:
         model: it alone decides success.
         load: numbers of images (B,) → their batch.
-        example: a few images, on which copies, precisions and batch-size invariance are tried.
+        example: a few images, on which copies and precisions are tried.
         threat: the ball.
         precision: of gradients: auto, fp32 or bf16.
         slots: images attacked at a time.
-        batching: "fixed": every network pass sees exactly as many images as there are slots, at most `block`;
-            "measured": blocks of :data:`CPU_BLOCK`, or any size where the network is measured to be batch-size
-            invariant; "unpadded": as many images as are attacked.
-        block: see `batching`.
+        block: images in every network pass, the last ones filled up with copies, so that rounding does not depend on
+            which images are attacked together; None: as many as are attacked.
         stop_at_success: finish an image as soon as it is broken; otherwise go on for the smallest margin.
         many_passes: so many passes follow that preparing the networks pays.
     """
 
     def __init__(self, model: nn.Module, load: Callable[[Tensor], AttackBatch], example: AttackBatch, *, threat: Threat,
-                 precision: str, slots: int, batching: Literal["fixed", "measured", "unpadded"],
-                 block: int | None = None, stop_at_success: bool = True, many_passes: bool = False) -> None:
+                 precision: str, slots: int, block: int | None, stop_at_success: bool = True,
+                 many_passes: bool = False) -> None:
         self.model, self.load, self.example, self.threat = model, load, example, threat
-        self.precision, self.slots, self.batching = precision, slots, batching
-        self.max_block, self.stop_at_success, self.many_passes = block, stop_at_success, many_passes
+        self.precision, self.slots, self.block = precision, slots, block
+        self.stop_at_success, self.many_passes = stop_at_success, many_passes
         self._pool = self._new_pool()
         self._sources: dict[tuple[object, ...], GradientSource] = {}
 
@@ -170,55 +173,60 @@ class Driver:
                 result = self._attempt(partial(self._classify, rows, settings))
                 if result is not None:
                     finish(CLEAN, result)
-            for number, stage in enumerate(stages, start=1):
-                if stage.margin_ratio_below is not None:
-                    state.skip(number, candidates(state) & (state.margin_ratio >= stage.margin_ratio_below))
-                while len(rows := (candidates(state) & (state.next_stage == number)).nonzero().squeeze(1)):
-                    if self._attempt(partial(self._search, stage, rows, partial(finish, number))) is False:
-                        state.skip(number, candidates(state))
+            for group in _groups(stages):
+                limit = next(iter(group.values())).margin_ratio_below
+                if limit is not None:
+                    far = candidates(state) & (state.margin_ratio >= limit)
+                    for number in group:
+                        state.skip(number, far)
+                while self._attempt(partial(self._search, group, state, candidates, finish)) is None:
+                    pass
+                for number in group:  # a model may have too few classes for a stage
+                    state.skip(number, candidates(state))
 
     def _classify(self, rows: Tensor, settings: GradientSettings) -> SearchResult:
         """The verdicts on clean images."""
         source = self._source(settings)
-        batch = self.load(torch.tensor(self._shape(source).at_most(VERDICT_BLOCK).fill(rows.tolist())))
+        batch = self.load(torch.tensor(self._shape.at_most(VERDICT_BLOCK).fill(rows.tolist())))
         checks.labels(batch.y, source.classes)
         verdict, n = source.judge(batch.x, batch.y), len(rows)
         predicted, broken = verdict.predicted[:n], (verdict.predicted != batch.y)[:n]
         return SearchResult(rows, batch.x[:n], predicted, verdict.margin[:n], verdict.logit_margin[:n], broken,
                             torch.ones(n))
 
-    def _search(self, stage: Stage, rows: Tensor, finish: Callable[[SearchResult], None]) -> bool:
-        """Run the stage on these images; False if the model has too few classes for it."""
+    def _search(self, group: Mapping[int, Stage], state: AttackState, candidates: Callable[[AttackState], Tensor],
+                finish: Callable[[int, SearchResult], None]) -> bool:
+        """Run stages that share their batches, on the images that the state says they are still to meet."""
+        any_stage = next(iter(group.values()))
+
         def load(numbers: Tensor) -> AttackBatch:
             batch = self.load(numbers)
-            return dataclasses.replace(batch, stream=reduce(Stream.at, stage.stream_path, batch.stream))
+            return dataclasses.replace(batch, stream=reduce(Stream.at, any_stage.stream_path, batch.stream))
 
-        source = self._source(stage.gradients)
-        search = stage.make_search(source, self.threat, self.stop_at_success)
-        if search is None:
-            return False
-        shape = self._shape(source)
-        for result in run_search(search, source.judge, load, rows, slots=self.slots, shape=shape,
-                                 verdict_shape=shape.at_most(VERDICT_BLOCK), stop_at_success=self.stop_at_success):
-            finish(result)
+        rows = (candidates(state) & (state.next_stage <= max(group))).nonzero().squeeze(1)
+        if len(rows) == 0:
+            return True
+        source = self._source(any_stage.gradients)
+        made = {number: stage.make_search(source, self.threat, self.stop_at_success)
+                for number, stage in group.items()}
+        searches = {number: search for number, search in made.items() if search is not None}
+        if not searches:
+            return True
+        order = [(number, image) for number in searches for image in rows.tolist() if state.next_stage[image] <= number]
+        for number, result in run_searches(
+                searches, source.judge, load, order, slots=self.slots, shape=self._shape,
+                verdict_shape=self._shape.at_most(VERDICT_BLOCK), wanted=lambda images: candidates(state)[images],
+                stop_at_success=self.stop_at_success):
+            finish(number, result)
         return True
 
     def _source(self, settings: GradientSettings) -> GradientSource:
         """The gradient source with these settings, built once."""
         key = (id(settings.surrogate), id(settings.extra), settings.follow, settings.eot, settings.repeats)
         if key not in self._sources:
-            x, y = self.example.x, self.example.y
-            source = GradientSource(self.model, settings, self.precision, x, many_passes=self.many_passes,
+            source = GradientSource(self.model, settings, self.precision, self.example.x, many_passes=self.many_passes,
                                     pool=self._pool)
-            if self.batching == "measured":
-                checks.labels(y, source.classes)
-                invariant: bool | None = None
-                while invariant is None:
-                    invariant = self._attempt(lambda: is_batch_invariant(source, x, y, self.slots))
-                source = source.in_blocks(None if invariant else CPU_BLOCK, self._pool)
-            elif self.batching == "fixed":
-                source = source.in_blocks(self._block, self._pool)
-            self._sources[key] = source
+            self._sources[key] = source.in_blocks(self.block, self._pool)
         return self._sources[key]
 
     def _new_pool(self) -> Any:
@@ -226,13 +234,8 @@ class Driver:
         return torch.cuda.graph_pool_handle() if self.example.x.is_cuda else None
 
     @property
-    def _block(self) -> int:
-        return self.slots if self.max_block is None else min(self.slots, self.max_block)
-
-    def _shape(self, source: GradientSource) -> BatchShape:
-        if self.batching == "measured":
-            return BatchShape(1 if source.block is None else CPU_BLOCK, CPU_BLOCK)
-        return BatchShape(self._block, self._block) if self.batching == "fixed" else BatchShape()
+    def _shape(self) -> BatchShape:
+        return BatchShape() if self.block is None else BatchShape(self.block, self.block)
 
     def _attempt(self, work: Callable[[], T]) -> T | None:
         """What `work` returns; None if memory ran out, and then batches are half as large from now on."""
@@ -243,13 +246,23 @@ class Driver:
                 raise
         # Only here, after the error and the frames it holds are gone, can memory be freed.
         self.slots, self._pool = (self.slots + 1) // 2, self._new_pool()
-        for key, source in self._sources.items():
-            block = self._block if self.batching == "fixed" else source.block
-            self._sources[key] = source.in_blocks(block, self._pool)
+        self.block = None if self.block is None else min(self.block, self.slots)
+        self._sources = {key: source.in_blocks(self.block, self._pool) for key, source in self._sources.items()}
         gc.collect()  # recorded passes and their source refer to each other
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return None
+
+
+def _groups(stages: Sequence[Stage]) -> list[dict[int, Stage]]:
+    """The stages by number, from 1 on; consecutive ones that run at the same time are together."""
+    groups: list[dict[int, Stage]] = []
+    for number, stage in enumerate(stages, start=1):
+        if groups and stage.runs_with(stages[number - 2]):
+            groups[-1][number] = stage
+        else:
+            groups.append({number: stage})
+    return groups
 
 
 class ProgressMeter:

@@ -64,22 +64,25 @@ class Fab(Attack):
         """One per target, such as fab-1@30; a step also has a pass without gradients."""
         suffix = "" if self.steps == 100 else f"@{self.steps}"
         suffix += "" if self.order == "logits" else f"-{self.order}"
-        return tuple(self.stage(f"fab-{rank}{suffix}", partial(self._search, rank), 1.5 * self.steps)
+        return tuple(self.stage(f"fab-{rank}{suffix}", partial(self._search, rank), 1.5 * self.steps,
+                                group=(self.name, self.steps))
                      for rank in self.ranks)
 
-    def _search(self, rank: int, source: GradientSource, threat: Threat, stop_at_success: bool) -> _FabSearch | None:
-        return _FabSearch(source, threat, self.steps, self.order, rank) if rank < source.classes else None
+    def _search(self, rank: int, source: GradientSource, threat: Threat, stop_at_success: bool) -> FabSearch | None:
+        return FabSearch(source, threat, self.steps, self.order, rank) if rank < source.classes else None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _FabState(SearchState):
+class FabState(SearchState):
+    """Rows of :class:`FabSearch`."""
+
     target: Tensor  # (B,) target classes
     point: Tensor  # (B, C, H, W)
     size: Tensor  # (B,) norm of the smallest adversarial perturbation, inf if there is none yet
     age: Tensor  # (B,) steps made
 
 
-class _FabSearch:
+class FabSearch:
     """FAB towards the class of one rank."""
 
     def __init__(self, source: GradientSource, threat: Threat, steps: int, order: str, rank: int) -> None:
@@ -88,18 +91,20 @@ class _FabSearch:
         self.value_and_gradient = source.value_and_gradient("difference", logit_difference, with_extra=False)
         self.margins = source.margins()
 
-    def start(self, x: Tensor, y: Tensor, stream: Stream) -> _FabState:
+    def start(self, x: Tensor, y: Tensor, stream: Stream) -> FabState:
+        """Every row at its clean image."""
         target = self.choose_targets(x, y, stream)
         unknown = x.new_full((len(x),), torch.inf)
-        return _FabState(x=x, y=y, index=stream.index, nearest=x, margin=unknown, logit_margin=unknown, target=target,
+        return FabState(x=x, y=y, index=stream.index, nearest=x, margin=unknown, logit_margin=unknown, target=target,
                          point=x, size=unknown, age=torch.zeros_like(y))
 
-    def advance(self, state: _FabState, stream: Stream, ages: Sequence[int], passes: int) -> _FabState:
+    def advance(self, state: FabState, stream: Stream, ages: Sequence[int], passes: int) -> FabState:
+        """`passes` steps; nothing is random."""
         for _ in range(passes):
             state = self._step(state)
         return state
 
-    def _step(self, state: _FabState) -> _FabState:
+    def _step(self, state: FabState) -> FabState:
         x, point, norm = state.x, state.point, self.threat.norm
         value, w, *_ = self.value_and_gradient(point, state.y, state.target)
         # The hyperplane {p : value + w·(p − point) = 0}, from the point and from the clean image.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,8 +23,11 @@ _tracing = threading.Lock()  # torch traces one module at a time, and warnings o
 _TRUSTED = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
-def fuse(model: nn.Module, x: Tensor) -> nn.Module:
-    """A faster copy of a model in evaluation mode, which must agree with it on the images x; or the model itself."""
+def fuse(model: nn.Module, x: Tensor, heads: Sequence[int] | None = None) -> nn.Module:
+    """A faster copy of a model in evaluation mode, which must agree with it on the images x; or the model itself.
+
+    `heads` are the numbers of outputs of its last layers; all columns that the model returns if not given.
+    """
     if not any(isinstance(sub, nn.Conv2d) for sub in model.modules()):
         return model
     try:
@@ -34,9 +38,10 @@ def fuse(model: nn.Module, x: Tensor) -> nn.Module:
                 if fold:
                     _fold_batch_norms(candidate, x)
                 for sub in list(candidate.modules()):
-                    _keep_head_precision(sub, logits.shape[1])
+                    _keep_head_precision(sub, heads or logits.shape[1:])
                 candidate.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-                if agree(candidate(x.contiguous(memory_format=torch.channels_last)), logits):
+                outputs = candidate(x.contiguous(memory_format=torch.channels_last))
+                if agree(outputs, logits, columns=getattr(model, "columns", None)):
                     return candidate
     except Exception:  # whatever fails in a foreign module, the module itself still works
         pass
@@ -70,8 +75,14 @@ def _is_value_dependent(warning: warnings.WarningMessage) -> bool:
     return not trusted and warning.category.__name__ == "TracerWarning" and "to a Python" in str(warning.message)
 
 
-def agree(z: Tensor, expected: Tensor, tolerance: float = 1e-3) -> bool:
-    """Check whether logits differ by less than a part of their spread; infinite ones must be equal."""
+def agree(z: Tensor, expected: Tensor, tolerance: float = 1e-3, columns: Sequence[int] | None = None) -> bool:
+    """Check whether logits differ by less than a part of their spread; infinite ones must be equal.
+
+    Outputs that stand side by side in so many `columns` each have their own spread.
+    """
+    if columns is not None:
+        parts = zip(z.split(list(columns), dim=1), expected.split(list(columns), dim=1), strict=True)
+        return all(agree(one, other, tolerance) for one, other in parts)
     z, finite = z.to(expected.dtype), expected.isfinite()
     same_infinities, values = torch.equal(z[~finite], expected[~finite]), expected[finite]
     if values.numel() == 0:
@@ -144,8 +155,8 @@ class FullPrecision(nn.Module):
             return out
 
 
-def _keep_head_precision(parent: nn.Module, classes: int) -> None:
+def _keep_head_precision(parent: nn.Module, heads: Sequence[int]) -> None:
     """Rounding logits to eight bits would hide the small gains that an attack depends on."""
     for name, child in list(parent.named_children()):
-        if isinstance(child, nn.Linear) and child.out_features == classes:
+        if isinstance(child, nn.Linear) and child.out_features in heads:
             setattr(parent, name, FullPrecision(child))

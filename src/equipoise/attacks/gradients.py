@@ -21,15 +21,13 @@ from equipoise.attacks.conv_relu import fuse_activations
 from equipoise.attacks.cuda_graphs import CudaGraphFunction, TensorFunction
 from equipoise.attacks.fused import agree, fuse, trace
 from equipoise.attacks.randomized import MAX_PASSES, average_passes, judge_repeatedly
+from equipoise.attacks.shared_bases import shared_bases
 from equipoise.core import checks, device, losses
 
 Extra = Callable[[Tensor], Tensor]  # images (B, C, H, W) → (B,), added to the objective
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits (B, K), labels and targets (B,) → (B,)
 VERDICT_BLOCK = 64  # images per pass of a verdict, at most; often only a few images claim to be broken
 EXAMPLES = 8  # images on which copies and precisions are compared with the model
-# Batch sizes that are compared. Not every size: a layer that rounds differently does so from some size on (measured
-# over all sizes, layer by layer), so increasing sizes up to the largest batch find it.
-SIZES = (9, 12, 15, 16, 17, 19, 24, 31, 33, 48, 63, 64, 96, 127, 128, 191, 256, 512)
 _SMALLEST_LOGIT = -1e4  # a logit of −inf, as a hard decision gives it, would make ratios of margins meaningless
 
 
@@ -84,18 +82,22 @@ class GradientSource:
         self._pool = pool
         self._recorded: dict[object, CudaGraphFunction] = {}
         self._per_image: dict[tuple[str, int], bytes] = {}
-        networks = [model] if settings.surrogate is None else [model, settings.surrogate]
+        others = [part for part in (settings.surrogate, settings.extra) if part is not None]
         with torch.no_grad(), device.full_precision(example.device):
+            self.bases = shared_bases(model, others, self.example)
+            source = settings.surrogate if self.bases is None else self.bases
+            networks = [model] if source is None else [model, source]
             logits = [checks.logits(network(self.example), len(self.example),
                                     f"logits of the {noun} {type(network).__name__}")
                       for network, noun in zip(networks, ("model", "surrogate"), strict=False)]
         self.classes = logits[0].shape[1]
-        copies = [fuse(network, self.example) if example.dtype == torch.float32 else network for network in networks]
+        copies = [fuse(network, self.example, [self.classes]) if example.dtype == torch.float32 else network
+                  for network in networks]
         self.fused_model = copies[0]
         reduced = [self._reduce(torch.bfloat16, *pair, tolerance=0.05) for pair in zip(copies, logits, strict=True)]
-        in_bf16 = [network for network in reduced if network is not None]
-        self.bf16_gradients = len(in_bf16) == len(copies)
-        fastest = in_bf16 if self.bf16_gradients else copies
+        needed = reduced if self.bases is None else reduced[-1:]  # shared bases also give the logits of the model
+        self.bf16_gradients = None not in needed
+        fastest = [fast or slow for fast, slow in zip(reduced, copies, strict=True)] if self.bf16_gradients else copies
         self.fast_model, self.fast_source = fastest[0], fastest[-1]
         half = self._reduce(torch.float16, copies[0], logits[0], tolerance=0.005) if example.is_cuda else None
         self.fp16_queries, self.query_model = half is not None, copies[0] if half is None else half
@@ -143,7 +145,7 @@ class GradientSource:
         """(B, …) outputs of the network that gives the gradients, in full precision."""
         network = self.settings.surrogate or self.model
         with device.full_precision(x.device):
-            return _blockwise(lambda part: (network(part),), self.block, x)[0]
+            return _blockwise(lambda part: (network(part),), self.block and min(self.block, VERDICT_BLOCK), x)[0]
 
     def value_and_gradient(self, name: object, objective: Objective, *, with_extra: bool = True) -> TensorFunction:
         """A function x, y, target → value (B,), gradient (B, C, H, W), and the two :meth:`margins` of the model.
@@ -179,22 +181,33 @@ class GradientSource:
         with torch.enable_grad():
             point = x.detach().requires_grad_()
             with self._precision("gradients"):
-                z = self.fast_source(point)
-            value = objective(z.to(x.dtype), y, target)
-            if extra is not None:
-                value = value + extra(point)
+                outputs = self.fast_source(point)
+            z, term, logits = self._read(outputs.to(x.dtype), point, extra)
+            value = objective(z, y, target)
+            if term is not None:
+                value = value + term
             # A hard decision has no gradient: the search does not move, and the sanity checks report it.
             gradient = torch.autograd.grad(value.sum(), point)[0] if value.requires_grad else torch.zeros_like(x)
-        value, logits = value.detach(), z.detach().to(x.dtype)
-        if self.settings.surrogate is not None:
-            with torch.no_grad():
-                with self._precision("gradients"):
-                    logits = self.fast_model(x).to(x.dtype)
-                if self.settings.follow == "model":
-                    value = objective(logits.clamp(min=_SMALLEST_LOGIT), y, target)
-                    if extra is not None:
-                        value = value + extra(x)
+        value = value.detach()
+        if self.settings.surrogate is not None and self.settings.follow == "model":
+            value = objective(logits.clamp(min=_SMALLEST_LOGIT), y, target)
+            if term is not None:
+                value = value + term.detach()
         return value, torch.nan_to_num(gradient), losses.signed_margin(logits, y), losses.probability_margin(logits, y)
+
+    def _read(self, outputs: Tensor, point: Tensor, extra: Extra | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The scores that give the gradient, the extra term (B,), and the logits of the model, without a gradient."""
+        model, surrogate = self.model, self.settings.surrogate
+        if self.bases is not None:
+            parts = self.bases.split(outputs)
+            own = model.from_base_outputs(*parts)  # type: ignore[operator]
+            z = own if surrogate is None else surrogate.from_base_outputs(*parts)  # type: ignore[operator]
+            return z, None if extra is None else extra.from_base_outputs(*parts), own.detach()  # type: ignore[attr-defined]
+        logits = outputs.detach()
+        if surrogate is not None:
+            with torch.no_grad(), self._precision("gradients"):
+                logits = self.fast_model(point.detach()).to(point.dtype)
+        return outputs, None if extra is None else extra(point), logits
 
     @torch.no_grad()
     def _margins(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -225,15 +238,16 @@ class GradientSource:
         wanted = self.precision == "bf16" or (self.precision == "auto" and place == "cuda")
         if not wanted or self.example.dtype != torch.float32:
             return None
+        columns = getattr(network, "columns", None)
         with torch.autocast(place, dtype=dtype, cache_enabled=False):
             if place == "cuda":
                 try:
                     candidate = fuse_activations(network, dtype)
-                    if agree(candidate(self.example).float(), logits, tolerance):
+                    if agree(candidate(self.example).float(), logits, tolerance, columns):
                         return candidate
                 except Exception:  # whatever fails in a foreign module, the module itself still works
                     pass
-            return network if agree(network(self.example).float(), logits, tolerance) else None
+            return network if agree(network(self.example).float(), logits, tolerance, columns) else None
 
 
 def _blockwise(function: TensorFunction, block: int | None, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -244,28 +258,3 @@ def _blockwise(function: TensorFunction, block: int | None, *inputs: Tensor) -> 
     filled = [torch.cat([value, *[value[:1]] * (-count % block)]) for value in inputs]
     parts = [function(*(value[start : start + block] for value in filled)) for start in range(0, count, block)]
     return tuple(torch.cat(columns)[:count] for columns in zip(*parts, strict=True))
-
-
-def is_batch_invariant(source: GradientSource, x: Tensor, y: Tensor, largest: int) -> bool:
-    """Measure whether images get the same logits, margins and gradients in batches up to `largest` as in this one.
-
-    Layers sum in an order that depends on the shape of the batch. For some networks the result does not (small ResNets
-    on the CPU), for others it does (long matrix products), and then blocks of a fixed size are needed. Many sizes are
-    tried without gradients, a few with; the first difference ends the measurement.
-    """
-    margins = source.margins()
-    ascent = source.value_and_gradient("batch invariance", lambda z, y, target: losses.cross_entropy(z, y))
-
-    def is_same(function: TensorFunction, sizes: list[int]) -> bool:
-        expected = function(x, y)
-        return all(torch.equal(output, _repeat(one, size)) for size in sizes
-                   for output, one in zip(function(_repeat(x, size), _repeat(y, size)), expected, strict=True))
-
-    sizes = sorted(size for size in {*SIZES, largest} if len(x) < size <= largest)
-    return (is_same(lambda x, y: (source.logits(x), *margins(x, y)), sizes)
-            and is_same(lambda x, y: ascent(x, y, y), sizes[:: max(len(sizes) // 3, 1)]))
-
-
-def _repeat(values: Tensor, size: int) -> Tensor:
-    """`size` rows, repeating those given; unlike `repeat` it keeps the channels last in memory."""
-    return torch.cat([values] * -(-size // len(values)))[:size]

@@ -26,7 +26,7 @@ class MarginPoints:
 
 
 def margin_suite(steps: int = 100, targets: int = 9) -> Suite:
-    """The attacks of MixedNUTS: APGD on cross-entropy and on the probability margin, then towards every target.
+    """APGD on cross-entropy and towards every target, as in MixedNUTS, and between them on the probability margin.
 
     For a model without gradients use `Square(queries=50 * steps, restarts=pool)` [Bai2024nuts, D.5].
     """
@@ -60,7 +60,7 @@ def minimum_margin(
         images[:, rows] = all_images[order, torch.arange(len(rows), device=x.device)]
         margins[:, rows] = all_margins.gather(0, order)
 
-    driver = Driver(model, batch.select, batch, threat=threat, precision=precision, slots=len(x), batching="unpadded",
+    driver = Driver(model, batch.select, batch, threat=threat, precision=precision, slots=len(x), block=None,
                     stop_at_success=False)
     state = AttackState.new([stage.name for stage in stages], len(x))
     driver.run(stages, state, keep_smallest,

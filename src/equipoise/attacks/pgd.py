@@ -12,9 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from equipoise.attacks.batch_attacks import BatchAttack
 from equipoise.attacks.gradients import Extra
 from equipoise.attacks.randomized import judge_repeatedly
-from equipoise.attacks.suite import BatchAttack
 from equipoise.core import checks, geometry, losses
 from equipoise.core.ascent import ascend, last
 from equipoise.core.modes import inference

@@ -9,6 +9,7 @@ from typing import Any
 
 from equipoise.attacks.apgd import Apgd
 from equipoise.attacks.fab import Fab
+from equipoise.attacks.minimum_norm import MinimumNorm
 from equipoise.attacks.pgd import Pgd
 from equipoise.attacks.randomized import EOT, MAX_PASSES, REPEATS
 from equipoise.attacks.square import Square
@@ -74,7 +75,7 @@ def _square(*, steps: int = 5000, share: float = 0.8, restarts: int = 1) -> Squa
 
 ATTACKS: Registry[Callable[..., Attack]] = Registry("equipoise.attacks", "attack", {
     "standard": standard, "autoattack": standard, "fast": fast, "rand": rand, "apgd": Apgd, "targeted": _targeted,
-    "fab": _fab, "square": _square, "pgd": Pgd})
+    "fab": _fab, "square": _square, "pgd": Pgd, "minimum-norm": MinimumNorm})
 
 
 def make_attack(name: str, **settings: Any) -> Attack:

@@ -117,10 +117,10 @@ def _change(z: Tensor, other: Tensor) -> float:
 def _accuracy_by_budget(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, stream: Stream,
                         attack: Apgd) -> SanityCheck:
     accuracies = []
-    for factor in BUDGETS:
-        # No ℓ∞ ball is larger than the box of all images.
-        eps = min(threat.eps * factor, 1.0) if threat.norm == "linf" else threat.eps * factor
-        x_adv = attack(model, x, y, threat=Threat(threat.norm, eps), stream=stream.at("symptoms", factor))
+    # No ℓ∞ ball is larger than the box of all images.
+    radii = [min(threat.eps * factor, 1.0) if threat.norm == "linf" else threat.eps * factor for factor in BUDGETS]
+    for x_adv in attack.at_threats(model, x, y, threats=[Threat(threat.norm, eps) for eps in radii],
+                                streams=[stream.at("symptoms", factor) for factor in BUDGETS]):
         with inference(model):
             verdict = judge_repeatedly(partial(model, x_adv), y, attack.repeats or 1)
         accuracies.append(float(verdict.share_correct.mean()))

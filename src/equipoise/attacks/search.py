@@ -15,8 +15,10 @@ verification depend on the age of a row alone.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
@@ -141,55 +143,128 @@ def chunk_length(passes: int) -> int:
     return min(lengths, key=lambda length: (-passes % length, -length))
 
 
-def run_search(
-    search: Search[State], judge: Callable[[Tensor, Tensor], Verdict], load: Callable[[Tensor], AttackBatch],
-    rows: Tensor, *, slots: int, shape: BatchShape, verdict_shape: BatchShape, stop_at_success: bool = True,
-) -> Iterator[SearchResult]:
-    """Search for every image, `slots` at a time; yields images as they finish, in no fixed order.
+class _InOrder:
+    """Finished results by (stage, image), handed out so that those of an image come in the order of its stages."""
+
+    def __init__(self, order: Sequence[tuple[int, int]]) -> None:
+        self.pending: dict[int, list[int]] = {}  # by image: its stages without a result that was handed out
+        for stage, image in order:
+            self.pending.setdefault(image, []).append(stage)
+        self.finished: dict[tuple[int, int], tuple[SearchResult, int]] = {}  # with the row of the result
+        self.ready: set[int] = set()  # images whose next stage is finished
+
+    def add(self, stages: Sequence[int], result: SearchResult) -> None:
+        for row, (stage, image) in enumerate(zip(stages, result.rows.tolist(), strict=True)):
+            self.finished[stage, image] = (result, row)
+            self._note(image)
+
+    def _note(self, image: int) -> None:
+        stages = self.pending.get(image, [])
+        (self.ready.add if stages and (stages[0], image) in self.finished else self.ready.discard)(image)
+
+    def pop(self) -> tuple[int, SearchResult] | None:
+        """The results of one stage on images that have those of all earlier stages; None if there are none."""
+        ready = [(self.pending[image][0], image) for image in sorted(self.ready)]
+        if not ready:
+            return None
+        first = min(stage for stage, _ in ready)
+        rows: dict[int, tuple[SearchResult, list[int]]] = {}  # by the result they belong to
+        for stage, image in ready:
+            if stage == first:
+                result, row = self.finished.pop((stage, image))
+                del self.pending[image][0]
+                if not self.pending[image]:
+                    del self.pending[image]
+                self._note(image)
+                rows.setdefault(id(result), (result, []))[1].append(row)
+        return first, reduce(Rows.join, [result.select(torch.tensor(own)) for result, own in rows.values()])
+
+    def drop(self, image: int) -> None:
+        """The other stages of this image are not needed."""
+        for stage in self.pending.pop(image, []):
+            self.finished.pop((stage, image), None)
+        self._note(image)
+
+
+def run_searches(
+    searches: Mapping[int, Search[State]], judge: Callable[[Tensor, Tensor], Verdict],
+    load: Callable[[Tensor], AttackBatch], order: Sequence[tuple[int, int]], *, slots: int, shape: BatchShape,
+    verdict_shape: BatchShape, wanted: Callable[[Tensor], Tensor] = torch.ones_like, stop_at_success: bool = True,
+) -> Iterator[tuple[int, SearchResult]]:
+    """Search for every image, `slots` rows at a time; yields stages with results as images finish.
+
+    Stages that differ only in their start, such as the target classes of one attack, share the slots, so that batches
+    stay full where few images are left. The outcome is that of one stage after another: the results of an image come
+    in the order of its stages, and end when it is not wanted any more.
 
     Args:
-        search: the algorithm.
+        searches: by the number of their stage.
         judge: images and labels → the verdict of the model itself.
         load: numbers of images → their batch.
-        rows: (N,) numbers of the images, on the CPU.
-        slots: images searched at a time.
-        shape, verdict_shape: sizes to which batches are filled up, and those that are judged.
-        stop_at_success: finish an image as soon as it is broken; otherwise search on for a smaller margin.
+        order: (stage, image), in the order in which rows get slots.
+        slots: rows searched at a time.
+        shape, verdict_shape: sizes to which batches are filled up, and those of starts and verdicts.
+        wanted: numbers of images → whether they still need their other stages, given the results so far.
+        stop_at_success: finish a row as soon as it breaks its image; otherwise search on for a smaller margin.
     """
-    chunk = chunk_length(search.passes)
-    live: list[int] = []  # image of every row but the filling
+    first = next(iter(searches.values()))
+    chunk, passes = chunk_length(first.passes), first.passes
+    live: list[tuple[int, int]] = []  # stage and image of every row but the filling
     ages: list[int] = []
-    waiting = rows.tolist()
+    waiting, results = deque(order), _InOrder(order)
     state: State | None = None
     key = 0
+
+    def start(new: list[tuple[int, int]]) -> State:
+        nonlocal key
+        parts = []
+        for stage in dict.fromkeys(stage for stage, _ in new):
+            images = [image for own, image in new if own == stage]
+            batch = load(torch.tensor(verdict_shape.fill(images)))
+            key = batch.stream.key
+            parts.append(searches[stage].start(batch.x, batch.y, batch.stream).select(slice(len(images))))
+        return reduce(Rows.join, parts)
+
     while live or waiting:
-        if waiting and len(live) < slots:
-            new, waiting = waiting[: slots - len(live)], waiting[slots - len(live) :]
-            batch = load(torch.tensor(shape.fill(new)))
-            fresh, key = search.start(batch.x, batch.y, batch.stream), batch.stream.key
-            state = (fresh if state is None or not live
-                     else state.select(slice(len(live))).join(fresh.select(slice(len(new)))))
+        new: list[tuple[int, int]] = []
+        while waiting and len(live) + len(new) < slots:
+            pair = waiting.popleft()
+            if pair[1] in results.pending:  # its image is still wanted
+                new.append(pair)
+        if not live and not new:
+            break
+        if new:
+            new.sort(key=lambda pair: pair[0])  # stable: the rows of a stage start together
+            fresh = start(new)
+            state = fresh if state is None or not live else state.select(slice(len(live))).join(fresh)
             live, ages = live + new, ages + [0] * len(new)
         assert state is not None
         filled = shape.fill(list(range(len(live))))
         if filled != list(range(len(state.y))):
             state = state.select(torch.tensor(filled, device=state.y.device))
-        state = search.advance(state, Stream(key, state.index), [ages[row] for row in filled], chunk)
+        state = first.advance(state, Stream(key, state.index), [ages[row] for row in filled], chunk)
         ages = [age + chunk for age in ages]
         claims = ((state.logit_margin[: len(live)] <= 0) & stop_at_success).tolist()
-        candidates = [row for row, age in enumerate(ages) if claims[row] or age >= search.passes]
+        candidates = [row for row, age in enumerate(ages) if claims[row] or age >= passes]
         if not candidates:
             continue
-        share = torch.tensor([min(ages[row] / search.passes, 1) for row in candidates])
-        state, result = _verify(state, candidates, live, share, judge, verdict_shape)
+        share = torch.tensor([min(ages[row] / passes, 1) for row in candidates])
+        state, result = _verify(state, candidates, [image for _, image in live], share, judge, verdict_shape)
         done = [number for number, (row, broken) in enumerate(zip(candidates, result.broken.tolist(), strict=True))
-                if broken or ages[row] >= search.passes]
-        if done:
-            yield result.select(torch.tensor(done))
-            keep = sorted(set(range(len(live))) - {candidates[number] for number in done})
-            live, ages = [live[row] for row in keep], [ages[row] for row in keep]
-            if live:
-                state = state.select(torch.tensor(keep, device=state.y.device))
+                if broken or ages[row] >= passes]
+        if not done:
+            continue
+        finished = {candidates[number] for number in done}
+        results.add([live[candidates[number]][0] for number in done], result.select(torch.tensor(done)))
+        while (ready := results.pop()) is not None:
+            yield ready
+            images = ready[1].rows
+            for image in images[~wanted(images).bool()].tolist():
+                results.drop(image)
+        keep = [row for row, (_, image) in enumerate(live) if row not in finished and image in results.pending]
+        live, ages = [live[row] for row in keep], [ages[row] for row in keep]
+        if live:
+            state = state.select(torch.tensor(keep, device=state.y.device))
 
 
 def _verify(state: State, candidates: list[int], live: list[int], share: Tensor,

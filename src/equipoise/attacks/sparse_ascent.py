@@ -74,9 +74,20 @@ def take_sparse_step(state: SparseAscentState, gradient: Tensor, x: Tensor, radi
     step = torch.where(due, step, state.step)
     share = torch.where(due, changed / (SHRINK * x[0].numel()), state.share)
     point = where_rows(fewer, state.best, state.point)
-    direction = geometry.steepest(where_rows(fewer, state.best_gradient, gradient), "l1", share)
+    direction = geometry.steepest(where_rows(fewer, state.best_gradient, gradient), "l1",
+                                  _whole_pixels(share, x[0].numel()))
     return replace(state, point=geometry.project_to_ball(point + per_example(step, x) * direction, x, "l1", radius),
                    step=step, share=share, changed=torch.where(due, changed, state.changed), age=state.age + 1)
+
+
+def _whole_pixels(share: Tensor, pixels: int) -> Tensor:
+    """The share rounded up to whole pixels, as in AutoAttack: one pixel less reaches lower losses.
+
+    Below two it is one pixel, or the steps of a small image could never end at a single one.
+    """
+    number = share * pixels
+    number = torch.where(number < 2, 1.0, (number * (1 - 1e-6)).ceil())
+    return (number + 0.5) / pixels  # rounded down by the step
 
 
 def _changed(point: Tensor, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import models
-from equipoise.attacks.engine import CPU_BLOCK, AttackState, Driver, MakeSearch, ProgressMeter, Stage
-from equipoise.attacks.gradients import Extra, GradientSettings, GradientSource
-from equipoise.attacks.search import AttackBatch, SearchResult, SearchState
-from equipoise.core import checks, geometry, progress, rng
-from equipoise.core.device import autocast, exclusive, full_precision
-from equipoise.core.modes import inference
+from equipoise.attacks.engine import AttackState, Driver, MakeSearch, ProgressMeter, Stage
+from equipoise.attacks.gradients import EXAMPLES, Extra, GradientSettings
+from equipoise.attacks.search import AttackBatch, SearchResult
+from equipoise.core import checks, progress, rng
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
 
 CUDA_BLOCK = 512  # images per network pass on CUDA, at most: larger ones are hardly faster, and wasted on few survivors
+CPU_BLOCK = 16  # the same on the CPU: larger ones are hardly faster, and more copies fill up those of few survivors
+LARGE_IMAGE, LARGE_IMAGE_BLOCK = 64 * 64, 8  # from so many pixels on, fewer images, for memory
 BATCH_BLOCK = 128  # images per network pass when an attack is called on a larger batch
 
 
@@ -52,6 +52,7 @@ class Attack(ABC):
     repeats: int | None = field(default=None, kw_only=True)
 
     version: ClassVar[int] = 1  # raised when an algorithm gives other results with the same settings
+    measures_radius: ClassVar[bool] = False  # whether the size of what breaks an image is as small as possible
     if TYPE_CHECKING:  # a class variable of algorithms and a field of suites, which a property here would shadow
         @property
         def name(self) -> str:
@@ -61,10 +62,13 @@ class Attack(ABC):
     def stages(self) -> tuple[Stage, ...]:
         """The runs of the algorithm in order, as the driver schedules them: one per restart or target class."""
 
-    def stage(self, name: str, make_search: MakeSearch, cost: float) -> Stage:
-        """One run, with where its gradients come from; `cost` is in passes with a gradient."""
+    def stage(self, name: str, make_search: MakeSearch, cost: float, group: Hashable = None) -> Stage:
+        """One run, with where its gradients come from; `cost` is in passes with a gradient.
+
+        Consecutive runs of one `group` that differ only in their start, such as in their target, share batches.
+        """
         gradients = GradientSettings(self.surrogate, self.extra, self.follow, self.eot, self.repeats)
-        return Stage(name, make_search, cost, self.margin_ratio_below, gradients)
+        return Stage(name, make_search, cost, self.margin_ratio_below, gradients, group=group)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream,
                  precision: str = "auto") -> Tensor:
@@ -75,20 +79,27 @@ class Attack(ABC):
             x: (B, C, H, W) images in [0, 1].
             y: (B,) labels.
             threat: the ball.
-            stream: random stream of these images.
+            stream: random stream of these images, with an index of its own for every one.
             precision: of gradients: auto, fp32 or bf16; success is always judged in full precision.
 
         Returns:
             (B, C, H, W), detached, inside the ball and [0, 1]: what fools the model, or else comes nearest to it.
         """
-        batch, stages = AttackBatch(x, y, stream).checked(), self.stages()
-        state = AttackState.new([stage.name for stage in stages], len(x), batch.x.clone())
-        driver = Driver(model, batch.select, batch, threat=threat, precision=precision, slots=len(x), batching="fixed",
-                        block=BATCH_BLOCK)
-        with self._reproducible(batch.stream):
-            driver.run(stages, state)
-        assert state.images is not None
-        return state.images
+        return next(self.at_threats(model, x, y, threats=[threat], streams=[stream], precision=precision))
+
+    def at_threats(self, model: nn.Module, x: Tensor, y: Tensor, *, threats: Sequence[Threat],
+                   streams: Sequence[Stream], precision: str = "auto") -> Iterator[Tensor]:
+        """Attack one batch under several threats, each with its random stream; networks are prepared once."""
+        batches, stages = [AttackBatch(x, y, stream).checked() for stream in streams], self.stages()
+        driver = Driver(model, batches[0].select, batches[0], threat=threats[0], precision=precision, slots=len(x),
+                        block=min(len(x), BATCH_BLOCK))
+        for batch, threat in zip(batches, threats, strict=True):
+            state = AttackState.new([stage.name for stage in stages], len(x), batch.x.clone())
+            driver.load, driver.threat = batch.select, threat
+            with self._reproducible(batch.stream):
+                driver.run(stages, state)
+            assert state.images is not None
+            yield state.images
 
     def _reproducible(self, stream: Stream) -> AbstractContextManager[None]:
         """For attacks on randomised models: their random numbers follow the stream."""
@@ -143,96 +154,6 @@ class Suite(Attack):
         return {**super().describe(), "attack": "suite"}
 
 
-@dataclass(frozen=True)
-class BatchAttack(Attack):
-    """An attack on one batch at a time, such as PGD: no early exit, no slots to refill.
-
-    In a suite or on a data set it is a single stage, with the random stream for its name.
-    """
-
-    @abstractmethod
-    def run(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
-        """Attack images (B, C, H, W), which are checked and detached; model and surrogate are in inference mode."""
-
-    def run_checked(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
-        """Run the attack; images outside of the ball or of [0, 1] are an error, so that no attack can cheat."""
-        x_adv = self.run(model, x, y, threat=threat, stream=stream).detach()
-        checks.require(x_adv.shape == x.shape, self.name, f"return images of shape {tuple(x.shape)}",
-                       tuple(x_adv.shape))
-        checks.images(x_adv, f"images of {self.name}")
-        distance = float(geometry.size(x_adv - x, threat.norm).max()) if len(x) else 0.0
-        checks.require(distance <= threat.eps * (1 + 1e-5), self.name, f"stay within {threat}", distance)
-        return x_adv
-
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream,
-                 precision: str = "auto") -> Tensor:
-        """Attack one batch; see :class:`Attack`. Here `precision` is that of all passes, and auto is fp32 with TF32."""
-        batch = AttackBatch(x, y, stream).checked()
-        with (exclusive(x.device), inference(model, self.surrogate), _pass_precision(precision, x.device),
-              self._reproducible(batch.stream)):
-            return self.run_checked(model, batch.x, y, threat=threat, stream=batch.stream)
-
-    def stages(self) -> tuple[Stage, ...]:
-        """One."""
-        return (self.stage(self.name, lambda source, threat, stop_at_success: _SinglePass(self, source, threat), 20),)
-
-
-class _SinglePass:
-    """The search of a :class:`BatchAttack`: one pass, which is the whole attack."""
-
-    passes = 1
-
-    def __init__(self, attack: BatchAttack, source: GradientSource, threat: Threat) -> None:
-        self.attack, self.source, self.threat = attack, source, threat
-
-    def start(self, x: Tensor, y: Tensor, stream: Stream) -> SearchState:
-        unknown = x.new_full((len(x),), torch.inf)
-        return SearchState(x=x, y=y, index=stream.index, nearest=x, margin=unknown, logit_margin=unknown)
-
-    def advance(self, state: SearchState, stream: Stream, ages: Sequence[int], passes: int) -> SearchState:
-        own, size = stream.at(self.attack.name), self.source.block or len(ages)
-        parts = [slice(start, start + size) for start in range(0, len(ages), size)]
-        with _pass_precision(self.source.precision, state.x.device):
-            images = [self.attack.run_checked(self.source.model, state.x[part], state.y[part], threat=self.threat,
-                                              stream=own[part]) for part in parts]
-        return dataclasses.replace(state, nearest=torch.cat(images))
-
-
-def _pass_precision(precision: str, place: torch.device) -> AbstractContextManager[object]:
-    return full_precision(place) if precision == "fp32" else autocast(precision, place)
-
-
-@dataclass(frozen=True)
-class Clean(BatchAttack):
-    """No attack: accuracy under it is clean accuracy."""
-
-    name: ClassVar[str] = "clean"
-
-    def stages(self) -> tuple[Stage, ...]:
-        """None: the clean images are always classified first."""
-        return ()
-
-    def run(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
-        """The images themselves."""
-        return x
-
-
-@dataclass(frozen=True)
-class FunctionAttack(BatchAttack):
-    """Any function `function(model, x, y, *, threat, stream, surrogate, extra) → x_adv` as an attack.
-
-    `settings` are those that affect its results, for the identity of a run.
-    """
-
-    name: str
-    function: Callable[..., Tensor] = field(metadata={"described": False})  # it has no stable name
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def run(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
-        """Call the function."""
-        return self.function(model, x, y, threat=threat, stream=stream, surrogate=self.surrogate, extra=self.extra)
-
-
 def attack_dataset(
     attack: Attack, model: nn.Module, data: Dataset, *, threat: Threat, seed: int, precision: str = "auto",
     batch_size: int = 128, device: torch.device | str = "cpu", whole: Dataset | None = None,
@@ -242,16 +163,16 @@ def attack_dataset(
     """Attack a data set; a batch at a time is in memory, refilled across the whole data set as images break.
 
     Verdict and margin of an image do not depend on the other images, on the number of processes, or on where a run was
-    interrupted; on the CPU not on the batch size either. On CUDA every pass sees exactly `batch_size` images, at
-    most 512 or as many as `whole` has, so a smaller batch size rounds differently, and so does a batch halved for lack
-    of memory.
+    interrupted; on the CPU not on the batch size either, because every pass sees 16 images there (8 of 64 × 64 pixels
+    or more). On CUDA every pass sees exactly `batch_size` images, at most 512. Both see at most as many as `whole` has.
+    So on CUDA a smaller batch size rounds differently, and so does everywhere a batch halved for lack of memory.
 
     Args:
         attack: usually a suite, cheap and strong attacks first.
         model, threat, precision: as for :meth:`Attack.__call__`; the model is on `device`.
         data: the images.
         seed: random seed.
-        batch_size: images attacked at a time; halved when memory runs out.
+        batch_size: images attacked at a time, on the CPU at least those of one pass; halved when memory runs out.
         device: where to compute.
         whole: the set of which `data` is a part, if it is one: batch shapes and tests of precision follow it, so that
             every part has the same.
@@ -271,10 +192,10 @@ def attack_dataset(
         x = pixels(part.images.to(place)).contiguous(memory_format=torch.channels_last)
         return AttackBatch(x, part.labels.to(place), rng.stream(seed, "attack", part.index.to(place)))
 
-    driver = Driver(model, lambda rows: load(data.take(rows)), load(whole.take(torch.arange(CPU_BLOCK) % len(whole))),
-                    threat=threat, precision=precision, slots=min(batch_size, len(whole)),
-                    batching="fixed" if place.type == "cuda" else "measured", block=CUDA_BLOCK,
-                    many_passes=True)
+    block = min(batch_size, CUDA_BLOCK) if place.type == "cuda" else _cpu_block(data)
+    driver = Driver(model, lambda rows: load(data.take(rows)), load(whole.take(torch.arange(EXAMPLES) % len(whole))),
+                    threat=threat, precision=precision, slots=min(max(batch_size, block), len(whole)),
+                    block=min(block, len(whole)), many_passes=True)
     with progress.task(title, total=len(data)) as task:
         meter = ProgressMeter(task, stages, current)
 
@@ -286,3 +207,9 @@ def attack_dataset(
         driver.run(stages, current, report)
         meter.show()
     return current
+
+
+def _cpu_block(data: Dataset) -> int:
+    """Images per network pass on the CPU: not measured, so that a run gives the same rows on every machine."""
+    _, height, width = data.image_shape
+    return LARGE_IMAGE_BLOCK if height * width >= LARGE_IMAGE else CPU_BLOCK

@@ -19,7 +19,7 @@ from equipoise.core.threat import Threat
 
 ORDERS = ("logits", "distance")
 RANKS = tuple(range(1, 10))
-MAX_BY_DISTANCE = 18  # classes whose distance is measured; the others follow in the order of their logits
+MAX_RANKED = 18  # classes whose order is kept, and whose distance is measured; others are taken by their logits
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class TargetedApgd(Attack):
         """One per target, such as targeted-1@20-distance; the random start has the same purpose in both orders."""
         starts = {rank: f"targeted-{rank}" + ("" if self.steps == 100 else f"@{self.steps}") for rank in self.ranks}
         suffix = "" if self.order == "logits" else f"-{self.order}"
-        return tuple(self.stage(start + suffix, partial(self._search, rank, start), self.steps)
+        return tuple(self.stage(start + suffix, partial(self._search, rank, start), self.steps,
+                                group=(self.name, self.steps))
                      for rank, start in starts.items())
 
     def _search(self, rank: int, purpose: str, source: GradientSource, threat: Threat,
@@ -62,8 +63,11 @@ class TargetedApgd(Attack):
 def choose_targets(source: GradientSource, norm: str, order: str, rank: int, x: Tensor, y: Tensor,
                    stream: Stream) -> Tensor:
     """(B,) the class of that rank for every image."""
-    if order == "logits" or rank > MAX_BY_DISTANCE:
+    if rank > MAX_RANKED:
         return classes_by_logit(source.logits(x), y)[:, rank - 1]
+    if order == "logits":
+        return source.once_per_image("classes by logit", stream.index,
+                                     lambda: classes_by_logit(source.logits(x), y)[:, :MAX_RANKED])[:, rank - 1]
     return classes_by_distance(source, x, y, stream.index, norm)[:, rank - 1]
 
 
@@ -92,10 +96,10 @@ def classes_by_logit(logits: Tensor, y: Tensor) -> Tensor:
 def classes_by_distance(source: GradientSource, x: Tensor, y: Tensor, index: Tensor, norm: str) -> Tensor:
     """(B, R) likeliest other classes by (z_y − z_j) / ‖∇(z_y − z_j)‖ in the dual norm [MALT2024], smallest first.
 
-    R is K − 1, but at most :data:`MAX_BY_DISTANCE`. Every target needs it, so it is computed once per image.
+    R is K − 1, but at most :data:`MAX_RANKED`. Every target needs it, so it is computed once per image.
     """
     def compute() -> Tensor:
-        order = classes_by_logit(source.logits(x), y)[:, :MAX_BY_DISTANCE]
+        order = classes_by_logit(source.logits(x), y)[:, :MAX_RANKED]
         value_and_gradient = source.value_and_gradient("difference", logit_difference, with_extra=False)
         distances = []
         for rank in range(order.shape[1]):

@@ -76,8 +76,12 @@ class SmoothedBase:
         return np.where(self.top == self.labels, THEOREMS[theorem](self.lower, self.sigma, alpha), 0.0)
 
     def correct(self, alpha: float) -> NDArray[np.bool_]:
-        """(N,) whether the mixture classifies the clean image correctly: estimated from the vote shares of h."""
-        return np.asarray(np.where(self.gap < radii.lemma_margin(alpha), self.accurate, self.top) == self.labels)
+        """(N,) whether the mixture classifies the clean image correctly: estimated from the vote shares of h.
+
+        A tie, as of unanimous votes at alpha 1/2, is correct only if both classes are.
+        """
+        margin, by_accurate, by_top = radii.lemma_margin(alpha), self.accurate == self.labels, self.top == self.labels
+        return np.asarray(np.where(self.gap < margin, by_accurate, by_top & (by_accurate | (self.gap > margin))))
 
     def clean_accuracy(self, alpha: float) -> float:
         """Accuracy of the mixture on clean images: an estimate."""

@@ -82,7 +82,10 @@ def needed_probability(alpha: float) -> float:
 
 
 def lemma_margin(alpha: float) -> float:
-    """(1 − alpha) / alpha: a margin of the robust side that no accurate classifier overcomes [Bai2024, Lemma 3.2]."""
+    """(1 − alpha) / alpha: no accurate classifier overcomes a larger margin of the robust side [Bai2024, Lemma 3.2].
+
+    With a margin of exactly this, an accurate classifier that is certain of the runner-up makes a tie.
+    """
     needed_probability(alpha)
     return (1 - alpha) / alpha
 

@@ -17,7 +17,7 @@ from equipoise.data import DataSettings, verify
 from equipoise.evaluation import CertificationSettings, EvaluationSettings
 from equipoise.fitting import FitSettings
 from equipoise.models import LoadOptions
-from equipoise.studies import STUDIES, StudySettings
+from equipoise.studies import STUDIES, ComparisonSettings, StudySettings
 
 Frontier = Annotated[bool, typer.Option("--frontier", help="Also show the mixtures for other targets.")]
 Study = Annotated[str, typer.Argument(help=f"Study: {', '.join(STUDIES.builtin)}.")]
@@ -48,7 +48,7 @@ def fit(accurate: options.Reference, robust: options.Reference, out: options.Out
         threat: ThreatSettings, settings: FitSettings, load: LoadOptions, frontier: Frontier = False,
         device: options.Device = "auto", config: options.Config = None) -> None:
     """Fit a mixture to a target on images that are never evaluated on, and write it as `mixture:DIR`."""
-    images = data.load() if settings.alpha is None else None  # plain mixing needs none
+    images = data.load() if settings.alpha is None and settings.published is None else None  # else nothing is fitted
     result = fitting.fit(accurate, robust, images, threat=threat.threat(), out=out, device=device, load_options=load,
                          command=options.typed_command(), **settings.to_dict())
     options.show(f"{result}\n{result.frontier_table()}" if frontier else str(result))
@@ -63,6 +63,31 @@ def certify(model: options.Models, out: options.Out, data: DataSettings, setting
     result = evaluation.certify(model, data.load(), selection_images=split, out=out, device=device, load_options=load,
                                 command=options.typed_command(), **settings.to_dict())
     options.show(f"{result}\n{out / 'summary.json'}")
+
+
+COMPARED_DATA = DataSettings(count=128)
+FitStart = Annotated[int | None, typer.Option(help="First fitting image; those after the evaluated ones if not given.",
+                                              show_default=False)]
+FitCount = Annotated[int, typer.Option(help="Number of fitting images.")]
+Gates = Annotated[list[Path] | None, typer.Option("--gate", help="A gate from `equipoise train gate`, file or folder; "
+                                                  "may be repeated.", show_default=False)]
+Export = Annotated[Path | None, typer.Option(help="Folder for the rows of all methods as small compressed files.",
+                                             show_default=False)]
+
+
+@command
+def compare_rules(accurate: options.Reference, robust: options.Reference, out: options.Out, threat: ThreatSettings,
+                  settings: ComparisonSettings, load: LoadOptions, data: DataSettings = COMPARED_DATA,
+                  fit_start: FitStart = None, fit_count: FitCount = 256, gate: Gates = None, export: Export = None,
+                  device: options.Device = "auto") -> None:
+    """Fit several rules for mixing one pair, and evaluate them all under the same attacks; resumes where it stopped."""
+    images = data.load()
+    after = data.start + (len(images) if data.count is None else data.count)
+    fit_images = replace(data, start=after if fit_start is None else fit_start, count=fit_count, every=1).load()
+    result = studies.compare_rules(accurate, robust, fit_images, images, threat=threat.threat(), gates=gate or (),
+                                   out=out, export=export, device=device, load_options=load,
+                                   command=options.typed_command(), **settings.to_dict())
+    options.show(f"{result}\n{out / 'report.html'}")
 
 
 DataName = Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10 or cifar100.", metavar="NAME")]

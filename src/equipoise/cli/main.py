@@ -1,4 +1,7 @@
-"""The command `equipoise`: a user's mistake is one sentence and exit code 2."""
+"""The command `equipoise`: a user's mistake is one sentence and exit code 2.
+
+Commands import torch, which takes seconds, so they are loaded when one is called: `equipoise --help` needs none.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,73 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from equipoise import __version__
-from equipoise.cli import commands, train
-from equipoise.core import interrupts, memory, progress
+from equipoise.core import interrupts, progress
 from equipoise.core.checks import EquipoiseWarning, InputError, shorten
-from equipoise.core.format import literal
+from equipoise.core.text import literal
 
 # Typer carries its own copy of click in some releases, so the base class is reached through Typer.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 _STOPPED = "stopped; repeat the command to resume it"
 
+# In the order of the list that `equipoise --help` shows, with the line that it shows for each.
+COMMANDS = {
+    "demo": "Train, fit a mixture, attack and report on embedded data, in about six minutes.",
+    "evaluate": "Clean and attacked accuracy of models on the same images; resumes where it stopped.",
+    "fit": "Fit a mixture to a target on images that are never evaluated on, and write it as `mixture:DIR`.",
+    "compare-rules": "Fit several rules for mixing one pair, and evaluate them all under the same attacks; resumes "
+                     "where it stopped.",
+    "certify": "Certified ℓ2 radii (in [0, 1] pixels) by randomized smoothing; resumes where it stopped.",
+    "report": "Write report.html into a run folder.",
+    "reproduce": "Run a study of a paper and write its report.",
+    "train": "Train a classifier with an objective, or the gate of two classifiers; repeating the command resumes it.",
+    "data": "Work with the official data sets.",
+}
+
+
+def load_command(name: str) -> Any:
+    """The command of that name."""
+    from equipoise.cli import commands
+
+    loaded = typer.Typer(add_completion=False, rich_markup_mode=None)
+    if name == "train":
+        from equipoise.cli import train
+
+        loaded.add_typer(train.app)
+    elif name == "data":
+        loaded.add_typer(commands.data_app)
+    else:
+        loaded.command(name)(getattr(commands, name.replace("-", "_")))
+        loaded.callback()(_listed)  # without it, the one command would take the place of the group
+    return typer.main.get_command(loaded).commands[name]  # type: ignore[attr-defined]
+
+
+def _listed() -> None:
+    pass  # takes the place of a command that is not loaded
+
+
+class _Commands(TyperGroup):
+    """The list of commands; they are loaded when one is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in COMMANDS:
+            self.commands[args[0]] = load_command(args[0])
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
-    name="equipoise", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    name="equipoise", cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="One classifier that is both accurate and robust, out of two: mix, tune, attack, certify, report.",
 )
-for _command in (commands.demo, commands.evaluate, commands.fit, commands.certify, commands.report,
-                 commands.reproduce):
-    app.command()(_command)
-app.add_typer(train.app)
-app.add_typer(commands.data_app)
+for _name, _line in COMMANDS.items():
+    app.command(_name, help=_line)(_listed)
 
 
 def _version(requested: bool) -> None:
@@ -75,6 +121,8 @@ def _run(arguments: Sequence[str], received: interrupts.Received) -> int:
             raise
         return _print_error(f"{error.filename or 'input or output'}: {error.strerror}", 2)
     except (RuntimeError, MemoryError) as error:
+        from equipoise.core import memory
+
         if isinstance(error, RuntimeError) and not memory.is_out_of_memory(error):
             raise
         return _print_error("out of memory even for one image at a time; use a smaller model or another device", 2)

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from equipoise.core import checks, config
-from equipoise.core.format import literal
 from equipoise.core.settings import Settings
+from equipoise.core.text import literal
 
 EMPTY = inspect.Parameter.empty
 

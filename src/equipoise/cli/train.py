@@ -16,7 +16,7 @@ from equipoise.core import checks
 from equipoise.data import DataSettings
 from equipoise.mixing import load_model
 from equipoise.mixing.folder import GATE
-from equipoise.mixing.gated import WIDTH
+from equipoise.mixing.gate import WIDTH
 from equipoise.models import ARCHITECTURES, LoadOptions
 from equipoise.training import OBJECTIVES, Objective, TrainingPlan, train, train_gate
 from equipoise.training.objectives.gate import GATE_PLAN, GateLoss

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from equipoise.core import stats
-from equipoise.core.results import BrokenCount, ClassAccuracy, Difference, Result
+from equipoise.core.comparison import ComparedMethod
+from equipoise.core.promises import PromiseCheck, Target
+from equipoise.core.radius_curves import RadiusCurve, radius_curve
+from equipoise.core.results import BrokenCount, ClassAccuracy, Difference, Result, Summary
 from equipoise.core.rows import AttackRow, Row
 from equipoise.core.threat import Threat
 
-CLEAN, WORST = "clean", "worst"
+CLEAN, WORST, ROBUST = "clean", "worst", "robust"
 ModelAndAlpha = tuple[str, float | None]
 Correct = dict[int, bool]  # image index → classified correctly
 
@@ -102,6 +107,19 @@ def by_class(rows: Iterable[Row]) -> list[ClassAccuracy]:
     return result
 
 
+def radius_curves(rows: Iterable[Row], norm: str) -> list[RadiusCurve]:
+    """The curve of every model whose rows have radii; of several attacks on an image the smallest radius counts."""
+    radii: dict[str, dict[int, float]] = {}
+    largest: dict[str, float] = {}
+    for row in rows:
+        if isinstance(row, AttackRow) and row.max_radius is not None and row.alpha is None:
+            own = radii.setdefault(row.model, {})
+            own[row.index] = min(own.get(row.index, math.inf), math.inf if row.radius is None else row.radius)
+            largest[row.model] = row.max_radius
+    return [radius_curve(model, norm, radii[model], largest[model])
+            for model in sorted(radii, key=lambda model: _model_order((model, None)))]
+
+
 def _broken(rows: Iterable[Row]) -> dict[tuple[str, str], list[AttackRow]]:
     """The rows of images that an attack broke: misclassified under it, and not without it."""
     own = [row for row in rows if isinstance(row, AttackRow) and row.alpha is None]
@@ -125,6 +143,45 @@ def differences(rows: Iterable[Row], pairs: Sequence[tuple[str, str]], threat: T
             compared.append(Difference(**vars(estimate), model=model, versus=versus, metric=metric,
                                        threat=None if metric == CLEAN else threat))
     return sorted(compared, key=lambda row: (row.model, row.versus, row.metric or ""))
+
+
+def promise_checks(rows: Sequence[Row], promised: Mapping[tuple[str, str], Target],
+                   threat: Threat) -> list[PromiseCheck]:
+    """For pairs of a fitted mixture and its robust base: the attacked accuracy lost on these images, and the promise.
+
+    The loss is that of worst-case accuracy, paired. As a share of the robust images it is divided by the accuracy of
+    the base, whose own error is left out of the interval.
+    """
+    checks, table = [], _rows_by_attack(rows)
+    for difference in differences(rows, list(promised), threat):
+        target = promised[difference.model, difference.versus]
+        if difference.metric != WORST:
+            continue
+        worst = table[difference.versus, None][WORST]
+        base = sum(map(_share, worst.values())) / len(worst) if target.of_robust else 1.0
+        if base > 0:
+            loss, low, high = (-value / base for value in (difference.value, difference.high, difference.low))
+            checks.append(PromiseCheck(value=loss, low=low, high=high, n=difference.n, model=difference.model,
+                                       versus=difference.versus, promised=target, threat=threat))
+    return checks
+
+
+@dataclass(frozen=True)
+class ComparedLine:
+    """One method of a comparison with its accuracies."""
+
+    method: ComparedMethod
+    clean: Result
+    attacked: Result
+    lost: stats.Estimate | None  # to the robust model in the worst case over all attacks; None for that model itself
+
+
+def compared_lines(summary: Summary) -> list[ComparedLine]:
+    """The lines of the table of a comparison."""
+    gained = {item.model: item for item in summary.differences if (item.versus, item.metric) == (ROBUST, WORST)}
+    lost = {model: stats.Estimate(-item.value, -item.high, -item.low, item.n) for model, item in gained.items()}
+    return [ComparedLine(method, summary.result(method.measured_as, CLEAN), summary.result(method.measured_as, WORST),
+                         lost.get(method.measured_as)) for method in summary.compared]
 
 
 def _difference(pairs: Sequence[tuple[AttackRow, AttackRow]]) -> stats.Estimate:

@@ -13,10 +13,10 @@ import reprlib
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # the checks of tensors import torch, which takes seconds, when they are called
+    from torch import Tensor
 
 T = TypeVar("T")
 MAX_COUNT = 10**9  # of any count that has no limit of its own
@@ -181,7 +181,9 @@ def one_of(name: str, value: str, options: Iterable[str]) -> str:
 
 def images(x: Tensor, name: str = "images") -> Tensor:
     """(B, C, H, W) floating point, every value in [0, 1]."""
-    require(isinstance(x, Tensor), name, "be a tensor", type(x).__name__)
+    import torch
+
+    require(isinstance(x, torch.Tensor), name, "be a tensor", type(x).__name__)
     require(x.dim() == 4, name, "have shape (B, C, H, W)", tuple(x.shape))
     require(x.is_floating_point(), name, "be floating point in [0, 1]", str(x.dtype))
     if x.numel():
@@ -193,7 +195,9 @@ def images(x: Tensor, name: str = "images") -> Tensor:
 
 def labels(y: Tensor, classes: int, count: int | None = None, name: str = "labels") -> Tensor:
     """(B,) whole numbers in [0, classes)."""
-    require(isinstance(y, Tensor), name, "be a tensor", type(y).__name__)
+    import torch
+
+    require(isinstance(y, torch.Tensor), name, "be a tensor", type(y).__name__)
     ok = y.dim() == 1 and not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
     require(ok, name, "be whole numbers of shape (B,)", f"{y.dtype} of shape {tuple(y.shape)}")
     if count is not None:
@@ -206,7 +210,9 @@ def labels(y: Tensor, classes: int, count: int | None = None, name: str = "label
 
 def logits(z: Tensor, count: int, name: str = "logits") -> Tensor:
     """(count, K) with K ≥ 2, no NaN, no +inf, and not −inf for all classes: every row has a softmax."""
-    require(isinstance(z, Tensor), name, "be one tensor", type(z).__name__)
+    import torch
+
+    require(isinstance(z, torch.Tensor), name, "be one tensor", type(z).__name__)
     ok = z.dim() == 2 and z.shape[0] == count and z.shape[1] >= 2
     require(ok, name, f"have shape ({count}, K) with K ≥ 2", tuple(z.shape))
     require(z.is_floating_point(), name, "be floating point", z.dtype)

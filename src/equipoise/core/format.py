@@ -1,42 +1,29 @@
 """Numbers, names and tables of results as text, in reports and on the terminal.
 
-Names of models, classes and files are data: :func:`literal` shows their control characters, and no table, bar or chart
-interprets them as markup.
+Names of models, classes and files are data: no table, bar or chart interprets them as markup.
 """
 
 from __future__ import annotations
 
 import io
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from equipoise.core.aggregation import CLEAN, WORST
+from equipoise.core.radius_curves import RadiusCurve
 from equipoise.core.results import Audit, Result, SanityCheck, SelectedAlpha, Summary
 from equipoise.core.stats import Estimate
+from equipoise.core.text import literal as literal
+from equipoise.core.threat import SIGNS
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
 WIDTH = 80  # characters of a table
-# Control and formatting characters (escapes, text direction), lone surrogates of undecodable file names, line breaks.
-_INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 # Metrics that are no shares of images, and the digits they are shown with.
-DIGITS = {"acr": 3, "samples": 0, "ratio": 3, "lipschitz": 3, "margin": 3, "attacked-margin": 3}
-
-
-def literal(text: str, keep: str = "") -> str:
-    r"""The text with control and invisible formatting characters, except those in `keep`, as visible escapes.
-
-    >>> print(literal("a\x1b[31m\n"))
-    a\x1b[31m\n
-    """
-    if text.isprintable():
-        return text
-    return "".join(character if character in keep or unicodedata.category(character) not in _INVISIBLE else
-                   character.encode("unicode_escape").decode("ascii") for character in text)
+DIGITS = {"acr": 3, "samples": 0, "ratio": 3, "lipschitz": 3, "margin": 3, "attacked-margin": 3, "radius": 6}
 
 
 def percent(value: float) -> str:
@@ -124,7 +111,9 @@ def audit(audit: Audit) -> str:
 
 
 def notes(summary: Summary) -> list[str]:
-    """What belongs below a table of accuracies: audits, copied rows, and failed sanity checks with what to do next."""
+    """What belongs below a table of accuracies: rules of mixtures, promises, notes on the images, audits, copied rows,
+    and failed sanity checks with what to do next."""
+    promises = [f"{item.model}: {item.explanation}" for item in summary.promises]
     audits = [f"{item.model}: {audit(item)}" for item in summary.audits
               if f"{item.model}, {item.attack}" not in summary.copied]
     copied = [f"{name}: as {original}, which has the same weights and was attacked once"
@@ -133,7 +122,24 @@ def notes(summary: Summary) -> list[str]:
                "rounding to bytes" for item in summary.as_bytes if f"{item.model}, {item.metric}" not in summary.copied]
     failed = failed_checks(summary.sanity_checks)
     title = ["Failed sanity checks, so that attacked accuracies may be overstated:"] if failed else []
-    return [*audits, *rounded, *copied, *title, *failed]
+    return [*methods(summary), *promises, *data_notes(summary), *audits, *rounded, *copied, *title, *failed]
+
+
+def methods(summary: Summary) -> list[str]:
+    """Which rule chose the map and alpha of every mixture."""
+    return [f"{model}: {method}" for model, method in summary.methods.items()]
+
+
+def data_notes(summary: Summary) -> list[str]:
+    """Why the images may give accuracies other than those on new ones."""
+    return [*(f"note: {overlap(name, both)}" for name, both in summary.overlap.items()),
+            *(f"note: {note}" for note in summary.notes)]
+
+
+def overlap(model: str, images: Sequence[str]) -> str:
+    """That a model was fitted on some of the images, given as ranges."""
+    return (f"{model} was fitted on images {', '.join(images[:5])}{' …' * (len(images) > 5)} of these, so its accuracy "
+            "on them is overstated")
 
 
 def failed_checks(checks: Sequence[SanityCheck]) -> list[str]:
@@ -192,8 +198,11 @@ def render(table: Table) -> str:
 
 
 def accuracy_table(results: Sequence[Result], under: str) -> str:
-    """One line per model, one column per metric, each with its 95 % interval; `under` ends the title."""
-    shown = [result for result in results if result.alpha is None]
+    """One line per model, one column per metric, each with its 95 % interval; `under` ends the title.
+
+    Results at several alphas are shown where there are no others.
+    """
+    shown = [result for result in results if result.alpha is None] or list(results)
     metrics = sorted(dict.fromkeys(result.metric for result in shown), key=lambda m: (m == WORST, m != CLEAN))
     count = counts(result.n for result in shown)
     # Attack names break at hyphens, so that six columns fit into a terminal of eighty.
@@ -201,8 +210,44 @@ def accuracy_table(results: Sequence[Result], under: str) -> str:
     each = f", {counts(passes)} passes each" if passes else ""
     table = new_table(f"Accuracy on {count} images{each}, 95 % intervals, {under}", "model",
                       *(metric.replace("-", "-\n") for metric in metrics))
-    for model in dict.fromkeys(result.model for result in shown):
+    groups = dict.fromkeys((result.model, result.alpha) for result in shown)
+    one_model = len({name for name, _ in groups}) == 1
+    for name, alpha in groups:
         cells = {result.metric: f"{value(result)}\n{bounds(result)}" for result in shown
-                 if result.model == model}
-        table.add_row(literal(model), *(cells.get(metric, "") for metric in metrics))
+                 if (result.model, result.alpha) == (name, alpha)}
+        first = f"alpha {alpha:.4g}" if one_model and alpha is not None else label(name, alpha)
+        table.add_row(literal(first), *(cells.get(metric, "") for metric in metrics))
     return render(table)
+
+
+def radius(value: float, norm: str) -> str:
+    """A radius: in steps of 1/255 for ℓ∞, as a number for others.
+
+    >>> radius(8 / 255, "linf"), radius(0.0071, "linf"), radius(0.5, "l2")
+    ('8/255', '1.81/255', '0.5')
+    """
+    return f"{255 * value:.3g}/255" if norm == "linf" else f"{value:.3g}"
+
+
+def median_radius(curve: RadiusCurve) -> str:
+    """The median radius of a model, or the largest radius if more than half of the images survive it."""
+    largest = radius(curve.points[-1].radius, curve.norm)
+    return f"> {largest}" if curve.median is None else radius(curve.median, curve.norm)
+
+
+def radius_table(curves: Sequence[RadiusCurve]) -> str:
+    """One line per model: the median radius, and accuracy at a quarter, a half, three quarters and all of the largest.
+
+    Below it, how many images have which kind of radius.
+    """
+    chosen = [(len(curves[0].points) - 1) * quarter // 4 for quarter in (1, 2, 3, 4)]
+    table = new_table(f"Accuracy by radius ({SIGNS[curves[0].norm]}), 95 % intervals; radii are upper bounds", "model",
+                      "median", *(radius(curves[0].points[at].radius, curves[0].norm) for at in chosen))
+    for curve in curves:
+        points = [curve.points[at] for at in chosen]
+        table.add_row(literal(curve.model), median_radius(curve),
+                      *(f"{percent(point.value)}\n{interval(point.low, point.high)}" for point in points))
+    largest = radius(curves[0].points[-1].radius, curves[0].norm)
+    counted = [f"{curve.model}: {curve.wrong} of {curve.n} images misclassified without a perturbation, {curve.broken} "
+               f"with one, {curve.survived} not up to {largest}" for curve in curves]
+    return "\n".join([render(table), *counted])

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from equipoise.core.format import literal
+from equipoise.core.text import literal
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from equipoise.core import config, serialize
+from equipoise.core import config, results_schema_1, serialize
 from equipoise.core.checks import InputError
+from equipoise.core.comparison import ComparedMethod
+from equipoise.core.promises import PromiseCheck, Target
+from equipoise.core.radius_curves import RadiusCurve
 from equipoise.core.serialize import Count, NonNegative, Share
 from equipoise.core.stats import Estimate
 from equipoise.core.threat import Threat
@@ -133,7 +136,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class FitSummary:
-    """Outcome of fitting a mixture: accuracies are those on the calibration half of the fitting images."""
+    """Outcome of a fit; accuracies are those on the calibration half of the images, with rule `paper` on all."""
 
     helped: bool
     promise: str
@@ -144,6 +147,11 @@ class FitSummary:
     alpha: Share
     rejected: dict[str, Count] = field(default_factory=dict)  # reason → candidates
     notes: tuple[str, ...] = ()
+    rule: str = ""  # that chose the map; empty in older folders
+    method: str = ""  # its name in tables and reports
+    objective: Share | None = None  # of Algorithm 1, lower is better
+    recomputed_objective: Share | None = None  # under an attack on the mapped model
+    promised: Target | None = None  # what may be lost, if it helped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,12 +221,16 @@ class Summary:
     seconds: NonNegative
     results: tuple[Result, ...] = ()
     differences: tuple[Difference, ...] = ()
+    promises: tuple[PromiseCheck, ...] = ()  # of fitted mixtures, on the images of this run
     sanity_checks: tuple[SanityCheck, ...] = ()
     audits: tuple[Audit, ...] = ()
     as_bytes: tuple[Result, ...] = ()  # share of broken images that are still misclassified after rounding to bytes
+    radius_curves: tuple[RadiusCurve, ...] = ()
     copied: dict[str, str] = field(default_factory=dict)  # model and attack → those of equal weights that were attacked
     costs: tuple[Cost, ...] = ()
     overlap: dict[str, tuple[str, ...]] = field(default_factory=dict)  # model → images it was fitted on
+    notes: tuple[str, ...] = ()  # on the images, such as class shares other than those of the split
+    methods: dict[str, str] = field(default_factory=dict)  # mixture → name of the rule that chose its map
     fit: FitSummary | None = None
     gate: SelectionSummary | None = None
     best_epoch: int | None = None
@@ -231,6 +243,7 @@ class Summary:
     joint: tuple[Result, ...] = ()  # under several attacks together
     selections: dict[str, SelectionSummary] = field(default_factory=dict)
     leads: tuple[Difference, ...] = ()
+    compared: tuple[ComparedMethod, ...] = ()
     crossing: CrossingSummary | None = None
     clean_target: float | None = None
 
@@ -260,38 +273,6 @@ def read_summary(folder: Path | str) -> Summary:
     schema = config.check_schema(values, path)
     values = {key: value for key, value in values.items() if key not in ("schema", "version")}
     try:
-        return serialize.from_plain(Summary, _from_schema_1(values) if schema == 1 else values, str(path))
+        return serialize.from_plain(Summary, results_schema_1.upgrade(values) if schema == 1 else values, str(path))
     except (TypeError, KeyError, AttributeError):  # from the conversion of an old summary, whose values have any type
         raise InputError(f"{path} must be a summary of schema 1, got one with missing keys or other types") from None
-
-
-def _from_schema_1(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Schema 1 had other names, and kept the outcome of a fit in several keys."""
-    new = _rename(old, _SUMMARY_1)
-    for key, names in _LISTS_1.items():
-        if key in new:
-            new[key] = [_rename(item, names) for item in new[key]]
-    if "fitted" in old:
-        new["fit"] = {**old["fitted"], **{key: old[key] for key in ("helped", "promise", "rejected", "notes")}}
-    if "gate" in old:
-        new["gate"] = {**_rename(old["gate"], _SELECTION_1), "promise": old["promise"]}
-    if "selections" in new:
-        new["selections"] = {name: _rename(item, _SELECTION_1) for name, item in new["selections"].items()}
-    return new
-
-
-def _rename(old: Mapping[str, Any], names: Mapping[str, str | None]) -> dict[str, Any]:
-    """The same values under new names; those whose new name is None are dropped."""
-    return {new: value for key, value in old.items() if (new := names.get(key, key)) is not None}
-
-
-# Old names → new names.
-_SUMMARY_1 = {"verb": "command", "symptoms": "sanity_checks", "cost": "costs", "epoch": "best_epoch",
-              "chosen": "selected_alphas", "left-out": "excluded", "bounds": "oracle_gate", "matched": "selections",
-              **dict.fromkeys(("helped", "promise", "fitted", "rejected", "notes"))}
-_RESULT_1 = {"estimate": "is_estimate", "broken": None, "sound": None}
-_SELECTION_1 = {"strikes": "candidates_attacked", "robust": "robust_attacked"}
-_LISTS_1: dict[str, Mapping[str, str | None]] = {
-    "results": _RESULT_1, "oracle_gate": _RESULT_1, "joint": _RESULT_1, "sanity_checks": {"says": "explanation"},
-    "costs": {"asked": "accurate_share"}, "excluded": {"wanted": "target"},
-    "selected_alphas": {"wanted": "target", "clean-estimate": "clean_estimate"}}

@@ -14,6 +14,7 @@ from equipoise.core.serialize import Count, NonNegative, Share
 
 RowKey = tuple[int, str, str, float | None]
 CERTIFY, SELECT_ALPHA, LIPSCHITZ, MIXING_RATIO, EPOCH = "certify", "choose", "local-lipschitz", "mixing-ratio", "epoch"
+SEARCH, CALIBRATION = "search", "calibration"  # halves of fitting images: for the map, and for its threshold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,7 @@ class AttackRow(ImageRow):
     kind = "attack"
     predicted: int | None = None
     margin: float | None = None  # signed probability margin of the true class
+    top_gap: Share | None = None  # probability of the predicted class minus that of the runner-up, right or wrong
     share_correct: Share | None = None  # of the passes of a randomised model; `predicted` is the most frequent class
     passes: int | None = None  # behind that share; as many others, independent of them, are behind the margin
     broken_by: str | None = None  # the stage of a suite that broke the image, after "audit/" if only the audit did
@@ -60,7 +62,9 @@ class AttackRow(ImageRow):
     audit_passes: int | None = None  # network passes with a gradient of the audit, if the image was in its sample
     image_alpha: float | None = None  # weight that a mixture gives its robust side at the attacked image
     oracle_correct: bool | None = None  # whether any weight in [0, 1] would classify the attacked image correctly
-    half: str | None = None  # for fitting images: "search" or "calibration"
+    radius: NonNegative | None = None  # norm of the smallest perturbation that was misclassified
+    max_radius: NonNegative | None = None  # of a search for it: the largest that was allowed
+    half: str | None = None  # for fitting images: SEARCH or CALIBRATION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +122,16 @@ class LipschitzRow(ImageRow):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RadiusRow(ImageRow):
+    """The radius that a theorem gives around one image; a certificate only if its constants are `exact`."""
+
+    kind = "radius"
+    predicted: int
+    radius: NonNegative
+    exact: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class EpochRow(Row):
     """One epoch of training; `index` is its number, `validation` the accuracies on held-out images."""
 
@@ -131,7 +145,8 @@ class EpochRow(Row):
 
 
 ROW_TYPES: dict[str, type[Row]] = {cls.kind: cls for cls in (
-    AttackRow, CertificateRow, CertificateAttackRow, ConfidenceRow, MixingRatioRow, LipschitzRow, EpochRow)}
+    AttackRow, CertificateRow, CertificateAttackRow, ConfidenceRow, MixingRatioRow, LipschitzRow, RadiusRow,
+    EpochRow)}
 
 
 def parse(line: str, where: str) -> Row:

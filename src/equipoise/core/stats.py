@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaincinv, ndtri, stdtrit
+from scipy.special import bdtrc, betaincinv, ndtri, stdtrit
 
 from equipoise.core import checks
 from equipoise.core.serialize import Count
@@ -33,6 +33,14 @@ def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Estimat
     low = float(betaincinv(successes, n - successes + 1, tail)) if successes > 0 else 0.0
     high = float(betaincinv(successes + 1, n - successes, 1 - tail)) if successes < n else 1.0
     return Estimate(successes / n, low, high, n)
+
+
+def binomial_upper_quantile(tail: float, n: int, probability: float) -> int:
+    """The smallest k that a binomial number of n trials exceeds with a probability of at most `tail`.
+
+    `scipy.stats` has it too, but takes half a second to import.
+    """
+    return bisect.bisect_left(range(n), True, key=lambda k: bool(bdtrc(k, n, probability) <= tail))
 
 
 def hypergeometric_upper(successes: int, sample: int, population: int, confidence: float = 0.95) -> int:
@@ -60,6 +68,34 @@ def hypergeometric_upper(successes: int, sample: int, population: int, confidenc
     # Plausible from `successes` on, until it is not.
     totals = range(successes, population - (sample - successes) + 1)
     return totals[bisect.bisect_left(totals, True, lo=1, key=lambda total: not is_plausible(total)) - 1]
+
+
+def is_random_sample(counts: Sequence[int], population: Sequence[int], level: float, seed: int = 0) -> bool:
+    """Whether the counts of several classes are as a random sample without replacement may have them.
+
+    An exact test at the level `level`, however few the items are: Pearson's statistic of the counts is compared with
+    that of 2/level − 1 random samples, and must not be among the two largest. It draws until it knows.
+
+    Args:
+        counts: items of each class in the sample.
+        population: items of each class in the population that it comes from.
+        level: probability, over the samples and the seed, that a random sample is called another one.
+        seed: of the random samples to compare with.
+    """
+    n, sizes = sum(counts), np.array([size for size in population if size > 0])
+    own = np.array([count for count, size in zip(counts, population, strict=True) if size > 0])
+    fits = own.sum() == n and bool((own <= sizes).all())
+    checks.require(fits, "counts", "be at most those of the population", counts)
+    checks.strictly_within("level", level, 0, 1)
+    if n in (0, sizes.sum()):
+        return True
+    expected = n * sizes / sizes.sum()
+    statistic = ((own - expected) ** 2 / expected).sum() * (1 - 1e-12)
+    generator, left, larger = np.random.default_rng(seed), round(2 / level) - 1, 0
+    while left > 0 and larger < 2:
+        draws = generator.multivariate_hypergeometric(sizes, n, size=min(left, 100), method="marginals")
+        larger, left = larger + int((((draws - expected) ** 2 / expected).sum(axis=1) >= statistic).sum()), left - 100
+    return larger >= 2
 
 
 def share(flags: Iterable[object]) -> Estimate:

@@ -7,8 +7,10 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.core import checks, rng
@@ -21,7 +23,8 @@ class Dataset:
 
     Images are stored as bytes where possible, which is exact and a quarter of the memory; :func:`pixels`
     makes them floats. `index` is the position of each image in its split. It is stored with results and selects the
-    random numbers of an image, so every slice keeps it.
+    random numbers of an image, so every slice keeps it. So does it keep `split_counts`, the number of images of each
+    class in the whole split (empty if unknown), and how the images were sampled (None: in order).
     """
 
     name: str
@@ -30,16 +33,22 @@ class Dataset:
     labels: Tensor  # (N,) int64
     index: Tensor  # (N,) int64
     classes: tuple[str, ...]
+    split_counts: tuple[int, ...] = ()
+    sample: str | None = None  # such as "stratified, seed 0"
 
     def __post_init__(self) -> None:
         for name in ("name", "split"):
             checks.instance(name, getattr(self, name), str, "be text")
+        checks.optional("sample", self.sample, str, "be text")
         for name in ("images", "labels", "index"):
             value = checks.instance(name, getattr(self, name), Tensor, "be a tensor")
             checks.require(value.layout == torch.strided and not value.is_meta, name, "hold its values",
                            f"{value.layout} on {value.device}")
         named = isinstance(self.classes, tuple) and all(isinstance(name, str) for name in self.classes)
         checks.require(named, "classes", "be a tuple of names", type(self.classes).__name__)
+        counted = isinstance(self.split_counts, tuple) and len(self.split_counts) <= len(self.classes) and all(
+            type(count) is int and count >= 0 for count in self.split_counts)
+        checks.require(counted, "split_counts", "be a tuple of at most as many numbers as classes", self.split_counts)
         shape = tuple(self.images.shape)
         dtype = self.images.dtype
         checks.require(dtype in (torch.uint8, torch.float32), "images", "be uint8 or float32", str(dtype))
@@ -73,12 +82,16 @@ class Dataset:
 
     def slice(self, start: int, count: int) -> Dataset:
         """Exactly `count` images from `start` on; a slice that does not fit is an error."""
+        return self.take(self.rows(start, count))
+
+    def rows(self, start: int, count: int) -> Tensor:
+        """The positions from `start` on, exactly `count`; more than there are is an error."""
         checks.whole("start", start)
         checks.whole("count", count, least=1)
         checks.require(start < len(self), "start", f"be at most {len(self) - 1} in {self}", start)
         checks.require(count <= len(self) - start, "count",
                        f"be at most {len(self) - start} from `start` {start} in {self}", count)
-        return self.take(torch.arange(start, start + count))
+        return torch.arange(start, start + count)
 
     def take(self, rows: Tensor) -> Dataset:
         """The given rows, in the given order; `rows` are positions or a mask. All rows are no copy."""
@@ -102,15 +115,28 @@ class Dataset:
             total.update(numbers.cpu().numpy().astype("<i8").tobytes())
         return total.hexdigest()
 
+    def image_digests(self) -> NDArray[np.uint64]:
+        """(N,) 64 bits for each image, which depend on its pixels alone: the same image has the same in any data."""
+        kind = hashlib.blake2b(f"{self.images.dtype} {self.image_shape}".encode(), digest_size=8)
+        digests = []
+        for image in self.images.cpu().contiguous().numpy():
+            digest = kind.copy()
+            digest.update(image)
+            digests.append(digest.digest())
+        return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
+
     def describe(self) -> dict[str, str | int]:
         """What distinguishes this part of a data set from any other, for `run.toml`."""
-        return {"name": self.name, "split": self.split, "count": len(self), "digest": self.digest()}
+        sample = {} if self.sample is None else {"sample": self.sample}
+        return {"name": self.name, "split": self.split, "count": len(self), **sample, "digest": self.digest()}
 
 
 def whole_split(name: str, split: str, images: Tensor, labels: Tensor, classes: tuple[str, ...]) -> Dataset:
     """A complete split: image i has index i."""
     checks.require(len(images) > 0, f"{name} {split}", "hold at least one image", len(images))
-    return Dataset(name, split, images, labels.to(torch.int64), torch.arange(len(images)), classes)
+    labels = checks.labels(labels.to(torch.int64), len(classes), len(images))
+    counts = torch.bincount(labels, minlength=len(classes)).tolist()
+    return Dataset(name, split, images, labels, torch.arange(len(images)), classes, tuple(counts))
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,7 @@ from equipoise.core.registry import Registry
 from equipoise.core.settings import Settings, setting
 from equipoise.data import cifar, mnist, shapes, user_files
 from equipoise.data.dataset import Dataset, whole_split
+from equipoise.data.sampling import FIRST, SAMPLES, STRATIFIED, Part
 
 SPLITS = ("train", "test")
 PATHS: dict[str, Callable[[Path, str], Dataset]] = {"folder": user_files.read_folder, "npz": user_files.read_npz}
@@ -62,8 +63,19 @@ def data_directory(given: Path | str | None) -> Path:
     return Path(given or os.environ.get("EQUIPOISE_DATA") or "~/.cache/equipoise").expanduser()
 
 
+def is_own_data(name: str) -> bool:
+    """Whether a name is `folder:PATH` or `npz:PATH`, whose images may be sorted by class."""
+    scheme, colon, _ = name.partition(":")
+    return bool(colon) and scheme in PATHS
+
+
+def default_sample(name: str) -> str:
+    """Stratified for the user's own images; first for the data sets by name, which are shuffled and cited that way."""
+    return STRATIFIED if is_own_data(name) else FIRST
+
+
 def load_data(name: str, split: str = "test", start: int = 0, count: int | None = None, every: int = 1,
-              data_dir: Path | str | None = None) -> Dataset:
+              data_dir: Path | str | None = None, sample: str | None = None, sample_seed: int = 0) -> Dataset:
     """Load a split of a data set, or a part of it.
 
     Args:
@@ -71,24 +83,23 @@ def load_data(name: str, split: str = "test", start: int = 0, count: int | None 
         split: train or test; `folder:` and `npz:` may have others.
         start, count, every: exactly `count` images (all if None) from `start` on, and every N-th of those.
         data_dir: where the official files are, or are downloaded to.
+        sample: the order that `start` and `count` refer to: `first` (that of the split), `random` or `stratified`; by
+            default `stratified` for `folder:` and `npz:`, else `first`. See :class:`~equipoise.data.sampling.Part`.
+        sample_seed: seed of that order; parts of one order have no image in common unless they overlap.
     """
     checks.require(isinstance(name, str), "data", "be the name of a data set", name)
     checks.require(isinstance(split, str), "split", "be the name of a split", split)
     checks.require(data_dir is None or isinstance(data_dir, str | Path), "data_dir", "be a path", data_dir)
-    checks.whole("start", start)
-    checks.whole("every", every, least=1)
-    checks.whole("count", 1 if count is None else count, least=1)
-    scheme, colon, path = name.partition(":")
-    if colon and scheme in PATHS:
+    part = Part(start, count, every, default_sample(name) if sample is None else sample, sample_seed)
+    scheme, _, path = name.partition(":")
+    if is_own_data(name):
         checks.require(bool(path), "data", f"name a path, {scheme}:PATH", name)
         dataset = PATHS[scheme](Path(path).expanduser(), split)
     else:
         checks.one_of("data", name, [*DATASETS, *(f"{scheme}:PATH" for scheme in PATHS)])
         checks.one_of("split", split, SPLITS)
         dataset = DATASETS[name](split, data_directory(data_dir))
-    if (start, count) != (0, None):
-        dataset = dataset.slice(start, max(len(dataset) - start, 1) if count is None else count)
-    return dataset if every == 1 else dataset.take(torch.arange(0, len(dataset), every))
+    return part.of(dataset)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +108,17 @@ class DataSettings(Settings):
 
     data: str = setting("cifar10", "shapes, digits, mnist, fashion-mnist, cifar10, cifar100, folder:PATH or npz:PATH.")
     split: str = setting("test", "train or test.")
-    start: int = setting(0, "First image of the split.", least=0, most=checks.MAX_COUNT)
+    start: int = setting(0, "First image, by its position in the sample.", least=0, most=checks.MAX_COUNT)
     count: int | None = setting(None, "Number of images; all if not given.", least=1, most=checks.MAX_COUNT)
     every: int = setting(1, "Take every N-th image of those.", least=1, most=checks.MAX_COUNT)
+    sample: str | None = setting(None, "Order that start and count refer to: first (that of the split), random or "
+                                 "stratified (class shares of the split); if not given, stratified for folder: and "
+                                 "npz:, else first.", among=SAMPLES)
+    sample_seed: int = setting(0, "Seed of a random or stratified sample.", least=0, most=checks.MAX_COUNT)
     data_dir: Path | None = setting(  # noqa: RUF009
         None, "Where the data are or are downloaded to; else $EQUIPOISE_DATA.")
 
     def load(self) -> Dataset:
         """The images."""
-        return load_data(self.data, self.split, self.start, self.count, self.every, self.data_dir)
+        return load_data(self.data, self.split, self.start, self.count, self.every, self.data_dir,
+                         self.sample, self.sample_seed)

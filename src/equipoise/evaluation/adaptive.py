@@ -46,7 +46,7 @@ def adaptive_attacks(mixture: MixedClassifier, attack: Attack, kinds: Sequence[s
         return selected
     lowered = {f"{name}-lowered": replace(with_long_runs(mixture, own), extra=AlphaPenalty(mixture))
                for name, own in selected.items()}
-    # Every evaluation runs the plain attack; where the mixture has no gradients, the surrogate's is needed too.
+    # Where the mixture has useful gradients, an evaluation runs the plain attack beside these.
     return lowered if mixture.differentiable else {**selected, **lowered}
 
 
@@ -55,7 +55,9 @@ def white_box(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | No
     """The attack with the mixture's own gradients, or with those of its surrogate where they are hidden.
 
     A suite then also uses a surrogate at the temperature of the map, and attacks both sides at once: with `both_sides`
-    on scores, then every target by its two hinges (:func:`hinge_attacks`). A steep gate hides its gradient only in
+    on scores, then every target by its two hinges (:func:`hinge_attacks`). Their long runs take the place of those that
+    a suite makes on images with a small margin: the margin of a hard decision says little about what is left to do, and
+    nearly all survivors would get both. A steep gate hides its gradient only in
     places: there a suite keeps the mixture's own gradients and gets the same attacks on a surrogate with a smoother
     gate. Unless it is `thorough`, there is nothing beyond `both_sides`: for comparing many candidates.
     """
@@ -66,7 +68,10 @@ def white_box(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | No
         if thorough and mixture.logit_map is not None and not isinstance(mixture, GatedClassifier):
             tempered = mixture.tempered_surrogate(stand_in=stand_in)
             members.insert(0, Suite(attacks=TEMPERED, name="tempered", surrogate=tempered, follow="surrogate"))
-        return replace(_insert_before_square(attack, *members), surrogate=mixture.surrogate(stand_in=stand_in))
+        if thorough:
+            members += _by_own_gradients(mixture, attack)
+        short = _without_runs_by_margin(attack) if thorough else attack
+        return replace(_insert_before_square(short, *members), surrogate=mixture.surrogate(stand_in=stand_in))
     if isinstance(mixture, GatedClassifier) and mixture.steeper_than_trained:
         gentle = Suite(attacks=tuple(both_sides), name="gentle", surrogate=mixture.surrogate(), follow="surrogate")
         return _insert_before_square(attack, gentle)
@@ -76,14 +81,18 @@ def white_box(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | No
 def hinge_attacks(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | None = None) -> tuple[Attack, ...]:
     """Both hinges of every target class, as thorough as the suite: short runs first, long ones for the survivors.
 
-    A suite that makes long runs on every image, such as AutoAttack, gets a long run per target and form. The fast one
-    gets them for the nearest targets only, and one with even shorter runs gets none.
+    A suite that makes long runs on every image, such as AutoAttack, gets them for all targets, in both forms by APGD
+    and in one by momentum. The fast one gets them for the nearest targets only, in one form by both, and one with even
+    shorter runs gets none.
     """
     hinges, steps = TargetedHinges(surrogate=Sides(mixture, stand_in), follow="surrogate"), _steps_on_all_images(attack)
+    by_momentum = replace(hinges, steps=LONG, forms=("mapped",), optimizer="momentum")
     if steps >= LONG:
-        return (replace(hinges, steps=LONG),)
+        return replace(hinges, steps=LONG), by_momentum
     short = replace(hinges, steps=min(steps, SHORT) or SHORT, forms=("mapped",))
-    return (short,) if 0 < steps < SHORT else (short, replace(hinges, steps=LONG, ranks=(1, 2, 3)))
+    if 0 < steps < SHORT:
+        return (short,)
+    return (short, *(replace(long, ranks=(1, 2, 3)) for long in (replace(short, steps=LONG), by_momentum)))
 
 
 def with_long_runs(mixture: GatedClassifier, attack: Attack) -> Attack:
@@ -102,6 +111,20 @@ def _steps_on_all_images(attack: Attack) -> int:
     """The most gradient steps that one run of a suite makes on every image that survives to it."""
     members = attack.attacks if isinstance(attack, Suite) else (attack,)
     return max((getattr(member, "steps", 0) for member in members if member.margin_ratio_below is None), default=0)
+
+
+def _by_own_gradients(mixture: MixedClassifier, attack: Attack) -> list[Suite]:
+    """The short gradient runs of a suite by the mixture's own gradients: weak, but they may see what others miss."""
+    short = _without_runs_by_margin(attack)
+    runs = tuple(run for run in short.attacks if not isinstance(run, Square)) if isinstance(short, Suite) else ()
+    return [Suite(attacks=runs, name="own-gradients", surrogate=mixture)] if runs else []
+
+
+def _without_runs_by_margin(attack: Attack) -> Attack:
+    """A suite without the members that attack only images with a small margin."""
+    if not isinstance(attack, Suite):
+        return attack
+    return replace(attack, attacks=tuple(member for member in attack.attacks if member.margin_ratio_below is None))
 
 
 def _insert_before_square(attack: Attack, *added: Attack) -> Attack:

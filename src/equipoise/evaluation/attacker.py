@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from equipoise.attacks import Attack, BatchAttack, attack_dataset, judge_with_new_passes, make_attack
-from equipoise.core import checks, format, memory, rng, stats
-from equipoise.core.device import check_precision, full_precision, move, resolve
+from equipoise.core import checks, format, geometry, memory, rng, stats
+from equipoise.core.device import attack_batch_size, check_precision, full_precision, move, resolve
 from equipoise.core.modes import inference
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, as_dataset, pixels
@@ -30,11 +30,19 @@ class AttackedImages:
     threat: Threat
     share_correct: Tensor | None = None  # (N,) of the passes of a randomised model; `predicted` is then most frequent
     passes: int | None = None  # per image
+    distance: Tensor | None = None  # (N,) norm of every perturbation, in double precision
 
     @property
     def robust(self) -> Tensor:
         """(N,) bool: which images are still classified correctly."""
         return self.predicted == self.labels
+
+    @property
+    def radii(self) -> Tensor:
+        """(N,) norm of what breaks each image, infinite where nothing does; the smallest for `minimum-norm`."""
+        checks.require(self.distance is not None, "distance", "be known", None)
+        assert self.distance is not None
+        return self.distance.masked_fill(self.robust.to(self.distance.device), torch.inf)
 
     def __str__(self) -> str:
         e = (stats.share(self.robust.tolist()) if self.share_correct is None or self.passes is None else
@@ -45,19 +53,20 @@ class AttackedImages:
 
 @overload
 def attack(model: nn.Module, data: Tensor | NDArray[Any], labels: Tensor | NDArray[Any], *, threat: Threat,
-           attack: str | Attack = ..., device: str | torch.device = ..., batch_size: int = ..., precision: str = ...,
+           attack: str | Attack = ..., device: str | torch.device = ..., batch_size: int | None = ...,
+           precision: str = ...,
            seed: int = ..., **settings: Any) -> Tensor: ...
 
 
 @overload
 def attack(model: nn.Module, data: Any, labels: None = ..., *, threat: Threat, attack: str | Attack = ...,
-           device: str | torch.device = ..., batch_size: int = ..., precision: str = ..., seed: int = ...,
+           device: str | torch.device = ..., batch_size: int | None = ..., precision: str = ..., seed: int = ...,
            **settings: Any) -> AttackedImages: ...
 
 
 @name_failing_model
 def attack(model: nn.Module, data: Any, labels: Any = None, *, threat: Threat, attack: str | Attack = "fast",
-           device: str | torch.device = "auto", batch_size: int = 128, precision: str = "auto", seed: int = 0,
+           device: str | torch.device = "auto", batch_size: int | None = None, precision: str = "auto", seed: int = 0,
            **settings: Any) -> AttackedImages | Tensor:
     """Attack a model on images, as :func:`~equipoise.evaluation.evaluate` does, and return the attacked images.
 
@@ -70,6 +79,9 @@ def attack(model: nn.Module, data: Any, labels: Any = None, *, threat: Threat, a
     `~attacked.robust` of `attacked = attack(model, (images, labels), …)`. Attacks of both libraries run here by
     :func:`~equipoise.attacks.from_torchattacks` and :func:`~equipoise.attacks.from_foolbox`.
 
+    `attack="minimum-norm"` finds the smallest perturbation of every image up to the radius of the threat, like the
+    minimization attacks of foolbox: `attack(model, (images, labels), …, attack="minimum-norm").radii`.
+
     Only the given attack is run: against a mixture that hides its gradients, `evaluate` also runs adaptive attacks.
 
     Args:
@@ -79,7 +91,7 @@ def attack(model: nn.Module, data: Any, labels: Any = None, *, threat: Threat, a
         threat: the perturbations that the attack may use.
         attack: the name of an attack, or an :class:`~equipoise.attacks.Attack`.
         device: where to compute; auto is the device of the model for tensors, and a GPU if there is one for data sets.
-        batch_size: images per batch; halved when memory runs out.
+        batch_size: images per batch, 128 or on CUDA 512 if not given; halved when memory runs out.
         precision: that of the search, auto, fp32 or bf16; success is decided in full precision.
         seed: random seed.
         settings: those of an attack given by name, such as `steps=50`.
@@ -93,7 +105,8 @@ def attack(model: nn.Module, data: Any, labels: Any = None, *, threat: Threat, a
     checks.instance("attack", attack, (str, Attack), "be the name of an attack or an Attack")
     checks.require(isinstance(attack, str) or not settings, "settings", "be left out beside an attack object, which "
                    "has its own", sorted(settings))
-    checks.whole("batch_size", batch_size, least=1)
+    if batch_size is not None:
+        checks.whole("batch_size", batch_size, least=1)
     checks.seed(seed)
     checks.require("norm" not in settings, "norm", "be left out: it is that of the threat", settings.get("norm"))
     chosen = make_attack(attack, norm=threat.norm, **settings) if isinstance(attack, str) else attack
@@ -105,8 +118,8 @@ def attack(model: nn.Module, data: Any, labels: Any = None, *, threat: Threat, a
     check_precision(precision, where)
     model = move(model, where)
     check_forward("model", model, pixels(images.images[:1].to(where)))
-    attacked = _attack(model, images, chosen, name, threat=threat, device=where, batch_size=batch_size,
-                       precision=precision, seed=seed)
+    attacked = _attack(model, images, chosen, name, threat=threat, device=where,
+                       batch_size=attack_batch_size(batch_size, where), precision=precision, seed=seed)
     return attacked if labels is None else attacked.images
 
 
@@ -116,7 +129,8 @@ def _attack(model: nn.Module, images: Dataset, attack: Attack, name: str, *, thr
         state = attack_dataset(attack, model, images, threat=threat, seed=seed, precision=precision,
                                batch_size=batch_size, device=device, keep_images=True, title=name)
         assert state.images is not None
-        return AttackedImages(state.images, images.labels, state.predicted.to(images.labels.device), threat)
+        return AttackedImages(state.images, images.labels, state.predicted.to(images.labels.device), threat,
+                              distance=_distance(state.images, images, threat))
 
     def run(rows: slice) -> tuple[Tensor, ...]:
         x, y = pixels(images.images[rows].to(device)), images.labels[rows].to(device)
@@ -131,7 +145,11 @@ def _attack(model: nn.Module, images: Dataset, attack: Attack, name: str, *, thr
     parts = [part for _, part in memory.in_batches(run, len(images), batch_size)]
     attacked, predicted, share = (torch.cat(side) for side in zip(*parts, strict=True))
     return AttackedImages(attacked, images.labels, predicted, threat, None if attack.repeats is None else share,
-                          attack.repeats)
+                          attack.repeats, _distance(attacked, images, threat))
+
+
+def _distance(attacked: Tensor, images: Dataset, threat: Threat) -> Tensor:
+    return geometry.size(attacked.double() - pixels(images.images).double(), threat.norm)
 
 
 def _device_of(model: nn.Module, images: Tensor) -> torch.device:

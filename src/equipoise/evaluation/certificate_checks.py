@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from scipy.stats import binom
 from torch import Tensor, nn
 
 from equipoise.attacks import make_attack
@@ -87,7 +86,8 @@ class CertificateAttack:
         attacked = [row for row in rows if isinstance(row, CertificateAttackRow) and row.attack == self.name]
         for model in dict.fromkeys(row.model for row in attacked):
             broken = stats.share(not row.correct for row in attacked if row.model == model)
-            allowed = int(binom.isf(_FALSE_ALARM, len(certificates(rows, model)), min(2 * plan.failure, 1.0)))
+            allowed = stats.binomial_upper_quantile(
+                _FALSE_ALARM, len(certificates(rows, model)), min(2 * plan.failure, 1.0))
             results.append(Result.of(model, f"broken-{self.attack_name}", broken, allowed=allowed))
         return results
 

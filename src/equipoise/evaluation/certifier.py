@@ -19,7 +19,7 @@ from equipoise.core.records import Run
 from equipoise.core.results import Result, Summary
 from equipoise.core.rows import Row
 from equipoise.core.settings import setting, split
-from equipoise.data import Dataset, as_dataset
+from equipoise.data import Dataset, as_dataset, class_share_notes
 from equipoise.evaluation import certificates
 from equipoise.evaluation.certificate_checks import CertificateAttack, Diagnosis
 from equipoise.evaluation.certificates import CertificationConditions, CertificationJob, CleanTarget, other_images
@@ -78,7 +78,7 @@ class Certification(RunResults):
     failure: float
 
     def __str__(self) -> str:
-        text = _results_table(self.results, self.failure)
+        text = "\n".join([_results_table(self.results, self.failure), *format.data_notes(self.summary)])
         return f"{text}\n\n{_selection_text(self.summary)}" if self.summary.selected_alphas else text
 
 
@@ -157,7 +157,8 @@ def run_certification(
                 measurement.measure(job, data, rows, run, conditions)
             rows = run.finish()
             results += measurement.results(rows, plan)
-    summary = Summary(command="certify", seconds=time.monotonic() - start, results=tuple(results))
+    summary = Summary(command="certify", seconds=time.monotonic() - start, results=tuple(results),
+                      notes=class_share_notes(data))
     if target is not None:
         summary = replace(summary, selected_alphas=target.selected(jobs, rows), excluded=target.excluded(jobs, rows),
                           frontier=certificates.frontier_points(jobs, rows))

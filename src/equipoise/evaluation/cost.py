@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from equipoise.core import memory
 from equipoise.core.modes import inference
@@ -13,12 +17,35 @@ from equipoise.data import Dataset, pixels
 from equipoise.mixing import MixedClassifier
 
 
+class _FlopCounter(TorchDispatchMode):
+    """Adds up the operations inside the context by torch's formulas.
+
+    `torch.utils.flop_counter.FlopCounterMode` does the same, but imports torch's compiler, which takes seconds.
+    """
+
+    total = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping the compiler imports it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (),
+                           kwargs: Mapping[str, Any] | None = None) -> Any:
+        kwargs, formula = kwargs or {}, flop_registry.get(func.overloadpacket)
+        if formula is None:  # an operation that consists of others is counted by its parts
+            with self:
+                output = func.decompose(*args, **kwargs)
+            return func(*args, **kwargs) if output is NotImplemented else output
+        output = func(*args, **kwargs)
+        self.total += formula(*args, **kwargs, out_val=output)
+        return output
+
+
 def flops(model: nn.Module, image_shape: tuple[int, int, int], device: torch.device | str = "cpu") -> int:
     """Operations of convolutions and matrix products for one image; what runs outside of torch is not counted."""
-    counter = FlopCounterMode(display=False)
-    with inference(model), torch.no_grad(), counter:
+    with inference(model), torch.no_grad(), _FlopCounter() as counter:  # type: ignore[no-untyped-call]
         model(torch.zeros(1, *image_shape, device=device))
-    return int(counter.get_total_flops())
+    return int(counter.total)
 
 
 def parameters(*modules: nn.Module) -> int:
@@ -41,13 +68,18 @@ def accurate_share(mixture: MixedClassifier, data: Dataset, device: torch.device
 def costs(mixture: MixedClassifier, data: Dataset, device: torch.device | str = "cpu",
           batch_size: int = 128) -> list[Cost]:
     """Both base models, the mixture that runs both, and the mixture that runs the robust model first
-    (:meth:`~equipoise.mixing.MixedClassifier.predict`), as in [Bai2024nuts, Table 5]."""
+    (:meth:`~equipoise.mixing.MixedClassifier.predict`), as in [Bai2024nuts, Table 5].
+
+    A network that selects alpha is part of both mixtures; it runs where the accurate model does.
+    """
+    mixture = mixture.to(device)
     g, h = (Cost(model=name, parameters=parameters(base) or None, flops=flops(base, data.image_shape, device) or None)
             for name, base in (("accurate", mixture.accurate), ("robust", mixture.robust)))
     share = accurate_share(mixture, data, device, batch_size)
     both = None if g.parameters is None or h.parameters is None else parameters(mixture)
     total = gated = None
     if g.flops is not None and h.flops is not None:
-        total, gated = g.flops + h.flops, h.flops + share * g.flops
+        total = flops(mixture, data.image_shape, device)
+        gated = h.flops + share * (total - h.flops)
     return [g, h, Cost(model="mixed", parameters=both, flops=total),
             Cost(model="mixed, gated", parameters=both, flops=gated, accurate_share=share)]

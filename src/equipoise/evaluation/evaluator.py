@@ -15,24 +15,29 @@ from torch import nn
 
 from equipoise.attacks import ATTACKS, EOT, MAX_PASSES, REPEATS
 from equipoise.core import aggregation, checks, format, parallel, progress
-from equipoise.core.device import PRECISIONS, resolve
+from equipoise.core.device import PRECISIONS, attack_batch_size, resolve
+from equipoise.core.promises import Target
+from equipoise.core.radius_curves import RadiusCurve
 from equipoise.core.records import Run, nothing_left_on_refusal
 from equipoise.core.results import BrokenCount, ClassAccuracy, Result, Summary
 from equipoise.core.rows import Row
 from equipoise.core.settings import Settings, setting, split
 from equipoise.core.threat import Threat
-from equipoise.data import Dataset
-from equipoise.evaluation import adversarial
+from equipoise.data import Dataset, class_share_notes
+from equipoise.evaluation import adversarial, alpha_sweep
 from equipoise.evaluation.adaptive import KINDS
 from equipoise.evaluation.adversarial import AdversarialImages
+from equipoise.evaluation.alpha_sweep import AlphaSweep
 from equipoise.evaluation.audit import AUDITED, COUNT, audit_results
 from equipoise.evaluation.duplicates import copy_rows, find_duplicates
 from equipoise.evaluation.job import MODEL, Conditions, Job, check_common, check_models, images_for, open_run
 from equipoise.evaluation.lipschitz_estimates import estimate_lipschitz, estimate_table
-from equipoise.evaluation.measure import measure, remove_stage_logs
-from equipoise.evaluation.plan import SOURCES, Attacks, EvaluationPlan, select_attacks
+from equipoise.evaluation.measure import measure
+from equipoise.evaluation.plan import OWN_GRADIENTS, SOURCES, Attacks, EvaluationPlan, select_attacks
 from equipoise.evaluation.sanity_checks import check_jobs
+from equipoise.evaluation.stage_log import remove_stage_logs
 from equipoise.evaluation.time_estimate import estimate_time
+from equipoise.local_smoothing.smoothing import SPACES, TRUSTS
 from equipoise.mixing import load_model
 from equipoise.models import LoadOptions, name_failing_model, reference_of
 
@@ -45,7 +50,8 @@ class EvaluationSettings(Settings):
     """How models are evaluated; the fields are the options of `equipoise evaluate`."""
 
     attack: str = setting("fast", f"Attack: {', '.join(ATTACKS.builtin)}, or one that an installed package adds; "
-                                  "several with commas, such as fast,square.")
+                                  "several with commas, such as fast,square. minimum-norm finds the smallest radius "
+                                  "of every image, up to eps.")
     steps: int | None = setting(None, "Gradient steps of the attack.", least=1)
     restarts: int | None = setting(None, "Random starts per image.", least=1, most=1000)
     eot: int | None = setting(None, "Passes that each gradient is averaged over, for a randomised model; "
@@ -57,21 +63,44 @@ class EvaluationSettings(Settings):
                                 least=0, most=1_000_000)
     source: str = setting("mix", "Model that gives the gradients of an attack on a mixture: std (the accurate base), "
                                  "rob (the robust base) or mix.", among=SOURCES)
-    adaptive: str = setting("surrogate", "Further attacks on a mixture that hides its gradients: surrogate, through, "
-                                         "both as surrogate,through, or none.")
+    adaptive: str = setting("surrogate", "Attacks on a mixture that hides its gradients: surrogate, through, "
+                                         f"{OWN_GRADIENTS} (weak where they are hidden), several as "
+                                         f"surrogate,{OWN_GRADIENTS}, or none, which is {OWN_GRADIENTS} alone.")
     stand_in: str | None = setting(None, "Differentiable model in place of an accurate base without gradients.")
+    alphas: str | tuple[float, ...] | None = setting(
+        None, "Evaluate a mixture, or the accurate and the robust MODEL in this order, at each of these weights of the "
+              "robust side, such as 0.5,0.6: under PGD on the accurate base (std), on the robust base (rob), and under "
+              "the attack on the mixture itself (mix).")
+    smoothing: str | None = setting(None, "With alphas, a rule of local smoothing at strength alpha/(1 - alpha) in "
+                                    "place of mixing probabilities: averaged (Eq. (3.2), (3.3) of the paper), added "
+                                    "(3.1), or binary (2.1, for two classes).", among=alpha_sweep.SMOOTHINGS)
+    trust: str = setting("constant", f"Trust term of the rule: {', '.join(TRUSTS)}.", among=TRUSTS)
+    space: str = setting("logits", "What the rule mixes: logits or probabilities.", among=SPACES)
     estimate: bool = setting(False, "Also estimate local Lipschitz constants of the robust models in the ball, and the "
                                     "margins they leave to a mixture; estimates, not certificates.")
     save_adversarial: bool = setting(False, f"Also write the attacked images: {adversarial.FILE}, and for each model "
                                             "a .pt file as RobustBench asks for it.")
-    batch_size: int = setting(128, "Images per batch; halved when memory runs out.", least=1)
+    batch_size: int | None = setting(None, "Images per batch, 128 or on CUDA 512 if not given; halved when memory runs "
+                                     "out.", least=1)
     precision: str = setting("auto", "auto, fp32 or bf16.", among=PRECISIONS)
     seed: int = setting(0, "Random seed.", least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for kind in self.adaptive_kinds():
-            checks.one_of("adaptive", kind, (*KINDS, "none"))
+            checks.one_of("adaptive", kind, (*KINDS, OWN_GRADIENTS, "none"))
+            checks.require(kind != "none", "adaptive", "be none alone, or without it", self.adaptive)
+        if self.alphas is None:
+            checks.require(self.smoothing is None, "smoothing", "come with `alphas`", self.smoothing)
+        else:
+            object.__setattr__(self, "alphas", alpha_sweep.parse_alphas(self.alphas))
+            for name, default in (("source", "mix"), ("audit", None), ("save_adversarial", False)):
+                value = getattr(self, name)
+                checks.require(value == default, name, "be left out with `alphas`", value)
+        has_rule = self.smoothing in ("averaged", "added")
+        for name, default in (("trust", "constant"), ("space", "logits")):
+            value = getattr(self, name)
+            checks.require(has_rule or value == default, name, "come with `smoothing`, averaged or added", value)
 
     def adaptive_kinds(self) -> list[str]:
         """The kinds of adaptive attacks."""
@@ -108,6 +137,11 @@ class Evaluation(RunResults):
     lipschitz: tuple[Result, ...] = ()
 
     @property
+    def radius_curves(self) -> tuple[RadiusCurve, ...]:
+        """Accuracy against the radius for every model, after an attack that looks for the smallest perturbations."""
+        return self.summary.radius_curves
+
+    @property
     def by_class(self) -> list[ClassAccuracy]:
         """Clean accuracy and that in the worst case, for every model and class."""
         return aggregation.by_class(self.rows)
@@ -118,7 +152,10 @@ class Evaluation(RunResults):
         return aggregation.broken_by(self.rows)
 
     def __str__(self) -> str:
-        text = "\n".join([format.accuracy_table(self.results, str(self.threat)), *format.notes(self.summary)])
+        tables = [format.accuracy_table(self.results, str(self.threat))]
+        if self.radius_curves:
+            tables.append(format.radius_table(self.radius_curves))
+        text = "\n".join([*tables, *format.notes(self.summary)])
         return f"{text}\n\n{estimate_table(self.lipschitz, self.threat)}" if self.lipschitz else text
 
 
@@ -128,9 +165,14 @@ def evaluate(models: Models, data: Any, *, threat: Threat, attack: Attacks = "fa
              stand_in: str | nn.Module | None = None, command: str | None = None, **settings: Any) -> Evaluation:
     """Clean and attacked accuracy of models on the same images.
 
-    A mixture is evaluated beside its two bases, compared with them image by image, and also attacked adaptively; its
-    cost is measured, and images that it was fitted on are reported. Every attacked model gets sanity checks. Models of
+    A mixture is evaluated beside its two bases, compared with them image by image, and attacked adaptively; its
+    cost is measured, whether its promise was kept on these images is said, and images that it was fitted on are
+    reported. Every attacked model gets sanity checks. Models of
     the same weights are attacked once, however often they are named.
+
+    With `alphas` one mixture, or the accurate and the robust model in this order, is evaluated at each of these weights
+    instead: clean, under PGD on either base, whose images serve for all alphas, and under the attack on the mixture at
+    this alpha. Rows and results are those of the model "mixed" with an alpha.
 
     Args:
         models: a model or several: torch modules (images in [0, 1] → logits), references such as `mixture:DIR`, or a
@@ -153,14 +195,20 @@ def evaluate(models: Models, data: Any, *, threat: Threat, attack: Attacks = "fa
     checks.require(out is not None or not options.save_adversarial, "save_adversarial", "come with `out`", True)
     attacks = select_attacks(attack, threat.norm, **{name: getattr(options, name) for name in ATTACK_SETTINGS})
     images = images_for(data, models)
-    conditions = Conditions(threat, resolve(device), options.seed, options.batch_size, options.precision)
+    where = resolve(device)
+    conditions = Conditions(threat, where, options.seed, attack_batch_size(options.batch_size, where),
+                            options.precision)
     load = replace(load_options or LoadOptions(), num_classes=images.num_classes, image_shape=images.image_shape,
                    seed=options.seed)
     stand_in = options.stand_in if stand_in is None else stand_in
     differentiable = None if stand_in is None else load_one(stand_in, load).to(conditions.device)
     named = load_models(models, load)
-    plan = EvaluationPlan(named, images, attacks, norm=threat.norm, audit=options.audit, source=options.source,
-                          adaptive=options.adaptive_kinds(), stand_in=differentiable, device=conditions.device)
+    common: dict[str, Any] = {
+        "norm": threat.norm, "audit": options.audit, "source": options.source, "stand_in": differentiable,
+        "adaptive": options.adaptive_kinds(), "device": conditions.device}
+    plan = EvaluationPlan(named, images, attacks, **common) if options.alphas is None else AlphaSweep(
+        named, images, attacks, alphas=alpha_sweep.parse_alphas(options.alphas), smoothing=options.smoothing,
+        trust=options.trust, space=options.space, seed=options.seed, **common)
     recorded = {"references": list(named), **({} if command is None else {"command": command})}
     with parallel.process_group(conditions.device) as world, run_folder(out) as folder:
         run = open_run(folder, plan.jobs, images, conditions, recorded)
@@ -170,7 +218,7 @@ def evaluate(models: Models, data: Any, *, threat: Threat, attack: Attacks = "fa
             progress.note(str(estimate))
         overlap, cost = (plan.overlap(), plan.cost(conditions)) if world.is_leader else ({}, [])
         summary = run_jobs(plan.jobs, images, conditions, run, plan.pairs, images=kept, overlap=overlap,
-                           costs=tuple(cost))
+                           methods=plan.methods(), costs=tuple(cost), promised=plan.promised(threat, overlap))
         rows = run.finish()
         lipschitz = estimate_lipschitz(plan.robust, images, conditions, folder, rows) if options.estimate else []
     return Evaluation(summary, rows, None if out is None else Path(out), threat, tuple(lipschitz))
@@ -178,11 +226,13 @@ def evaluate(models: Models, data: Any, *, threat: Threat, attack: Attacks = "fa
 
 def run_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: Run,
              pairs: Sequence[tuple[str, str]] = (), *, command: str = "evaluate", start_time: float | None = None,
-             images: AdversarialImages | None = None, **sections: Any) -> Summary:
+             images: AdversarialImages | None = None, promised: Mapping[tuple[str, str], Target] | None = None,
+             **sections: Any) -> Summary:
     """Measure all jobs and write the summary; `pairs` of models are compared image by image.
 
-    `images` keeps attacked images. `start_time` (by :func:`time.monotonic`) is that of a longer command that ends
-    here; `sections` are further fields of the :class:`~equipoise.core.results.Summary`.
+    `promised` is what a fitted mixture may lose against its robust base, by their names. `images` keeps attacked
+    images. `start_time` (by :func:`time.monotonic`) is that of a longer command that ends here; `sections` are
+    further fields of the :class:`~equipoise.core.results.Summary`.
     """
     start = time.monotonic() if start_time is None else start_time
     run.note_resumed([job.key(index) for job in jobs for index in data.index.tolist()])
@@ -200,9 +250,11 @@ def run_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: Ru
     summary = Summary(command=command, seconds=time.monotonic() - start,
                       results=tuple(aggregation.accuracies(rows, conditions.threat)),
                       differences=tuple(aggregation.differences(rows, pairs, conditions.threat)),
+                      promises=tuple(aggregation.promise_checks(rows, promised or {}, conditions.threat)),
                       sanity_checks=tuple(check_jobs(jobs, data, conditions, run, rows, duplicates)),
                       audits=tuple(audit_results(jobs, rows, audit_seconds, run)),
-                      as_bytes=tuple(aggregation.as_bytes(rows, conditions.threat)),
+                      as_bytes=tuple(aggregation.as_bytes(rows, conditions.threat)), notes=class_share_notes(data),
+                      radius_curves=tuple(aggregation.radius_curves(rows, conditions.threat.norm)),
                       copied={name: str(original) for name, original in duplicates.items()}, **sections)
     if images is not None:
         adversarial.finish(images, jobs, data, rows, conditions.threat, duplicates)

@@ -101,6 +101,9 @@ def _c_and_d(attacks: dict[str, aggregation.Correct]) -> aggregation.Correct:
 def measure_with_alpha(job: Job, data: Dataset, run: Run, conditions: Conditions) -> None:
     """Attack every batch that the run has no rows for; rows also hold alpha and the result of an oracle gate.
 
+    Of a classifier that is no mixture, `top_gap` is the probability of the predicted class minus that of the runner-up
+    [Bai2024, Table 1].
+
     Of a mixture, `image_alpha` is the alpha of the attacked image, and `oracle_correct` whether any alpha in [0, 1]
     classifies it correctly [Bai2024, Theorem 4.1]: the bound beside every result.
     """
@@ -120,7 +123,8 @@ class _ChannelsLast(BatchAttack):
 
 def _alpha_columns(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, list[float] | list[bool]]:
     if not isinstance(model, MixedClassifier):
-        return {}
+        top = torch.softmax(model(x), dim=1).topk(2, dim=1).values
+        return {"top_gap": [round(value, 6) for value in (top[:, 0] - top[:, 1]).tolist()]}
     g, h = model.log_probabilities(x)
     return {"image_alpha": [round(value, 6) for value in model.alphas(x).tolist()],
             "oracle_correct": oracle_is_correct(g, h, y).tolist()}

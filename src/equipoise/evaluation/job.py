@@ -17,7 +17,7 @@ from equipoise.core import checks, device, rng
 from equipoise.core.records import Run
 from equipoise.core.rows import RowKey
 from equipoise.core.threat import Threat
-from equipoise.data import Dataset, as_dataset, pixels
+from equipoise.data import Dataset, as_dataset, pixels, warn_of_class_shares
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,11 @@ def check_models(given: Any) -> None:
 
 
 def images_for(data: Any, given: Any) -> Dataset:
-    """The data as a `Dataset`; labels alone may miss the last classes, which then come from the first module."""
-    images = as_dataset(data)
+    """The data as a `Dataset`, with a warning if its class shares are not those of its split.
+
+    Labels alone may miss the last classes, which then come from the first module.
+    """
+    images = warn_of_class_shares(as_dataset(data))
     listed = given.values() if isinstance(given, Mapping) else [given] if isinstance(given, str | nn.Module) else given
     model = next((model for model in listed or () if isinstance(model, nn.Module)), None)
     if isinstance(data, Dataset) or model is None:

@@ -77,7 +77,8 @@ def _results(name: str, rows: Sequence[Row], attacked_rows: Sequence[Row]) -> li
 
 
 def _margins(prefix: str, margins: list[float]) -> dict[str, stats.Estimate]:
-    kept = {f"{prefix}kept@{alpha:g}": stats.share(margin >= lemma_margin(alpha) for margin in margins)
+    # A margin of exactly (1 − α)/α is a tie, which the other class may win.
+    kept = {f"{prefix}kept@{alpha:g}": stats.share(margin > lemma_margin(alpha) for margin in margins)
             for alpha in ALPHAS}
     return {f"{prefix}margin": stats.mean(margins), **kept}
 

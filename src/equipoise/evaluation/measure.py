@@ -8,13 +8,8 @@ decided yet is logged under `stages/`, so that a killed run repeats at most the 
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,16 +23,17 @@ from equipoise.attacks import (
     SearchResult,
     attack_dataset,
     judge_with_new_passes,
+    radii_of,
 )
-from equipoise.core import checks, config, device, files, memory, parallel, progress, rng, serialize
+from equipoise.core import checks, device, memory, parallel, progress, rng
 from equipoise.core.modes import inference
 from equipoise.core.records import Run
 from equipoise.core.rows import AttackRow, Row, RowKey
-from equipoise.core.serialize import Count
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation.job import AuditPlan, Conditions, Job
+from equipoise.evaluation.stage_log import STAGES, StageLog
 
-STAGES, AUDIT = "stages", "audit/"
+AUDIT = "audit/"
 BYTES_BLOCK = 8  # images per pass that are judged after rounding to bytes
 KeepImages = Callable[[Job, Sequence[int], Tensor], None]  # job, indices and attacked images
 RecordExtra = Callable[[nn.Module, Tensor, Tensor], Mapping[str, Sequence[Any]]]
@@ -116,6 +112,7 @@ def _attack_batch(job: Job, batch: Dataset, conditions: Conditions, record_extra
         columns |= {"share_correct": verdict.share_correct.tolist(), "passes": [job.attack.repeats] * len(y)}
     elif not isinstance(job.attack, Clean):  # one pass over rounded images is no verdict on a randomised model
         columns["broken_as_bytes"] = _broken_as_bytes(job, x_adv, y, verdict.predicted != y, conditions.device)
+    columns |= _radius_columns(job, x_adv, x, verdict.predicted != y, conditions)
     return _attack_rows(job, batch.index.tolist(), columns)
 
 
@@ -147,6 +144,15 @@ def _broken_as_bytes(job: Job, x_adv: Tensor, y: Tensor, broken: Tensor, place: 
     return answers
 
 
+def _radius_columns(job: Job, x_adv: Tensor, x: Tensor, broken: Tensor,
+                    conditions: Conditions) -> dict[str, Sequence[Any]]:
+    """For an attack that looks for the smallest perturbations: their norms, and the largest that it allows."""
+    if not job.attack.measures_radius:
+        return {}
+    return {"radius": radii_of(x_adv, x, broken.tolist(), conditions.threat.norm),
+            "max_radius": [conditions.threat.eps] * len(x)}
+
+
 def _attack_rows(job: Job, index: Sequence[int], columns: Mapping[str, Sequence[Any]]) -> list[AttackRow]:
     return [AttackRow(index=image, model=job.name, attack=job.attack_name, alpha=job.alpha,
                       **{name: values[row] for name, values in columns.items()}) for row, image in enumerate(index)]
@@ -160,9 +166,9 @@ def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions, ke
     share = data.take(run.world.shard(torch.arange(len(data))))
     missing = share.take(torch.tensor([row for row, index in enumerate(share.index.tolist())
                                        if job.key(index) not in run.done], dtype=torch.int64))
-    logs = [_StageLog(run.folder / STAGES, run.world.rank, job, job.attack)]
+    logs = [StageLog(run.folder / STAGES, run.world.rank, job, job.attack)]
     if job.audit is not None:
-        logs.append(_StageLog(run.folder / STAGES, run.world.rank, job, job.audit.attack, "audit"))
+        logs.append(StageLog(run.folder / STAGES, run.world.rank, job, job.audit.attack, "audit"))
     parallel.barrier()  # no process writes before every process has read
     final = _run_stages(job, job.attack, missing, data, run, conditions, logs[0], keep)
     if job.audit is None:
@@ -190,7 +196,7 @@ def _sample_survivors(job: Job, plan: AuditPlan, held: list[int], run: Run, seed
 
 
 def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: Run, conditions: Conditions,
-                log: _StageLog, keep: KeepImages, state: AttackState | None = None) -> AttackState:
+                log: StageLog, keep: KeepImages, state: AttackState | None = None) -> AttackState:
     """Run `attack` on images, from where the log ends; images that it breaks get a row, the others a line of the log.
 
     `state` is what is known about the images from other attacks, which an audit has and the attack of a job has not.
@@ -206,13 +212,17 @@ def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: 
     def on_result(number: int, result: SearchResult, current: AttackState) -> None:
         broken = result.broken.cpu()
         decided = broken if job.audit is not None and not is_audit else broken | (number == len(stages))
-        as_bytes: list[bool | None] = [None] * len(broken)
+        columns: dict[str, Sequence[Any]] = {"broken_as_bytes": [None] * len(broken)}
         if number and bool(broken.any()):
             keep(job, images.index[result.rows[broken]].tolist(), result.images[result.broken])
             labels = images.labels[result.rows].to(conditions.device)
-            as_bytes = _broken_as_bytes(job, result.images, labels, result.broken, conditions.device)
-        run.append(_decided_rows(job, images, current, result.rows[decided], is_audit=is_audit, as_bytes=[
-            as_bytes[row] for row in decided.nonzero().squeeze(1).tolist()]))
+            columns["broken_as_bytes"] = _broken_as_bytes(job, result.images, labels, result.broken, conditions.device)
+        if job.attack.measures_radius:
+            clean = pixels(images.images[result.rows].to(conditions.device))
+            columns |= _radius_columns(job, result.images, clean, broken, conditions)
+        chosen = decided.nonzero().squeeze(1).tolist()
+        run.append(_decided_rows(job, images, current, result.rows[decided], is_audit=is_audit, columns={
+            name: [values[row] for row in chosen] for name, values in columns.items()}))
         if number:  # number 0 is the clean image
             log.write(images, current, result.rows[~decided])
 
@@ -222,76 +232,14 @@ def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: 
 
 
 def _decided_rows(job: Job, data: Dataset, state: AttackState, rows: Tensor, *, is_audit: bool = False,
-                  as_bytes: Sequence[bool | None] | None = None) -> list[AttackRow]:
+                  columns: Mapping[str, Sequence[Any]] | None = None) -> list[AttackRow]:
     images, positions = data.take(rows), rows.tolist()
     broken_by = [state.broken_by(row) for row in positions]
-    columns: dict[str, Sequence[Any]] = {
+    values: dict[str, Sequence[Any]] = {
         "label": images.labels.tolist(), "predicted": state.predicted[rows].tolist(),
         "correct": [bool(state.survived[row]) for row in positions],
         "margin": [round(value, 6) for value in state.margin[rows].tolist()],
-        "broken_by": [f"{AUDIT}{stage}" if is_audit and stage else stage for stage in broken_by]}
-    if as_bytes is not None:
-        columns["broken_as_bytes"] = as_bytes
+        "broken_by": [f"{AUDIT}{stage}" if is_audit and stage else stage for stage in broken_by], **(columns or {})}
     if is_audit:
-        columns["audit_passes"] = [round(value) for value in state.passes[rows].tolist()]
-    return _attack_rows(job, images.index.tolist(), columns)
-
-
-@dataclass(frozen=True)
-class _StageEntry:
-    """One line of a stage log."""
-
-    job: tuple[Any, ...]
-    index: tuple[Count, ...]
-    next_stage: tuple[Count, ...]
-    predicted: tuple[Count, ...]
-    margin: tuple[float, ...]
-    logit_margin: tuple[float, ...]
-    clean_logit_margin: tuple[float, ...]
-    passes: tuple[float, ...]
-
-
-class _StageLog:
-    """What the finished stages found about images that are not decided yet, one file per process."""
-
-    FIELDS = tuple(field.name for field in dataclasses.fields(_StageEntry))[2:]  # of an AttackState
-
-    def __init__(self, folder: Path, rank: int, job: Job, attack: Attack, *part: str) -> None:
-        self.folder, self.path, self.stages = folder, folder / f"{rank}.jsonl", len(attack.stages())
-        self.job = [job.name, job.attack_name, job.alpha, *part]
-        if self.path.exists():
-            files.remove_incomplete_line(self.path)
-        self.known = self._read()
-
-    def write(self, data: Dataset, state: AttackState, rows: Tensor) -> None:
-        if len(rows):
-            # JSON has no infinity; margins of hard decisions are the largest number instead.
-            entry = {"job": self.job, "index": data.index[rows].tolist(),
-                     **{name: getattr(state, name)[rows].nan_to_num().tolist() for name in self.FIELDS}}
-            files.append_durably(self.path, json.dumps(entry) + "\n")
-
-    def _read(self) -> dict[int, dict[str, float]]:
-        """The latest state by image; an incomplete line of another process is skipped."""
-        known: dict[int, dict[str, float]] = {}
-        for path in sorted(self.folder.glob("*.jsonl")):
-            lines = config.read_text(path).splitlines(keepends=True)
-            for number, line in enumerate(lines, start=1):
-                if number == len(lines) and not line.endswith("\n"):
-                    continue
-                where = f"{path}, line {number},"
-                entry = serialize.from_plain(_StageEntry, config.parse_json(line, where), where)
-                if list(entry.job) != self.job:
-                    continue
-                columns = [getattr(entry, name) for name in self.FIELDS]
-                checks.require({len(column) for column in columns} == {len(entry.index)} and max(
-                    entry.next_stage, default=0) <= self.stages + 1, where, f"be about the {self.stages} stages", line)
-                for index, *values in zip(entry.index, *columns, strict=True):
-                    if index not in known or values[0] > known[index]["next_stage"]:
-                        known[index] = dict(zip(self.FIELDS, values, strict=True))
-        return known
-
-
-def remove_stage_logs(run: Run) -> None:
-    """Remove the logs of unfinished stages from a finished run."""
-    if run.world.is_leader and (run.folder / STAGES).exists():
-        shutil.rmtree(run.folder / STAGES)
+        values["audit_passes"] = [round(value) for value in state.passes[rows].tolist()]
+    return _attack_rows(job, images.index.tolist(), values)

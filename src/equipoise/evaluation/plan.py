@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise.attacks import ATTACKS, Attack, Clean, make_attack, standard
-from equipoise.core import aggregation, checks
+from equipoise.attacks import ATTACKS, Attack, Clean, Suite, make_attack, standard
+from equipoise.core import aggregation, checks, format
+from equipoise.core.promises import Target
 from equipoise.core.results import Cost
+from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation.adaptive import adaptive_attacks, with_logits
 from equipoise.evaluation.audit import AUDITED, COUNT
@@ -22,6 +24,7 @@ from equipoise.evaluation.cost import costs
 from equipoise.evaluation.job import AuditPlan, Conditions, Job
 from equipoise.mixing import MixedClassifier
 
+OWN_GRADIENTS = "own-gradients"  # kind of attack on a mixture that hides its gradients: by these all the same
 SOURCES = {"std": "accurate", "rob": "robust", "mix": None}
 Attacks = str | Attack | Sequence[str | Attack]
 Versions = Callable[[str, Attack], Mapping[str, Attack]]  # name in rows and attack → versions of it for one model
@@ -69,11 +72,12 @@ class EvaluationPlan:
         source, adaptive: those of :class:`~equipoise.evaluation.EvaluationSettings`.
         stand_in: differentiable model in place of an accurate base without gradients.
         device: where models are tried.
+        shared_bases: all models are mixtures of one pair, which is measured once; rows have the names of the mixtures.
     """
 
     def __init__(self, named: Mapping[str, nn.Module], data: Dataset, attacks: Mapping[str, Attack], *,
                  norm: str, audit: int | None, source: str, adaptive: Sequence[str], stand_in: nn.Module | None,
-                 device: torch.device) -> None:
+                 device: torch.device, shared_bases: bool = False) -> None:
         self.data, self.attacks, self.stand_in, self.device = data, attacks, stand_in, device
         self.norm = norm
         self.source, self.adaptive = SOURCES[source], adaptive
@@ -89,18 +93,22 @@ class EvaluationPlan:
         self.robust: dict[str, nn.Module] = {}
         for name, model in named.items():
             if isinstance(model, MixedClassifier):
-                self._add_mixture("" if len(named) == 1 else f"{name} ", model)
+                prefix = "" if len(named) == 1 or shared_bases else f"{name} "
+                self._add_mixture(prefix, name if shared_bases else f"{prefix}mixed", model)
             else:
                 self.robust[name] = model
                 self._add_jobs(name, model, lambda name, attack: {name: attack})
         checks.require(source == "mix" or bool(self.pairs), "source", "be mix where no model is a mixture", source)
 
-    def _add_mixture(self, prefix: str, model: MixedClassifier) -> None:
-        accurate, robust, mixed = (f"{prefix}{side}" for side in ("accurate", "robust", "mixed"))
+    def _add_mixture(self, prefix: str, mixed: str, model: MixedClassifier) -> None:
+        accurate, robust = (f"{prefix}{side}" for side in ("accurate", "robust"))
         self.pairs += [(mixed, robust), (mixed, accurate)]
         self.mixtures[mixed], self.robust[robust] = model, model.robust
         image = pixels(self.data.images[:1].to(self.device))
+        measured = {job.name for job in self.jobs}
         for name, base in ((accurate, model.accurate), (robust, model.robust)):
+            if name in measured:
+                continue
             with_scores = with_logits(name, base, self.data.num_classes, image)
             # A model that returns classes has no gradients: they come from a stand-in or from the robust model.
             surrogate = None if with_scores is base else self.stand_in or model.robust
@@ -108,9 +116,14 @@ class EvaluationPlan:
         source = None if self.source is None else getattr(model, self.source)
 
         def versions(name: str, attack: Attack) -> dict[str, Attack]:
-            adaptive = adaptive_attacks(model, attack, self.adaptive, self.stand_in)
+            kinds = [kind for kind in self.adaptive if kind != OWN_GRADIENTS]
+            adaptive = adaptive_attacks(model, attack, kinds, self.stand_in)
             mark = f"-{name}" if len(self.attacks) > 1 else ""
-            return {**_with_surrogate(source, name, attack), **{f"{key}{mark}": own for key, own in adaptive.items()}}
+            # The adaptive version of a suite ends with the mixture's own gradients, on the images that are left.
+            hidden = (bool(adaptive) and not model.differentiable and isinstance(attack, Suite) and source is None
+                      and OWN_GRADIENTS not in self.adaptive)
+            own = {} if hidden else _with_surrogate(source, name, attack)
+            return {**own, **{f"{key}{mark}": other for key, other in adaptive.items()}}
 
         self._add_jobs(mixed, model, versions)
 
@@ -136,9 +149,28 @@ class EvaluationPlan:
         shared = {name: both for name, mixture in self.mixtures.items()
                   if mixture.provenance is not None and (both := tuple(mixture.provenance.overlap(self.data)))}
         for name, both in shared.items():
-            warnings.warn(f"{name} was fitted on images {', '.join(both[:5])}{' …' * (len(both) > 5)} of these, so its "
-                          "accuracy on them is overstated", checks.EquipoiseWarning, stacklevel=4)
+            warnings.warn(format.overlap(name, both), checks.EquipoiseWarning, stacklevel=4)
         return shared
+
+    def methods(self) -> dict[str, str]:
+        """The rule that chose the map and alpha of every mixture, by its name in reports."""
+        return {name: mixture.method for name, mixture in self.mixtures.items()}
+
+    def promised(self, threat: Threat, fitted_on: Container[str]) -> dict[tuple[str, str], Target]:
+        """What the fits of mixtures promised, by the names of the mixture and its robust base.
+
+        A promise is about attacks of its own threat or weaker ones, and images that the mixture was not `fitted_on`.
+        """
+        promised = {}
+        for name, robust in self.pairs:
+            mixture = self.mixtures[name]
+            known = mixture.provenance
+            if (known is None or known.target is None or known.threat is None or robust not in self.robust
+                    or name in fitted_on or mixture.alpha == 1):
+                continue
+            if known.threat.norm == threat.norm and threat.eps <= known.threat.eps + 1e-12:
+                promised[name, robust] = known.target
+        return promised
 
     def cost(self, conditions: Conditions) -> list[Cost]:
         """Cost of a prediction, if there is one mixture."""

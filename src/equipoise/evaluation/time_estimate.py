@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from equipoise.attacks import BatchAttack
+from equipoise.attacks import CACHED, BatchAttack
 from equipoise.core import losses, memory
 from equipoise.core.ascent import value_and_gradient
 from equipoise.core.modes import inference
@@ -48,7 +48,9 @@ def estimate_time(jobs: Sequence[Job], data: Dataset, conditions: Conditions) ->
     """Time one pass of each model and multiply; None where the run is short, which is not worth timing."""
     audits = [(job, min(job.audit.count, len(data)) * sum(stage.cost for stage in job.audit.attack.stages()))
               for job in jobs if job.audit is not None]
-    work = [(job, len(data) * passes_per_image(job)) for job in jobs] + audits
+    # Jobs whose attack keeps its images for all of them cost as much as one.
+    once = {id(job.attack) if job.attack.name == CACHED else (id(job),): job for job in reversed(jobs)}
+    work = [(job, len(data) * passes_per_image(job)) for job in once.values()] + audits
     total = sum(passes for _, passes in work)
     if total < MIN_PASSES:
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,13 @@ from equipoise import models
 from equipoise.attacks import Attack, Square, margin_suite, minimum_margin
 from equipoise.core import arrays, checks, files, memory, progress, rng
 from equipoise.core.checks import InputError
+from equipoise.core.device import attack_batch_size
 from equipoise.core.modes import inference
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
 from equipoise.fitting.settings import FitSettings
 from equipoise.mixing import LogitMap, MixedClassifier
+from equipoise.mixing.provenance import halves
 from equipoise.mixing.surrogates import Surrogate
 
 FILE = "logits.npz"
@@ -70,9 +74,8 @@ class CachedLogits:
 
     def halves(self, seed: int) -> tuple[CachedLogits, CachedLogits]:
         """A random half to search on and one to calibrate on; depends only on the seed and the image indices."""
-        order = rng.stream(seed, "halves", self.index).words().argsort(stable=True)
-        half = len(order) // 2
-        return self.take(order[:half].sort().values), self.take(order[half:].sort().values)
+        first, second = halves(self.index, seed)
+        return self.take(first), self.take(second)
 
     def check(self, data: Dataset) -> None:
         """Refuse logits of other images, or arrays of another shape or type."""
@@ -137,6 +140,11 @@ class MarginAttack:
     device: torch.device
     settings: FitSettings
 
+    @property
+    def batch_size(self) -> int:
+        """Images attacked at a time."""
+        return attack_batch_size(self.settings.batch_size, self.device)
+
     def describe(self) -> dict[str, Any]:
         """Identity of the attack, for `run.toml`."""
         settings = {name: getattr(self.settings, name) for name in ("steps", "targets", "pool", "gradient_free")}
@@ -163,7 +171,7 @@ class MarginAttack:
         with inference(self.accurate, self.robust), torch.no_grad():
             outputs = [output for _, output in memory.in_batches(
                 lambda rows: self._outputs(pixels(self.data.images[rows].to(self.device))), len(self.data),
-                self.settings.batch_size)]
+                self.batch_size)]
         h, g = (torch.cat(side) for side in zip(*outputs, strict=True))
         return CachedLogits(h, h.new_empty(0, *h.shape), self.data.labels, self.data.index, _classes(g),
                             torch.empty(0, len(h), dtype=torch.int64), g if g.dim() == 2 else None)
@@ -183,6 +191,35 @@ class MarginAttack:
 
     def run(self, logit_map: LogitMap, *, both: bool = False) -> tuple[Tensor, Tensor]:
         """(P, N, K) logits of h and (P, N) classes of g at the points of smallest margin of the mapped model M(h).
+
+        With a cache, an attack that any fit has already made is read from there.
+        """
+        if self.settings.cache is None:
+            return self._run(logit_map, both=both)
+        folder = Path(self.settings.cache)
+        path = folder / f"{self._key(logit_map, both=both)}.npz"
+        if not path.exists():
+            h, g = self._run(logit_map, both=both)
+            folder.mkdir(parents=True, exist_ok=True)
+            with files.atomic_writer(path) as file:
+                np.savez_compressed(file, h=h.numpy(), g=g.numpy())
+        stored = arrays.read_npz(path)
+        shapes = {name: array.shape for name, array in stored.items()}
+        points = shapes.get("g", (0,))[0]
+        checks.require(shapes == {"h": (points, len(self.data), self.data.num_classes), "g": (points, len(self.data))},
+                       str(path), "hold the logits of this attack (remove it to compute them again)", shapes)
+        h, g = (torch.from_numpy(stored[name]) for name in ("h", "g"))
+        return h, g
+
+    def _key(self, logit_map: LogitMap, *, both: bool) -> str:
+        """Name of the attack in a cache: equal for equal models, images, threat, settings and map."""
+        identity = {"models": [models.identity(self.accurate), models.identity(self.robust)], "both": both,
+                    "data": self.data.describe(), "threat": self.threat.to_dict(), "seed": self.settings.seed,
+                    "map": logit_map.describe(), **self.describe()}
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
+
+    def _run(self, logit_map: LogitMap, *, both: bool = False) -> tuple[Tensor, Tensor]:
+        """Run the attack.
 
         With `both` the accurate model is attacked too, for the smallest margin of M(h) against the class that g
         predicts. A mixture with α = 1/2 is wrong wherever g is, so its margin orders such points by that of M(h) alone,
@@ -211,7 +248,7 @@ class MarginAttack:
         parts: list[tuple[Tensor, Tensor]] = []
         title = "attacking both models" if both else "attacking the robust model"
         with progress.task(title, total=len(self.data)) as task:
-            for rows, part in memory.in_batches(run, len(self.data), settings.batch_size):
+            for rows, part in memory.in_batches(run, len(self.data), self.batch_size):
                 parts.append(part)
                 task.advance(rows.stop - rows.start)
         return torch.cat([h for h, _ in parts], dim=1), torch.cat([g for _, g in parts], dim=1)

@@ -11,86 +11,31 @@ import torch
 from torch import nn
 
 from equipoise import models
-from equipoise.core import aggregation, arrays, checks, files, format, parallel, serialize
-from equipoise.core.device import resolve
+from equipoise.core import aggregation, arrays, checks, files, parallel
+from equipoise.core.device import attack_batch_size, resolve
 from equipoise.core.records import Run, nothing_left_on_refusal
-from equipoise.core.results import FitSummary, SelectionSummary, Summary, read_summary
+from equipoise.core.results import Summary, read_summary
+from equipoise.core.rows import SEARCH
 from equipoise.core.settings import split
 from equipoise.core.threat import Threat
-from equipoise.data import Dataset
+from equipoise.data import Dataset, class_share_notes
 from equipoise.evaluation import Conditions
 from equipoise.evaluation.cost import costs
 from equipoise.evaluation.job import MODEL, check_common, images_for
 from equipoise.fitting import artifacts
 from equipoise.fitting.cached_logits import MarginAttack
+from equipoise.fitting.conformal import Target
 from equipoise.fitting.gated import select_range
-from equipoise.fitting.pipeline import fit_mixture
+from equipoise.fitting.paper import PUBLISHED, published_provenance
+from equipoise.fitting.paper_fit import fit_paper
+from equipoise.fitting.pipeline import ReusedMap, fit_mixture
+from equipoise.fitting.result import Fit
 from equipoise.fitting.settings import FitSettings
-from equipoise.mixing import Gate, GatedClassifier, LogitMap, MixedClassifier, Provenance, load_gate, load_model
+from equipoise.mixing import Gate, GatedClassifier, MixedClassifier, Provenance, load_gate, load_model
 from equipoise.mixing.folder import GATE, NAME, load_mixture, save_mixture
-from equipoise.mixing.provenance import Frontier
 from equipoise.models import LoadOptions, Normalized, checkpoint
 
 SIDES = ("accurate", "robust")
-
-
-@dataclass(frozen=True, eq=False)
-class Fit:
-    """A fitted mixture; `str()` is what the command prints."""
-
-    mixture: MixedClassifier
-    summary: FitSummary | None = None  # None for plain mixing
-    gated: MixedClassifier | None = None  # with the gate over the map, if one was given
-    selection: SelectionSummary | None = None  # of the range of the gate
-
-    @property
-    def helped(self) -> bool:
-        """Whether the mixture is more accurate than the robust model alone; False for plain mixing."""
-        return self.summary is not None and self.summary.helped
-
-    @property
-    def promise(self) -> str:
-        """The promised loss and on what it rests, or why no mixture helps."""
-        return "promises nothing: plain mixing, nothing was fitted" if self.summary is None else self.summary.promise
-
-    @property
-    def frontier(self) -> Frontier:
-        """Mixtures for other targets, of which none is better in both respects."""
-        return self.mixture.frontier
-
-    def to_dict(self) -> dict[str, Any]:
-        """The outcome as plain values."""
-        return {"mixture": self.mixture.describe(), "fit": serialize.to_plain(self.summary),
-                "frontier": [serialize.to_plain(point) for point in self.frontier],
-                "gate": serialize.to_plain(self.selection)}
-
-    def __str__(self) -> str:
-        if self.summary is None:
-            return f"plain mixing with alpha {self.mixture.alpha:g}; nothing was fitted"
-        lines = [f"note: {note}" for note in self.summary.notes]
-        lines.append(f"the mixture {self.promise}" if self.helped else self.promise)
-        robust = f"(robust model {format.percent(self.summary.robust_clean)})"
-        if self.helped:
-            lines.append(f"on images that did not select it: clean {format.percent(self.summary.clean)} {robust}; "
-                         f"{self.mixture.logit_map}, alpha {self.mixture.alpha:.6g}")
-        elif self.frontier:
-            first = self.frontier[0]
-            lines.append(f"a mixture that may lose {100 * first.lose_at_most:.3g} points helps: clean "
-                         f"{format.percent(first.clean)} {robust}")
-        if isinstance(self.gated, GatedClassifier) and self.selection is not None:
-            low, high = self.gated.alpha_range
-            lines.append(f"the gate, alpha in ({low:.3g}, {high:.3g}): clean {format.percent(self.selection.clean)}; "
-                         f"it {self.selection.promise}")
-        return "\n".join(lines)
-
-    def frontier_table(self) -> str:
-        """The mixtures for other targets as a table."""
-        if not self.frontier:
-            return "no target of the frontier gives a mixture that helps"
-        table = format.new_table("Mixtures for other targets", "lose at most", "clean", "alpha")
-        for point in self.frontier:
-            table.add_row(format.percent(point.lose_at_most), format.percent(point.clean), f"{point.alpha:.6g}")
-        return format.render(table)
 
 
 @models.name_failing_model
@@ -104,10 +49,11 @@ def fit(accurate: str | nn.Module, robust: str | nn.Module, data: Any, *, threat
         accurate: g, a reference or a torch module: images in [0, 1] → logits, or classes.
         robust: h, a reference or a torch module: images → logits. Without gradients it is attacked by random search.
         data: at least 50 images, better 1000: a `Dataset`, tensors (images, labels), a torch dataset or a loader.
-            Plain mixing needs none.
+            Plain mixing and published numbers need none.
         threat: the perturbations that the attack may use.
         lose_at_most: points (of 100) of robust accuracy that may be lost; 1 if no target is given.
-        beta: share of the robust model's attacked accuracy to keep, instead.
+        beta: share of the robust model's attacked accuracy to keep, instead; for MixedNUTS the paper's if no
+            target is given.
         alpha: plain mixing with this weight, instead; nothing is fitted.
         gate: a trained gate (file or folder), which gives every image its own alpha over the fitted map.
         out: run folder, which is then also `mixture:DIR`; the folder of the same fit is resumed. Without it nothing is
@@ -125,13 +71,14 @@ def fit(accurate: str | nn.Module, robust: str | nn.Module, data: Any, *, threat
     target = {"lose_at_most": lose_at_most, "beta": beta, "alpha": alpha, "gate": None if gate is None else str(gate)}
     options: FitSettings = split({**target, **settings}, FitSettings)[0]
     folder, load_options = None if out is None else Path(out), load_options or LoadOptions()
-    if alpha is not None:
+    if alpha is not None or options.published is not None:
         with nothing_left_on_refusal(folder):
-            return _mix_plainly(*_load_bases(accurate, robust, load_options, folder), alpha, folder)
+            return _mix_unfitted(_unfitted(*_load_bases(accurate, robust, load_options, folder), options), folder)
     images = images_for(data, robust)
     load_options = replace(load_options, num_classes=images.num_classes, image_shape=images.image_shape)
     bases = _load_bases(accurate, robust, load_options, folder)
-    conditions = Conditions(threat, resolve(device), options.seed, options.batch_size)
+    where = resolve(device)
+    conditions = Conditions(threat, where, options.seed, attack_batch_size(options.batch_size, where))
     like = _map_of(options.like, LoadOptions(allow_code=load_options.allow_code))
     task = _Task(*bases, images, options, conditions, command, like)
     with nothing_left_on_refusal(folder):
@@ -160,12 +107,22 @@ def _save(folder: Path, mixture: MixedClassifier) -> None:
     save_mixture(folder, mixture, **references)
 
 
-def _mix_plainly(accurate: nn.Module, robust: nn.Module, alpha: float, out: Path | None) -> Fit:
-    mixture = MixedClassifier(accurate, robust, alpha).eval()
+def _unfitted(accurate: nn.Module, robust: nn.Module, options: FitSettings) -> MixedClassifier:
+    """Plain mixing, or MixedNUTS with published numbers [Bai2024nuts, D.5]."""
+    if options.published is None:
+        assert options.alpha is not None
+        return MixedClassifier(accurate, robust, options.alpha, **options.accurate_side).eval()
+    own = PUBLISHED[options.published]
+    alpha = float(f"{own.alpha:.15g}")  # as a folder stores it
+    return MixedClassifier(accurate, robust, alpha, logit_map=own.logit_map(), surrogate_alpha=own.surrogate_alpha,
+                           provenance=published_provenance(options.published), **options.accurate_side).eval()
+
+
+def _mix_unfitted(mixture: MixedClassifier, out: Path | None) -> Fit:
     if out is not None:
         checks.require(not out.exists() or out.is_dir(), "out", "be a folder", str(out))
         same = (out / NAME).exists() and models.identity(
-            load_mixture(out, bases=(accurate, robust))) == models.identity(mixture)
+            load_mixture(out, bases=(mixture.accurate, mixture.robust))) == models.identity(mixture)
         checks.require(same or not out.exists() or _is_unfinished(out, mixture), "out",
                        "be a new folder or hold the same mixture", str(out))
         out.mkdir(parents=True, exist_ok=True)
@@ -190,12 +147,16 @@ class _Task:
     settings: FitSettings
     conditions: Conditions
     command: str | None
-    like: LogitMap | None  # the map of another mixture
+    like: ReusedMap | None  # the map of another mixture
 
     def __post_init__(self) -> None:
         different = models.identity(self.accurate) != models.identity(self.robust) or not list(self.robust.parameters())
         checks.require(different, "accurate and robust", "be different models", "equal weights")
         self.attack.check_inputs()  # before a folder is created
+
+    @property
+    def target(self) -> Target:
+        return self.settings.target(self.data.num_classes)
 
     @property
     def attack(self) -> MarginAttack:
@@ -204,12 +165,16 @@ class _Task:
 
     def open_run(self, out: Path, gate: Gate | None = None) -> Run:
         """Open the run folder of this fit, new or to be resumed."""
-        target, bases = self.settings.target(), {"accurate": self.accurate, "robust": self.robust}
-        search = {name: getattr(self.settings, name) for name in ("objective", "clamp", "rule", "against", "rounds")}
-        search["like"] = None if self.like is None else self.like.describe()
+        target, bases = self.target, {"accurate": self.accurate, "robust": self.robust}
+        search = {"objective": self.settings.search_objective, "clamp": self.settings.search_clamp,
+                  **{name: getattr(self.settings, name) for name in ("rule", "against", "rounds")}}
+        if self.settings.accurate_temperature is not None:
+            search["accurate_temperature"] = self.settings.accurate_temperature
+        search["like"] = None if self.like is None else self.like.logit_map.describe()
         identity = {
             "command": "fit", "version": 1, "seed": self.settings.seed, "threat": self.conditions.threat.to_dict(),
-            "target": {"share": target.share, "of": "robust images" if target.of_robust else "all images"},
+            "target": {"share": target.share, "of": "robust images" if target.of_robust else "all images",
+                       "confidence": target.confidence},
             "search": search, "attack": self.attack.describe(),
             "models": {side: models.identity(base) for side, base in bases.items()}, "data": self.data.describe(),
             "gate": None if gate is None else models.identity(gate)}
@@ -220,15 +185,16 @@ class _Task:
     def fit_map(self, out: Path | None) -> Fit:
         """Fit a map and its threshold."""
         start = time.monotonic()
+        fit_rule = fit_paper if self.settings.rule == "paper" else fit_mixture
         if out is None:
-            fitted = fit_mixture(self.attack, self.settings.target(), like=self.like)
+            fitted = fit_rule(self.attack, self.target, like=self.like)
             return Fit(fitted.mixture, fitted.summary)
         run = self.open_run(out)
         if not (out / "summary.json").exists():
-            fitted = fit_mixture(self.attack, self.settings.target(), out, self.like)
+            fitted = fit_rule(self.attack, self.target, out, self.like)
             run.append(artifacts.rows(fitted))
             arrays.save(out, artifacts.arrays(fitted))
-            cost = costs(fitted.mixture, self.data, self.conditions.device, self.settings.batch_size)
+            cost = costs(fitted.mixture, self.data, self.conditions.device, self.conditions.batch_size)
             self._write(run, start, fitted.mixture, costs=tuple(cost), fit=fitted.summary)
         return Fit(self._read(out), read_summary(out).fit)
 
@@ -241,10 +207,12 @@ class _Task:
         if out is None or not (out / "summary.json").exists():
             model = GatedClassifier(self.accurate, self.robust, network).to(self.conditions.device).eval()
             over = model if base.mixture.logit_map is None else model.with_settings_of(base.mixture)
-            outcome = select_range(over, self.data, self.settings.target(), self.conditions,
+            outcome = select_range(over, self.data, self.target, self.conditions,
                                    None if out is None else out / "pool")
             gated = outcome.selected.model
-            gated.provenance = Provenance.of(self.data, outcome.promise)
+            gated.provenance = Provenance.of(
+                self.data, outcome.promise, over.rule if over is model else base.mixture.rule,
+                like=None if self.like is None else self.like.provenance)
             if run is None:
                 return Fit(base.mixture, base.summary, gated, outcome.summary())
             run.append(outcome.rows(self.data))
@@ -255,18 +223,24 @@ class _Task:
     def _write(self, run: Run, start: float, mixture: MixedClassifier, **sections: Any) -> None:
         """Write the mixture, and last the summary, which marks the fit as finished."""
         _save(run.folder, mixture)
-        results = tuple(aggregation.accuracies(run.finish(), self.conditions.threat))
-        run.write_summary(Summary(command="fit", seconds=time.monotonic() - start, results=results, **sections))
+        # Accuracies on the images that selected the map would be optimistic.
+        rows = [row for row in run.finish() if getattr(row, "half", None) != SEARCH]
+        results = tuple(aggregation.accuracies(rows, self.conditions.threat))
+        run.write_summary(Summary(command="fit", seconds=time.monotonic() - start, results=results,
+                                  notes=class_share_notes(self.data), **sections))
 
     def _read(self, folder: Path) -> MixedClassifier:
         return load_mixture(folder, bases=(self.accurate, self.robust)).to(self.conditions.device)
 
 
-def _map_of(reference: str | None, options: LoadOptions) -> LogitMap | None:
-    """The map of a mixture given by reference."""
+def _map_of(reference: str | None, options: LoadOptions) -> ReusedMap | None:
+    """The map of a mixture given by reference, or a published one."""
     if reference is None:
         return None
+    if reference.startswith("published:"):
+        name = checks.one_of("like", reference.removeprefix("published:"), PUBLISHED)
+        return ReusedMap(PUBLISHED[name].logit_map(), published_provenance(name))
     mixture = load_model(reference, options)
-    logit_map = mixture.logit_map if isinstance(mixture, MixedClassifier) else None
-    checks.require(logit_map is not None, "like", "name a mixture with a map", reference)
-    return logit_map
+    if not isinstance(mixture, MixedClassifier) or mixture.logit_map is None:
+        raise checks.InputError(f"`like` must name a mixture with a map, got {reference!r}")
+    return ReusedMap(mixture.logit_map, mixture.provenance)

@@ -61,7 +61,8 @@ class RangeSelection:
         missed = "" if self.selected.met else f" (no range that was tried loses at most {self.target})"
         return (f"kept {100 * self.selected.attacked:.1f} % of the {len(self.selected.survived)} images that selected "
                 f"its range under a short attack, the robust model {100 * self.robust.attacked:.1f} %{missed}; that is "
-                "optimistic and promises nothing, so evaluate it on other images")
+                "optimistic and promises nothing, neither in expectation nor with any confidence, so evaluate it on "
+                "other images")
 
     def summary(self) -> SelectionSummary:
         """As stored in `summary.json`."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from equipoise.fitting.cached_logits import ANY_CLASS, CachedLogits
 from equipoise.mixing import LogitMap
 from equipoise.mixing.logit_maps import CLAMPS, centred, layer_norm, power
+from equipoise.mixing.provenance import RULES
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,17 @@ class MapFamily:
     """Logit maps that differ in s, p and c only, or with `scale_only` in s only (p = 1, c = 0)."""
 
     clamp: str = "gelu-monotone"
-    rivals: float = 1.0  # weight of the differences between the classes after the first: 1 in MixedNUTS, 0 in a switch
+    rivals: float = 1.0  # weight of the differences between the classes after the first: 1 in the paper, 0 in a switch
     unit: float = 0.0  # logits are centred and divided by this; 0 is the layer norm
     scale_only: bool = False
 
+    @property
+    def rule(self) -> str:
+        """The rule that searches this family, a key of `RULES`."""
+        return "nuts" if self.rivals == 1 else "switch"
+
     def __str__(self) -> str:
-        method = "MixedNUTS maps" if self.rivals else "confidence switches"
+        method = RULES[self.rule]
         return f"{method} of {'' if self.unit else 'normalized '}logits{', scale only' if self.scale_only else ''}"
 
     def map(self, candidate: Tensor) -> LogitMap:
@@ -66,7 +72,9 @@ class MarginGrid:
         predicted = logits.accurate_attacked[:, self.rows].reshape(-1)
         self.any_class = predicted == ANY_CLASS
         # All logits have their own class (the top one of clean images, the label of attacked ones) in column 0.
-        self.logits = [_swap_to_front(z, own) for z, own in ((logits.clean.float(), top), (attacked, labels))]
+        self.own = (top, labels)
+        both = (logits.clean.float(), attacked)
+        self.logits = [_swap_to_front(z, own) for z, own in zip(both, self.own, strict=True)]
         self.gap_column = _column(logits.accurate, top) if use_accurate else None
         self.margin_column = _column(torch.where(self.any_class, labels, predicted), labels)
         # Where g is correct, no threshold loses the image.
@@ -97,10 +105,19 @@ class MarginGrid:
             rival = torch.where(self.any_class, w[:, 1:].amax(dim=1), w.gather(1, self.margin_column).squeeze(1))
             margin = torch.where(self.safe, torch.inf, _probability_margin(w, rival, s, family.rivals))
             margins.append(margin.view(len(s), self.points, len(self.rows)).amin(dim=1))
-            changed = sum((u[:, 0] < u[:, 1:].amax(dim=1)).sum() for u in (v, w))
+            changed = sum(_changed(u, own).sum() for u, own in zip((v, w), self.own, strict=True))
             reordered.append(torch.as_tensor(changed).expand(len(s)))
         candidates = torch.cat([scales.reshape(-1, 1), pairs.repeat_interleave(scales.shape[1], dim=0)], dim=1).double()
         return MarginTable(candidates, torch.cat(margins), torch.cat(gaps), torch.cat(reordered))
+
+
+def _changed(u: Tensor, own: Tensor) -> Tensor:
+    """(R,) where class `own`, which is in column 0, is no longer predicted.
+
+    Of classes that a clamp made equal the first is predicted; those before `own` are in columns 1 to `own`.
+    """
+    tied = (u[:, 1:] == u[:, :1]) & (torch.arange(1, u.shape[1]) <= own.unsqueeze(1))
+    return (u[:, 0] < u[:, 1:].amax(dim=1)) | tied.any(dim=1)
 
 
 def _swap_to_front(z: Tensor, own: Tensor) -> Tensor:

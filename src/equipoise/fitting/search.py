@@ -21,6 +21,7 @@ from equipoise.fitting.margin_grid import MapFamily, MarginGrid, MarginTable
 LIMITS = ((0.01, 50.0), (0.5, 8.0), (-3.0, 1.0))  # s, p, c: beyond these, rounding errors change predictions
 NAMES = ("s", "p", "c")
 MIN_Q = 1e-3  # a threshold nearer to 0 or 1 depends on rounding errors of fp32
+SATURATED = 1e-6  # a margin nearer to 1 has no gradient in fp32, and cannot be told from others like it
 SPLITS = 4  # random splits for the comparison of families
 
 
@@ -96,7 +97,8 @@ class MapSearch:
 
     Families are compared by cross-validation, because the best of many candidates overestimates a large family more
     than a small one. The objective `mixture` scores clean accuracy of the mixture, `surrogate` the share of the robust
-    model's clean errors on which the accurate model may decide [Bai2024nuts].
+    model's clean errors on which the accurate model may decide [Bai2024nuts], `conditional` the same share of those
+    errors that the accurate model does not make [Bai2024nuts, D.8.3].
     """
 
     def __init__(self, logits: CachedLogits, families: Sequence[MapFamily] = (MapFamily(),), objective: str = "mixture",
@@ -138,14 +140,21 @@ class MapSearch:
         """Thresholds, scores and rejections of all candidates of a table."""
         q = threshold(table.margins, target.allowed(len(self.logits), len(self.grid.rows)))
         score = self._scores(table, q, slice(None))
-        rejected = (table.reordered > 0) | (q < MIN_Q) | (q > 1 - MIN_Q)
+        rejected = (table.reordered > 0) | is_fragile(table.margins, q)
         return ScoredTable(table, q, torch.where(rejected, -torch.inf, score), score)
 
     def rejected(self, target: Target) -> dict[str, int]:
         """How many candidates of all families were rejected, by reason."""
-        total = sum(int(self.score(target, table).score.isinf().sum()) for table in self.tables.values())
-        reordering = sum(int((table.reordered > 0).sum()) for table in self.tables.values())
-        return {"reorders the robust model's classes": reordering, "threshold too near to 0 or 1": total - reordering}
+        counts = dict.fromkeys(("reorders the robust model's classes", "threshold too near to 0 or 1",
+                                "saturated near the threshold"), 0)
+        for table in self.tables.values():
+            scored = self.score(target, table)
+            reorders = table.reordered > 0
+            extreme = ((scored.q < MIN_Q) | (scored.q > 1 - MIN_Q)) & ~reorders
+            saturated = scored.score.isinf() & ~reorders & ~extreme
+            for reason, rejected in zip(counts, (reorders, extreme, saturated), strict=True):
+                counts[reason] += int(rejected.sum())
+        return counts
 
     def _scores(self, table: MarginTable, q: Tensor, rows: Tensor | slice) -> Tensor:
         """(G,) the objective on some of the images."""
@@ -153,7 +162,8 @@ class MapSearch:
         correct = self.correct[rows]
         if self.objective == "mixture":
             return torch.where(by_accurate, self.accurate_correct[rows], correct).float().mean(dim=1)
-        return by_accurate[:, ~correct].float().mean(dim=1) if not bool(correct.all()) else q
+        errors = ~correct & self.accurate_correct[rows] if self.objective == "conditional" else ~correct
+        return by_accurate[:, errors].float().mean(dim=1) if bool(errors.any()) else q
 
     def _cross_validate(self, scored: ScoredTable, target: Target) -> float:
         """Mean score, on one random half, of the candidate that the other half selects; each with its own threshold."""
@@ -164,7 +174,8 @@ class MapSearch:
             q, score = [], []
             for rows in halves:
                 survived = torch.isin(self.grid.rows, rows)
-                allowed = target.allowed(len(rows), int(survived.sum()))
+                # This is no promise; with confidence, so few images would allow no loss at all.
+                allowed = replace(target, confidence=None).allowed(len(rows), int(survived.sum()))
                 q.append(threshold(scored.table.margins[:, survived], allowed))
                 score.append(self._scores(scored.table, q[-1], rows))
             for one, other in ((0, 1), (1, 0)):
@@ -204,13 +215,26 @@ class MapSearch:
 
 
 def families(rule: str, logits: CachedLogits, clamp: str) -> list[MapFamily]:
-    """The families of a rule: `nuts` MixedNUTS maps, `switch` confidence switches, `auto` both.
+    """The families of a rule: `nuts` the paper's maps, `switch` confidence switches, `auto` both.
 
     The unit of unnormalized logits is their mean standard deviation, so that one search space serves all models.
     """
     unit = float(logits.clean.std(dim=1).mean())
     switches = [MapFamily(clamp, 0.0, unit), MapFamily("linear", 0.0, unit, scale_only=True)]
     return {"nuts": [MapFamily(clamp)], "switch": switches, "auto": [MapFamily(clamp), *switches]}[rule]
+
+
+def is_fragile(margins: Tensor, q: Tensor) -> Tensor:
+    """(G,) whether a threshold depends on rounding errors, or lies where the map of (G, R) margins is saturated.
+
+    A threshold between saturated margins is 1/2 for no reason but its position half way between 0 and 1. So the margins
+    decide, not the threshold: the next one above it must not be near 1, and most must not be rounded to 1, where an
+    attack on the mapped model finds no gradient.
+    """
+    above = torch.where(margins > q.unsqueeze(1), margins, torch.inf).amin(dim=1)
+    saturated = (margins.clamp_max(1.0) > 1 - SATURATED) & margins.isfinite()
+    most = saturated.float().sum(dim=1) > 0.5 * margins.isfinite().float().sum(dim=1)
+    return (q < MIN_Q) | (q > 1 - MIN_Q) | ((above > 1 - MIN_Q) & above.isfinite()) | most
 
 
 def _best(score: Tensor, q: Tensor) -> int:

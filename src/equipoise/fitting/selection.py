@@ -4,6 +4,8 @@
 robustness of a candidate is unknown before it is attacked, and attacking every one is expensive. So attacked images
 are pooled: all candidates are scored on the whole pool, the best one is attacked itself and its images join the pool,
 until the best candidate has been attacked. The selected candidate has always been attacked itself.
+
+The best of many candidates is optimistic on the images that selected it, so a selection promises nothing about others.
 """
 
 from __future__ import annotations
@@ -158,15 +160,16 @@ class Selection:
         self.clean = self.correct.float().mean(dim=1)
         self.attacked_candidates: list[int] = []
 
-    def select(self, *, robust: float | None = None, clean: float | None = None, rounds: int = ROUNDS) -> Selected:
+    def select(self, *, robust: float | None = None, clean: float | None = None, rounds: int = ROUNDS,
+               first: int = FIRST) -> Selected:
         """The candidate with the highest clean accuracy that reaches a robust one on the pool, or the other way round.
 
-        Exactly one of both is given. After the first few, at most `rounds` candidates are attacked.
+        Exactly one of both is given. After the `first` few, at most `rounds` candidates are attacked.
         """
         checks.require((robust is None) != (clean is None), "robust or clean", "be given, one of them", (robust, clean))
         if not self.attacked_candidates:
             order, last = self.clean.argsort(stable=True).tolist(), len(self.candidates) - 1
-            for number in dict.fromkeys(order[last * place // (FIRST + 1)] for place in range(1, FIRST + 1)):
+            for number in dict.fromkeys(order[last * place // (first + 1)] for place in range(1, first + 1)):
                 self._attack(number)
         for _ in range(rounds):
             number = _best(self.clean, self.robust, robust, clean)

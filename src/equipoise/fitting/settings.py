@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from equipoise.core import checks
 from equipoise.core.settings import Settings, setting
 from equipoise.fitting import conformal
 from equipoise.fitting.conformal import Target
+from equipoise.fitting.paper import PUBLISHED, published_for
 from equipoise.mixing.logit_maps import CLAMPS
+
+DEFAULT_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,16 +22,30 @@ class FitSettings(Settings):
 
     lose_at_most: float | None = setting(None, "Points (of 100) of robust accuracy that may be lost; 1 if no target is "
                                          "given.")
-    beta: float | None = setting(None, "Share of the robust model's attacked accuracy to keep.")
+    beta: float | None = setting(None, "Share of the robust model's attacked accuracy to keep; with rule paper the "
+                                 "paper's if no target is given: 0.985, from 317 classes on 0.99.")
+    promise: str = setting("expectation", "In which sense the target holds: expectation (on average over fits; single "
+                           "fits exceed it in about a third of the cases) or probability (all but a share 1 − "
+                           "confidence of the fits keep it).", among=("expectation", "probability"))
+    confidence: float | None = setting(None, "Of --promise probability; 0.95 if not given.")
     alpha: float | None = setting(None, "Plain mixing with this weight; nothing is fitted.", share=True)
+    published: str | None = setting(None, "MixedNUTS with the published s, p, c and alpha for this data set; nothing "
+                                    "is fitted.", among=PUBLISHED)
     gate: str | None = setting(None, "A gate from `equipoise train gate`, file or folder, which gives every image an "
                                "alpha of its own over the fitted map.")
-    objective: str = setting("mixture", "What the search maximizes: mixture (clean accuracy of the mixture) or "
-                             "surrogate (the paper's, without predictions of the accurate model).",
-                             among=("mixture", "surrogate"))
-    clamp: str = setting("gelu-monotone", "gelu-monotone, gelu, relu, elu, softplus or linear.", among=CLAMPS)
-    rule: str = setting("auto", "Maps to search: nuts (MixedNUTS), switch (the confidence switch) or auto (both).",
-                        among=("auto", "nuts", "switch"))
+    objective: str | None = setting(None, "What the search optimizes: mixture (clean accuracy of the mixture), "
+                                    "surrogate (how many clean errors of the robust model it leaves to the accurate "
+                                    "one) or conditional (how many of those that the accurate one corrects); mixture "
+                                    "if not given, surrogate with rule paper.",
+                                    among=("mixture", "surrogate", "conditional"))
+    clamp: str | None = setting(None, "gelu-monotone, gelu, relu, elu, softplus or linear; gelu-monotone if not given, "
+                                "gelu with rule paper.", among=CLAMPS)
+    rule: str = setting("auto", "What chooses the map: paper (MixedNUTS, Algorithm 1 literally; promises nothing), "
+                        "nuts (our search of the paper's maps), switch (the confidence switch) or auto (the better of "
+                        "nuts and switch).", among=("auto", "nuts", "switch", "paper"))
+    accurate_temperature: float | None = setting(None, "Temperature of the accurate model's probabilities, with rule "
+                                                 "paper, published or alpha: 0 is its class alone; 0 if not given, 1 "
+                                                 "with alpha.")
     against: str = setting("any", "Adversary of the promise: any (the accurate model may predict any class at attacked "
                            "points) or pair (an attack on both models at once).", among=("any", "pair"))
     rounds: int = setting(1, "Attacks on the mapped model, each followed by a new search.", least=0, most=1000)
@@ -35,21 +53,91 @@ class FitSettings(Settings):
     targets: int = setting(9, "Target classes of the margin attack.", least=1, most=1000)
     pool: int = setting(3, "Attacked points kept per image and attack.", least=1, most=1000)
     gradient_free: bool = setting(False, "Attack by random search.")
-    like: str | None = setting(None, "A mixture whose map is reused; only the threshold is fitted.")
-    batch_size: int = setting(128, "Images per batch; halved when memory runs out.", least=1)
+    like: str | None = setting(None, "A mixture whose map is reused, or published:NAME; only the threshold is "
+                               "fitted.")
+    batch_size: int | None = setting(None, "Images per batch, 128 or on CUDA 512 if not given; halved when memory runs "
+                                     "out.", least=1)
     seed: int = setting(0, "Random seed.", least=0)
+    cache: Path | None = setting(  # noqa: RUF009
+        None, "Folder for the logits of every attack; fits with the same models, images and attack share them.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        checks.path("cache", self.cache)
         given = [name for name in ("lose_at_most", "beta", "alpha") if getattr(self, name) is not None]
         checks.require(len(given) <= 1, "target", "be at most one of lose_at_most, beta and alpha", given)
+        checks.require(self.confidence is None or self.promise == "probability", "confidence",
+                       "be left out unless `promise` is probability", self.confidence)
         self.target()
         if self.gate is not None:
             checks.require(Path(self.gate).exists(), "gate", "be a file or folder that exists", self.gate)
             checks.require(self.alpha is None, "gate", "be left out with alpha, which fits nothing", self.gate)
+        self._check_unfitted()
+        self._check_rule()
 
-    def target(self) -> Target:
-        """What may be lost."""
-        if self.beta is not None:
-            return conformal.beta(self.beta)
-        return conformal.lose_at_most(1.0 if self.lose_at_most is None else self.lose_at_most)
+    def _check_unfitted(self) -> None:
+        """Where nothing is fitted, refuse every setting but the temperature of the accurate side."""
+        for unfitted in ("alpha", "published"):
+            if getattr(self, unfitted) is None:
+                continue
+            ignored = [item.name for item in fields(self) if item.name not in (unfitted, "accurate_temperature")
+                       and getattr(self, item.name) != item.default]
+            checks.require(not ignored, unfitted, "come without a target, rule or other setting of a fit, because "
+                           "nothing is fitted", ignored)
+
+    def _check_rule(self) -> None:
+        """Refuse settings that the rule does not have."""
+        paper = self.rule == "paper"
+        if self.like is not None:
+            checks.require(self.clamp is None, "clamp", "be left out with like, whose map has its own", self.clamp)
+            checks.require(paper or self.objective is None, "objective", "be left out with like, because nothing is "
+                           "searched", self.objective)
+            checks.require(self.rounds <= 1, "rounds", "be at most 1 with like, because nothing is searched",
+                           self.rounds)
+        if paper:
+            checks.require(self.promise == "expectation", "promise", "be left out with rule paper, which promises "
+                           "nothing", self.promise)
+            checks.require(self.against == "any", "against", "be any with rule paper", self.against)
+            checks.require(self.objective != "mixture", "objective", "be surrogate or conditional with rule paper",
+                           self.objective)
+            checks.require(self.clamp != "gelu-monotone", "clamp", "be one of the paper with rule paper", self.clamp)
+            checks.require(self.rounds <= 1, "rounds", "be 0 or 1 with rule paper, which searches once", self.rounds)
+        if self.accurate_temperature is not None:
+            checks.require(self.accurate_temperature >= 0, "accurate_temperature", "not be negative",
+                           self.accurate_temperature)
+            allowed = paper or self.alpha is not None or self.published is not None or self.accurate_temperature == 0
+            checks.require(allowed, "accurate_temperature", "be 0 with this rule, whose promise and search rest on the "
+                           "accurate model's class alone", self.accurate_temperature)
+
+    @property
+    def target_is_default(self) -> bool:
+        """Whether no target was given."""
+        return self.lose_at_most is None and self.beta is None and self.alpha is None
+
+    @property
+    def search_objective(self) -> str:
+        """The objective, or its default for the rule."""
+        return self.objective or ("surrogate" if self.rule == "paper" else "mixture")
+
+    @property
+    def search_clamp(self) -> str:
+        """The clamp, or its default for the rule."""
+        return self.clamp or ("gelu" if self.rule == "paper" else "gelu-monotone")
+
+    @property
+    def accurate_side(self) -> dict[str, Any]:
+        """The arguments of a mixture for the temperature of its accurate side, or their defaults."""
+        temperature = self.accurate_temperature
+        if temperature is None:
+            temperature = 0.0 if self.alpha is None else 1.0
+        return {"hard": True} if temperature == 0 else {"hard": False, "accurate_temperature": temperature}
+
+    def target(self, classes: int = 10) -> Target:
+        """What may be lost, and in which sense; the paper's β depends on the number of classes."""
+        confidence = None
+        if self.promise == "probability":
+            confidence = DEFAULT_CONFIDENCE if self.confidence is None else self.confidence
+        if self.beta is not None or (self.rule == "paper" and self.target_is_default):
+            return conformal.beta(PUBLISHED[published_for(classes)].beta if self.beta is None else self.beta,
+                                  confidence)
+        return conformal.lose_at_most(1.0 if self.lose_at_most is None else self.lose_at_most, confidence)

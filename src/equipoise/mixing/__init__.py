@@ -3,10 +3,11 @@
 from equipoise.mixing.classifier import HardLabels, MixedClassifier
 from equipoise.mixing.folder import load_gate, load_model, save, save_gate, save_mixture
 from equipoise.mixing.formula import gate_of, mix
-from equipoise.mixing.gated import Gate, GatedClassifier, new_gate
+from equipoise.mixing.gate import Gate, new_gate
+from equipoise.mixing.gated import GatedClassifier
+from equipoise.mixing.gated_surrogates import AlphaPenalty, GatedSurrogate
 from equipoise.mixing.logit_maps import LogitMap
 from equipoise.mixing.provenance import FrontierMixture, Provenance
-from equipoise.mixing.surrogates import AlphaPenalty, GatedSurrogate
 
 __all__ = [
     "AlphaPenalty", "FrontierMixture", "Gate", "GatedClassifier", "GatedSurrogate", "HardLabels", "LogitMap",

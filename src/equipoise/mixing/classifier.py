@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +14,8 @@ from equipoise.core import checks
 from equipoise.data.dataset import as_images
 from equipoise.mixing.formula import gate_of, mix
 from equipoise.mixing.logit_maps import LogitMap, at_least_float32, one_hot, require_classes
-from equipoise.mixing.provenance import Frontier, Provenance, select_mixture
-from equipoise.mixing.surrogates import Hinges, Surrogate, working_scale
+from equipoise.mixing.provenance import RULES, Frontier, Provenance, rule_of, select_mixture
+from equipoise.mixing.surrogates import Hinges, Surrogate
 from equipoise.models.inspection import Described, name_failing_model
 
 TOLERANCE = 1e-5  # margins this close to q count as ties, because fp32 cannot distinguish them
@@ -27,7 +29,8 @@ class MixedClassifier(Described):
         robust: h, images → logits (B, K).
         alpha: weight of the robust side, in [0, 1].
         logit_map: M, on the robust side; None is the identity.
-        hard: p_g is the one-hot vector of g's class (temperature 0) instead of softmax(g(x)).
+        hard: p_g is the one-hot vector of g's class (temperature 0) instead of softmax(g(x)/T).
+        accurate_temperature: T > 0, without `hard` [Bai2024nuts, D.4].
         surrogate_alpha: α_d of :meth:`surrogate`.
         frontier: the mixtures that :meth:`with_target` selects from.
         provenance: which images it was fitted on.
@@ -39,7 +42,7 @@ class MixedClassifier(Described):
 
     def __init__(
         self, accurate: nn.Module, robust: nn.Module, alpha: float, *, logit_map: LogitMap | None = None,
-        hard: bool = False, surrogate_alpha: float = 0.9, frontier: Frontier = (),
+        hard: bool = False, accurate_temperature: float = 1.0, surrogate_alpha: float = 0.9, frontier: Frontier = (),
         provenance: Provenance | None = None,
     ) -> None:
         super().__init__()
@@ -52,6 +55,10 @@ class MixedClassifier(Described):
         self.register_buffer("gate", gate_of(float(checks.within("alpha", alpha, 0, 1))))
         self.accurate, self.robust, self.logit_map, self.hard = accurate, robust, logit_map, hard
         self.surrogate_alpha = checks.within("surrogate_alpha", surrogate_alpha, 0, 1)
+        checks.positive("accurate_temperature", accurate_temperature)
+        checks.require(not hard or accurate_temperature == 1, "accurate_temperature", "be left out with hard labels",
+                       accurate_temperature)
+        self.accurate_temperature = float(accurate_temperature)
         self.frontier, self.provenance = frontier, provenance
 
     @property
@@ -60,19 +67,50 @@ class MixedClassifier(Described):
         return float(f"{float(torch.sigmoid(self.gate)):.15g}")
 
     @property
+    def rule(self) -> str:
+        """The key in :data:`RULES` of what chose the map and alpha; of a mixture that was not fitted, its form."""
+        recorded = None if self.provenance is None else self.provenance.rule
+        return recorded or rule_of(self.logit_map, self.alpha)
+
+    @property
+    def method(self) -> str:
+        """The name of the rule in tables and reports."""
+        return RULES[self.rule]
+
+    def describe(self) -> dict[str, Any]:
+        """The settings as plain values; the temperature of the accurate side only where it is not 1."""
+        tempered = self.accurate_temperature != 1
+        return {**super().describe(), **({"accurate_temperature": self.accurate_temperature} if tempered else {})}
+
+    @property
     def q(self) -> float:
         """(1 − α)/α: a robust side with a larger margin than this decides the class [Bai2024, Lemma 3.2]."""
         return math.exp(min(-float(self.gate), 700.0))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, K) log-probabilities, which serve as logits."""
-        g, h = self.log_probabilities(x)
-        return mix(g, h, self.gate)
+        return self.from_base_outputs(*self.base_outputs(x))
+
+    def base_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What both bases return for images (B, C, H, W): everything else about a mixture is a function of it."""
+        h = self.robust(x)
+        return self.accurate(x), h
+
+    def from_base_outputs(self, *outputs: Tensor) -> Tensor:
+        """(B, K) log-probabilities of the mixture from :meth:`base_outputs`."""
+        return mix(*self._log_probabilities(*outputs), self.gate)
+
+    def reads_bases_of(self, model: nn.Module) -> bool:
+        """Whether :meth:`from_base_outputs` is for the base outputs of this model."""
+        return model is self
 
     def log_probabilities(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(B, K) log-probabilities of the accurate side, and of the robust one."""
-        h = self.map_robust(self.robust(x))
-        return self._accurate_log_probabilities(self.accurate(x), h), h
+        return self._log_probabilities(*self.base_outputs(x))
+
+    def _log_probabilities(self, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        robust = self.map_robust(h)
+        return self._accurate_log_probabilities(g, robust), robust
 
     def alphas(self, x: Tensor) -> Tensor:
         """(B,) the weight of the robust side for every image: here the same for all."""
@@ -89,7 +127,7 @@ class MixedClassifier(Described):
         checks.require(g.shape == (h.shape[:1] if returns_classes else h.shape), "accurate and robust",
                        "have equal numbers of classes", (tuple(g.shape), tuple(h.shape)))
         if not self.hard:
-            return F.log_softmax(at_least_float32(g), dim=1)
+            return F.log_softmax(at_least_float32(g) / self.accurate_temperature, dim=1)
         if not returns_classes:
             return one_hot(g.argmax(dim=1), h.shape[1], h.dtype)
         classes = g.long()
@@ -110,16 +148,21 @@ class MixedClassifier(Described):
         x = as_images(x)
         x = x.to(next((weight.dtype for weight in self.robust.parameters() if weight.is_floating_point()), x.dtype))
         version = None if x.is_inference() else x._version
-        h = self.map_robust(checks.logits(self.robust(x), len(x), f"logits of {self._name_of('robust')}"))
+        logits, features = self._robust_with_features(x)
+        h = self.map_robust(checks.logits(logits, len(x), f"logits of {self._name_of('robust')}"))
         if version is not None and x._version != version:
             raise checks.InputError(f"{self._name_of('robust')} must not change its images in place; work on a copy")
         classes = h.argmax(dim=1)
         rows = self.needs_accurate(h).nonzero().squeeze(1)
         if len(rows):
-            classes[rows] = self._predict_with_accurate(x[rows], h[rows])
+            classes[rows] = self._predict_with_accurate(x[rows], h[rows], [maps[rows] for maps in features])
         return classes
 
-    def _predict_with_accurate(self, x: Tensor, h: Tensor) -> Tensor:
+    def _robust_with_features(self, x: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        """Logits of h, and what else of its pass :meth:`_predict_with_accurate` needs: one tensor per row and kind."""
+        return self.robust(x), ()
+
+    def _predict_with_accurate(self, x: Tensor, h: Tensor, features: Sequence[Tensor]) -> Tensor:
         """(B,) classes of the mixture, given the log-probabilities h of the robust side."""
         g, name = self.accurate(x), self._name_of("accurate")
         if self.hard and isinstance(g, Tensor) and g.dim() == 1:
@@ -127,7 +170,11 @@ class MixedClassifier(Described):
             checks.labels(g.long(), h.shape[1], len(x), f"classes of {name}")
         else:
             checks.logits(g, len(x), f"logits of {name}")
-        return mix(self._accurate_log_probabilities(g, h), h, self.gate).argmax(dim=1)
+        return self.mix_sides(g, h).argmax(dim=1)
+
+    def mix_sides(self, g: Tensor, h: Tensor) -> Tensor:
+        """(B, K) logits of the mixture from the output of g and the log-probabilities h of the robust side."""
+        return mix(self._accurate_log_probabilities(g, h), h, self.gate)
 
     def _name_of(self, side: str) -> str:
         return f"the {side} model {type(getattr(self, side)).__name__}"
@@ -151,22 +198,23 @@ class MixedClassifier(Described):
 
     def tempered_surrogate(self, *, stand_in: nn.Module | None = None) -> nn.Module:
         """:meth:`surrogate` with the mixture's own alpha, at the temperature at which its map works."""
-        scale = None if self.logit_map is None else working_scale(self.logit_map, self.q)
-        return Surrogate(stand_in or self.accurate, self.robust, self.logit_map, self.alpha, scale)
+        q = None if self.logit_map is None else self.q
+        return Surrogate(stand_in or self.accurate, self.robust, self.logit_map, self.alpha, q)
 
     def hinges(self, *, stand_in: nn.Module | None = None) -> nn.Module:
         """Scores for an attack on both sides at once; see :meth:`surrogate`."""
         return Hinges(stand_in or self.accurate, self.robust, self.logit_map, self.q)
 
-    def sides(self, x: Tensor, stand_in: nn.Module | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def sides(self, *outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Logits of g (or classes (B,)) and of h (B, K), log-probabilities of the robust side, and log q (B,)."""
-        h = self.robust(x)
-        return (stand_in or self.accurate)(x), h, self.map_robust(h), -self.gate.to(x.dtype).expand(len(x))
+        g, h = outputs
+        g = g if self.accurate_temperature == 1 else g / self.accurate_temperature
+        return g, h, self.map_robust(h), -self.gate.to(h.dtype).expand(len(h))
 
     def with_target(self, lose_at_most: float) -> MixedClassifier:
         """The most accurate mixture of the frontier that loses at most so many points (of 100) of robust accuracy."""
         selected = select_mixture(self.frontier, lose_at_most)
-        provenance = self.provenance and self.provenance.with_target(selected.lose_at_most)
+        provenance = self.provenance and self.provenance.with_target(selected)
         mixture = MixedClassifier(self.accurate, self.robust, selected.alpha, logit_map=selected.logit_map(), hard=True,
                                   surrogate_alpha=self.surrogate_alpha, frontier=self.frontier, provenance=provenance)
         return mixture.to(self.gate.device).train(self.training)

@@ -15,10 +15,11 @@ from equipoise import __version__, models
 from equipoise.core import checks, config, files
 from equipoise.core.serialize import Share, from_plain, to_plain
 from equipoise.mixing.classifier import MixedClassifier
-from equipoise.mixing.gated import Gate, GatedClassifier
+from equipoise.mixing.gate import Gate
+from equipoise.mixing.gated import GatedClassifier
 from equipoise.mixing.logit_maps import LogitMap, LogitMapSettings
 from equipoise.mixing.provenance import Frontier, Provenance
-from equipoise.models import LoadOptions, Normalized, checkpoint
+from equipoise.models import LoadOptions, Normalized, checkpoint, zoo
 from equipoise.models.reference import ALIASES, remember_reference
 
 SCHEMA = config.SCHEMAS[-1]
@@ -54,6 +55,7 @@ class _MixtureFile:
     version: str | None = None  # of Equipoise
     hard: bool = False
     surrogate_alpha: Share = 0.9
+    accurate_temperature: float | None = None  # 1 if not given
     frontier: Frontier = ()
     logit_map: LogitMapSettings | None = None
     gate: _GateSettings | None = None
@@ -96,6 +98,8 @@ def save_mixture(folder: Path | str, mixture: MixedClassifier, *, accurate: str 
         save_gate(folder / GATE, mixture.network, mixture.accurate, mixture.robust)
     content = _MixtureFile(SCHEMA, mixture.alpha, version=__version__, hard=mixture.hard, gate=gate,
                            surrogate_alpha=mixture.surrogate_alpha,
+                           accurate_temperature=(None if mixture.accurate_temperature == 1 else
+                                                 mixture.accurate_temperature),
                            logit_map=None if mixture.logit_map is None else mixture.logit_map.settings,
                            frontier=mixture.frontier, provenance=mixture.provenance, **bases)
     files.write_atomic(folder / NAME, config.dumps(to_plain(content)))
@@ -146,7 +150,9 @@ def _build(content: _MixtureFile, accurate: nn.Module, robust: nn.Module, gate: 
         "logit_map": content.logit_map and LogitMap(**asdict(content.logit_map)), "hard": content.hard,
         "surrogate_alpha": content.surrogate_alpha, "provenance": content.provenance}
     if gate is None or content.gate is None:
-        return MixedClassifier(accurate, robust, content.alpha, frontier=content.frontier, **shared)
+        temperature = 1.0 if content.accurate_temperature is None else content.accurate_temperature
+        return MixedClassifier(accurate, robust, content.alpha, frontier=content.frontier,
+                               accurate_temperature=temperature, **shared)
     return GatedClassifier(accurate, robust, gate, alpha_min=content.alpha, **asdict(content.gate), **shared)
 
 
@@ -214,6 +220,6 @@ def load_gate(path: Path | str, accurate: nn.Module, robust: nn.Module) -> Gate:
     expected = {key: (value.shape, value.dtype) for key, value in gate.state_dict().items()}
     checks.require({key: (value.shape, value.dtype) for key, value in state.items()} == expected, str(path),
                    f"hold the {len(expected)} tensors of this gate", f"{len(state)}, not all of their names and shapes")
-    gate.to_empty(device="cpu")
+    zoo.allocate(gate)
     gate.load_state_dict(state)
     return gate.eval()

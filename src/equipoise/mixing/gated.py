@@ -1,4 +1,4 @@
-"""The adaptive mixture: a gate network uses features of both bases to select an alpha for every image."""
+"""The adaptive mixture: a gate selects an alpha for every image."""
 
 from __future__ import annotations
 
@@ -11,92 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.core import checks
-from equipoise.core.modes import inference
 from equipoise.mixing.classifier import MixedClassifier
 from equipoise.mixing.formula import mix
+from equipoise.mixing.gate import Gate
+from equipoise.mixing.gated_surrogates import GatedHinges, GatedSurrogate
 from equipoise.mixing.logit_maps import LogitMap, at_least_float32, one_hot
-from equipoise.mixing.provenance import Provenance
-from equipoise.mixing.surrogates import BYPASS, GatedHinges, GatedSurrogate
+from equipoise.mixing.provenance import Provenance, gated_method
+from equipoise.mixing.surrogates import BYPASS
 from equipoise.models import feature_hooks
-from equipoise.models.feature_hooks import FeatureLayers, FeatureMaps, forward_with_features
-from equipoise.models.inspection import Described
-from equipoise.models.resnet import PreActBlock, he_init
+from equipoise.models.feature_hooks import FeatureMaps, forward_with_features
 
-WIDTH = 96  # 6.3 million parameters for a pair of ResNet-18; the official network has width 256 and 44 million
 SCALE, SHIFT = 2.0, 0.4  # of the gate in training, as published
-PairOfLayers = tuple[FeatureLayers, FeatureLayers]  # feature layers of the accurate and of the robust base
-
-
-class Gate(Described):
-    """The mixing network: one number per image from feature maps of two depths of both bases [Bai2024, Figure 10].
-
-    Three stages of two pre-activation blocks, each halving the map: the first on the joined shallow maps; its output is
-    added to the joined deep maps (through a 1×1 convolution where the channels differ, average-pooled where the sizes
-    do); global average; a linear layer without bias; batch norm without a scale, so that the output cannot shrink or
-    grow during training. The statistics are the batch's in training mode and running ones otherwise; nothing else
-    depends on the mode.
-
-    Args:
-        feature_layers: the submodules of both bases whose outputs it gets.
-        shallow, deep: channels of the joined maps of both bases.
-        width: channels of the first stage; the next have twice and four times as many.
-        momentum: of the running statistics of the output.
-    """
-
-    description = ("gate", "feature_layers", "shape")
-
-    def __init__(self, feature_layers: PairOfLayers, shallow: int, deep: int, width: int = WIDTH,
-                 momentum: float = 0.05) -> None:
-        super().__init__()
-        self.feature_layers = feature_layers
-        self.shape = (shallow, deep, checks.whole("width", width, least=1, most=4096))
-        self.first = _stage(shallow, width)
-        self.join: nn.Module = nn.Identity() if deep == width else nn.Conv2d(deep, width, 1, bias=False)
-        self.second = _stage(width, 2 * width)
-        self.third = _stage(2 * width, 4 * width)
-        self.fc = nn.Linear(4 * width, 1, bias=False)
-        self.output = nn.BatchNorm1d(1, affine=False, momentum=momentum)
-        he_init(self)
-
-    def forward(self, features: Sequence[FeatureMaps]) -> Tensor:
-        """(B,) from the maps of the accurate and of the robust base; about standard normal on training images."""
-        shallow, deep = feature_hooks.join_features(features)
-        checks.require((shallow.shape[1], deep.shape[1]) == self.shape[:2], "bases", "be those of the gate, with "
-                       f"{self.shape[0]} and {self.shape[1]} channels at its feature layers",
-                       (shallow.shape[1], deep.shape[1]))
-        matched = feature_hooks.match_sizes([self.first(shallow), self.join(deep)])
-        last = self.third(self.second(matched[0] + matched[1])).mean(dim=(2, 3))
-        # In bfloat16 this one number would hide from an attack what it gains by changing it.
-        with torch.autocast(last.device.type, enabled=False):
-            output: Tensor = self.output(self.fc(last.to(self.fc.weight.dtype)))
-        return output.squeeze(1)
-
-
-def _stage(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(PreActBlock(inputs, outputs, 2), PreActBlock(outputs, outputs, 1))
-
-
-def new_gate(accurate: nn.Module, robust: nn.Module, example: Tensor, *, feature_layers: PairOfLayers | None = None,
-             width: int = WIDTH, momentum: float = 0.05, seed: int = 0) -> Gate:
-    """A gate with random weights for two bases.
-
-    Args:
-        accurate, robust: images (B, C, H, W) in [0, 1] → logits (B, K).
-        example: a few images, to find the channels of the feature maps.
-        feature_layers: two submodule names per base, found if not given.
-        width, momentum: of the :class:`Gate`.
-        seed: the same seed gives the same weights.
-    """
-    layers = feature_layers
-    valid = layers is None or [len(names) if isinstance(names, tuple | list) else 0 for names in layers] == [2, 2]
-    checks.require(valid, "feature_layers", "hold two names for the accurate and two for the robust base", layers)
-    with torch.no_grad(), inference(accurate, robust):
-        layers = layers or (feature_hooks.find_feature_layers(accurate, example),
-                            feature_hooks.find_feature_layers(robust, example))
-        shallow, deep = feature_hooks.joined_channels((accurate, robust), layers, example)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return Gate(layers, shallow, deep, width, momentum)
 
 
 class GatedClassifier(MixedClassifier):
@@ -105,11 +30,11 @@ class GatedClassifier(MixedClassifier):
     .. math:: \alpha(x) = \alpha_{min} + (\alpha_{max} - \alpha_{min})\,
               \mathrm{sigmoid}(scale \cdot u_\theta(x) + shift)
 
-    u is the :class:`Gate`; each base runs once. Range, scale and shift can be changed without training
-    (:meth:`with_range`); a gate is trained over all of (0, 1) whatever the range is, because its objective mixes by
-    :meth:`log_probabilities_and_gate`. :attr:`alpha` is α_min, the least weight of the robust side: all that holds for
-    a fixed mixture with this alpha and any accurate side holds here too, :meth:`predict` and certificates included.
-    Train or evaluation mode changes the gate alone: the bases stay frozen and in evaluation mode.
+    u is the :class:`Gate`; each base runs once, in :meth:`predict` too. Range, scale and shift can be changed without
+    training (:meth:`with_range`); a gate is trained over all of (0, 1) whatever the range is, because its objective
+    mixes by :meth:`log_probabilities_and_gate`. :attr:`alpha` is α_min, the least weight of the robust side: all that
+    holds for a fixed mixture with this alpha and any accurate side holds here too, :meth:`predict` and certificates
+    included. Train or evaluation mode changes the gate alone: the bases stay frozen and in evaluation mode.
 
     Args:
         accurate, robust: images (B, C, H, W) in [0, 1] → logits (B, K).
@@ -160,10 +85,14 @@ class GatedClassifier(MixedClassifier):
         self.robust.eval()
         return self
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, K) log-probabilities, which serve as logits."""
-        g, h, z = self.log_probabilities_and_gate(x)
-        return mix(g, h, self.restrict_gate(z))
+    def base_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Logits of both bases (B, K), and the gate's log-odds (B,)."""
+        return self.logits_and_gate(x)
+
+    def from_base_outputs(self, *outputs: Tensor) -> Tensor:
+        """(B, K) log-probabilities of the mixture from :meth:`base_outputs`."""
+        g, h, z = outputs
+        return mix(*self.sides_of_logits(g, h), self.restrict_gate(z))
 
     def log_probabilities_and_gate(self, x: Tensor, *, soft: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities of both sides (B, K), and the gate's log-odds over all of (0, 1), (B,).
@@ -171,26 +100,40 @@ class GatedClassifier(MixedClassifier):
         With `soft`, sides for attacks: the accurate one is never one-hot, and most of the robust one bypasses the map.
         """
         g, h, z = self.logits_and_gate(x)
-        return (*self._sides(g, h, soft=soft), z)
+        return (*self.sides_of_logits(g, h, soft=soft), z)
 
-    def _sides(self, g: Tensor, h: Tensor, *, soft: bool = False) -> tuple[Tensor, Tensor]:
+    def sides_of_logits(self, g: Tensor, h: Tensor, *, soft: bool = False) -> tuple[Tensor, Tensor]:
         """Logits of the bases (B, K) → log-probabilities of both sides."""
-        log_p_g, log_p_h = F.log_softmax(self.logit_scales[0] * at_least_float32(g), dim=1), self.map_robust(h)
+        log_p_h = self.map_robust(h)
+        log_p_g = self._accurate_side(g, log_p_h.dtype, soft=soft)
         if soft and self.logit_map is not None:
             unmapped = F.log_softmax(self.logit_scales[1] * at_least_float32(h), dim=1)
             log_p_h = torch.logaddexp(unmapped + math.log(BYPASS), log_p_h + math.log(1 - BYPASS))
-        if self.hard and not soft:
-            log_p_g = one_hot(g.argmax(dim=1), g.shape[1], log_p_h.dtype)
         return log_p_g, log_p_h
+
+    def _accurate_side(self, g: Tensor, dtype: torch.dtype, *, soft: bool = False) -> Tensor:
+        """Logits of g (B, K) → log-probabilities; of `dtype` where they are one-hot."""
+        if self.hard and not soft:
+            return one_hot(g.argmax(dim=1), g.shape[1], dtype)
+        return F.log_softmax(self.logit_scales[0] * at_least_float32(g), dim=1)
 
     def logits_and_gate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of both bases (B, K), and the gate's log-odds over all of (0, 1), (B,): one pass of each base."""
-        layers = self.network.feature_layers
-        g, features_g = forward_with_features(self.accurate, layers[0], x, keeper=self)
-        h, features_h = forward_with_features(self.robust, layers[1], x, keeper=self)
+        g, features_g = self._accurate_with_features(x)
+        h, features_h = self._robust_with_features(x)
         checks.require(g.shape == h.shape, "accurate and robust", "have equal numbers of classes",
                        (tuple(g.shape), tuple(h.shape)))
-        return g, h, self.scale * self.network((features_g, features_h)) + self.shift
+        return g, h, self._log_odds(features_g, features_h)
+
+    def _accurate_with_features(self, x: Tensor) -> tuple[Tensor, FeatureMaps]:
+        return forward_with_features(self.accurate, self.network.feature_layers[0], x, keeper=self)
+
+    def _robust_with_features(self, x: Tensor) -> tuple[Tensor, FeatureMaps]:
+        return forward_with_features(self.robust, self.network.feature_layers[1], x, keeper=self)
+
+    def _log_odds(self, features_g: FeatureMaps, features_h: FeatureMaps) -> Tensor:
+        output: Tensor = self.network((features_g, features_h))
+        return self.scale * output + self.shift
 
     def log_probabilities(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(B, K) log-probabilities of the accurate side, and of the robust one."""
@@ -214,6 +157,11 @@ class GatedClassifier(MixedClassifier):
         return log_alpha - log_rest
 
     @property
+    def method(self) -> str:
+        """The name of the gate, and of the rule of the map that it is over, in tables and reports."""
+        return gated_method(None if self.logit_map is None else self.rule)
+
+    @property
     def steeper_than_trained(self) -> bool:
         """Whether the gate has a larger scale than in training: its gradient then vanishes away from its middle."""
         return self.scale > SCALE
@@ -226,10 +174,13 @@ class GatedClassifier(MixedClassifier):
         """(B,) the weight of the robust side for every image."""
         return torch.sigmoid(self.restrict_gate(self.log_probabilities_and_gate(x)[2]))
 
-    def _predict_with_accurate(self, x: Tensor, h: Tensor) -> Tensor:
-        g, h, z = self.logits_and_gate(x)
+    def _predict_with_accurate(self, x: Tensor, h: Tensor, features: Sequence[Tensor]) -> Tensor:
+        g, features_g = self._accurate_with_features(x)
         checks.logits(g, len(x), f"logits of {self._name_of('accurate')}")
-        logits = mix(*self._sides(g, h), self.restrict_gate(z))
+        checks.require(g.shape == h.shape, "accurate and robust", "have equal numbers of classes",
+                       (tuple(g.shape), tuple(h.shape)))
+        z = self._log_odds(features_g, (features[0], features[1]))
+        logits = mix(self._accurate_side(g, h.dtype), h, self.restrict_gate(z))
         return checks.logits(logits, len(x), "logits of the mixture").argmax(dim=1)
 
     def with_range(self, alpha_min: float, alpha_max: float, *, scale: float | None = None,
@@ -239,10 +190,13 @@ class GatedClassifier(MixedClassifier):
                           shift=self.shift if shift is None else shift)
 
     def with_settings_of(self, mixture: MixedClassifier) -> GatedClassifier:
-        """The same gate with the logit map, hard labels and surrogate alpha of another mixture of the same bases."""
+        """The same gate with the map, hard labels, temperature and α_d of another mixture of the same bases."""
         same = mixture.accurate is self.accurate and mixture.robust is self.robust
         checks.require(same, "mixture", "be a mixture of the gate's own bases", "another pair")
-        return self._copy(logit_map=mixture.logit_map, hard=mixture.hard, surrogate_alpha=mixture.surrogate_alpha)
+        first, second = self.logit_scales
+        tempered = mixture.accurate_temperature != 1
+        return self._copy(logit_map=mixture.logit_map, hard=mixture.hard, surrogate_alpha=mixture.surrogate_alpha,
+                          logit_scales=(1 / mixture.accurate_temperature if tempered else first, second))
 
     def _copy(self, **changes: Any) -> GatedClassifier:
         same = {name: getattr(self, name) for name in ("scale", "shift", "logit_scales", "logit_map", "hard",
@@ -261,10 +215,9 @@ class GatedClassifier(MixedClassifier):
         _refuse_stand_in(stand_in)
         return GatedHinges(self)
 
-    def sides(self, x: Tensor, stand_in: nn.Module | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def sides(self, *outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Logits of g and of h (B, K), log-probabilities of the robust side, and log q (B,) of every image's alpha."""
-        _refuse_stand_in(stand_in)
-        g, h, z = self.logits_and_gate(x)
+        g, h, z = outputs
         scaled = [scale * at_least_float32(logits) for scale, logits in zip(self.logit_scales, (g, h), strict=True)]
         return scaled[0], scaled[1], self.map_robust(h), -self.restrict_gate(z)
 

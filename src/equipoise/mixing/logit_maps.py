@@ -1,6 +1,6 @@
-"""Maps of logits that change a classifier's confidence and, if they are monotone, never its class.
+"""Maps of logits that change a classifier's confidence; those that are monotone never rank another class above its own.
 
-The map of MixedNUTS [Bai2024nuts, Eq. (4)] lowers the confidence of the robust classifier where classes compete, which
+The map of [Bai2024nuts, Eq. (4)] lowers the confidence of the robust classifier where classes compete, which
 is where it errs, and keeps it high where one class stands out.
 """
 
@@ -96,7 +96,7 @@ class LogitMapSettings:
 
 
 class LogitMap(Described):
-    r"""The map of MixedNUTS, with two more parameters.
+    r"""The family of maps of MixedNUTS, with two more parameters.
 
     .. math:: M(z) = s \cdot \mathrm{sgn}(u)\,|u|^p, \qquad u = \mathrm{clamp}(\mathrm{LN}(z) + c)
 
@@ -110,8 +110,8 @@ class LogitMap(Described):
         scale: s > 0.
         power: p > 0.
         shift: c.
-        clamp: a key of :data:`CLAMPS`. `gelu` is the paper's; it is not monotone and can change the top class, which
-            `gelu-monotone` never does.
+        clamp: a key of :data:`CLAMPS`. `gelu` is the paper's; it is not monotone and can change the top class.
+            `gelu-monotone` cannot; like `relu`, it makes classes tie that lie below its lowest point.
         rivals: in [0, 1]; 1 is the paper's.
         unit: None is the paper's layer norm.
     """
@@ -187,3 +187,23 @@ def finite(z: Tensor) -> Tensor:
 def at_least_float32(z: Tensor) -> Tensor:
     """Half precision as fp32; wider logits unchanged."""
     return z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
+
+
+def confidence_switch(scale: float = 1.0, unit: float = 1.0) -> LogitMap:
+    """The confidence switch: a mixture with hard labels of g then predicts h's class where h is confident, else g's.
+
+    h is confident where the largest probability of softmax(scale·z/unit) exceeds :func:`switch_confidence`; nothing
+    else about its logits z matters. See `docs/confidence-switch.md`.
+    """
+    return LogitMap(scale, 1.0, 0.0, "linear", rivals=0.0, unit=unit)
+
+
+def switch_confidence(q: float, num_classes: int) -> float:
+    """The probability of h's class above which it decides in a confidence switch with q = (1 − α)/α.
+
+    The other classes share the rest equally, so that p − (1 − p)/(K − 1) > q exactly where p > (1 + q·(K − 1))/K.
+
+    >>> round(switch_confidence(0.4, 10), 3)
+    0.46
+    """
+    return (1 + q * (num_classes - 1)) / num_classes

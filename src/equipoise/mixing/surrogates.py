@@ -1,23 +1,19 @@
-"""What attacks on a mixture take gradients from where the mixture itself has steps, and a penalty on its alpha."""
+"""What attacks on a mixture take gradients from where the mixture itself has steps."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.core import checks
-from equipoise.mixing.formula import gate_of, mix
 from equipoise.mixing.logit_maps import LogitMap, finite, layer_norm
-from equipoise.models.inspection import Described, identity
+from equipoise.models.inspection import Described
 
 if TYPE_CHECKING:
     from equipoise.mixing.classifier import MixedClassifier
-    from equipoise.mixing.gated import GatedClassifier
 
 BYPASS = 0.9  # share of the robust side whose gradient bypasses the map
 
@@ -34,29 +30,44 @@ class Surrogate(Described):
         accurate, robust: g and h; a g that returns classes has no gradient and is left out.
         logit_map: M; None is the identity.
         alpha: α_d; r_d is :data:`BYPASS`.
-        scale: of normalized logits (:func:`working_scale`), which then replace h in σ(h); None is the paper's.
+        working_q: the q at which normalized logits, at :func:`working_scale`, replace h in σ(h); None is the paper's.
     """
 
-    description = ("mixture-surrogate", "weights", "scale")
+    description = ("mixture-surrogate", "weights", "working_q")
 
     def __init__(self, accurate: nn.Module, robust: nn.Module, logit_map: LogitMap | None, alpha: float,
-                 scale: float | None = None) -> None:
+                 working_q: float | None = None) -> None:
         super().__init__()
-        self.accurate, self.robust, self.logit_map, self.scale = accurate, robust, logit_map, scale
+        self.accurate, self.robust, self.logit_map, self.working_q = accurate, robust, logit_map, working_q
+        self._scales: dict[int, float] = {}  # by number of classes
         self.weights = (1 - alpha, alpha * BYPASS, alpha * (1 - BYPASS))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, K) log-probabilities."""
-        g, h = self.accurate(x), self.robust(x).float()
+        return self.from_base_outputs(self.accurate(x), self.robust(x))
+
+    def reads_bases_of(self, model: nn.Module) -> bool:
+        """Whether g and h are the bases of this model."""
+        return _has_bases(model, self.accurate, self.robust)
+
+    def from_base_outputs(self, g: Tensor, h: Tensor, *_: Tensor) -> Tensor:
+        """(B, K) log-probabilities from what the bases return; the log-odds of a gate do not matter."""
+        h = h.float()
         mapped = h if self.logit_map is None else self.logit_map(h)
-        if self.scale is not None and self.logit_map is not None:
-            h = self.scale * self.logit_map.normalize(h)
+        if self.working_q is not None and self.logit_map is not None:
+            h = self._scale(self.logit_map, h.shape[1]) * self.logit_map.normalize(h)
         terms = [F.log_softmax(z.float(), dim=1) + math.log(weight)
                  for z, weight in zip((g, h, mapped), self.weights, strict=True) if weight > 0 and z.dim() == 2]
         return torch.logsumexp(torch.stack(terms), dim=0)
 
+    def _scale(self, logit_map: LogitMap, classes: int) -> float:
+        """Computed once, because it waits for the device."""
+        if classes not in self._scales:
+            self._scales[classes] = working_scale(logit_map, self.working_q or 0.0, classes)
+        return self._scales[classes]
 
-def working_scale(logit_map: LogitMap, q: float, classes: int = 10) -> float:
+
+def working_scale(logit_map: LogitMap, q: float, classes: int) -> float:
     """The factor at which a softmax of normalized logits is as confident as the map where g begins to decide.
 
     There the margin of the robust side is q: between two classes, or, if the map flattens the rivals, over all others.
@@ -93,7 +104,19 @@ class Hinges(Described):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, K) scores ≤ 0."""
-        return hinge_scores(self.accurate(x), self.robust(x), self.logit_map, self.q)
+        return self.from_base_outputs(self.accurate(x), self.robust(x))
+
+    def reads_bases_of(self, model: nn.Module) -> bool:
+        """Whether g and h are the bases of this model."""
+        return _has_bases(model, self.accurate, self.robust)
+
+    def from_base_outputs(self, g: Tensor, h: Tensor, *_: Tensor) -> Tensor:
+        """(B, K) scores from what the bases return; the log-odds of a gate do not matter."""
+        return hinge_scores(g, h, self.logit_map, self.q)
+
+
+def _has_bases(model: nn.Module, accurate: nn.Module, robust: nn.Module) -> bool:
+    return getattr(model, "accurate", None) is accurate and getattr(model, "robust", None) is robust
 
 
 def hinge_scores(g: Tensor, h: Tensor, logit_map: LogitMap | None, q: float | Tensor) -> Tensor:
@@ -129,7 +152,17 @@ class Sides(Described):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, 3K + 1)."""
-        g, h, log_p, log_q = self.mixture.sides(x, self.stand_in)
+        if self.stand_in is None:
+            return self.from_base_outputs(*self.mixture.base_outputs(x))
+        return self.from_base_outputs(self.stand_in(x), self.mixture.robust(x))
+
+    def reads_bases_of(self, model: nn.Module) -> bool:
+        """Whether the mixture is this model, and no base has a stand-in."""
+        return model is self.mixture and self.stand_in is None
+
+    def from_base_outputs(self, *outputs: Tensor) -> Tensor:
+        """(B, 3K + 1) from what the bases return."""
+        g, h, log_p, log_q = self.mixture.sides(*outputs)
         g = F.one_hot(g.long(), h.shape[1]).to(log_p.dtype) if g.dim() == 1 else g
         columns = (finite(g), finite(h), log_p, log_q.unsqueeze(1))
         return torch.cat([column.to(log_p.dtype) for column in columns], dim=1)
@@ -176,78 +209,3 @@ def hinge_sums(sides: Tensor, y: Tensor, form: str, *, reserve: float, rivals: f
     excess = F.relu(difference.clamp_min(1e-6).log() - log_q)
     total: Tensor = accurate + decided_by_robust * (margin + excess)
     return total
-
-
-class GatedSurrogate(Described):
-    """A gated mixture with useful gradients.
-
-    Args:
-        model: the gated mixture.
-        detach_gate: treat the gate as a constant.
-        soft: use the soft sides and a gate no steeper than in training. Where even the middle of the alpha range would
-            make g's gradient negligible, the gate is also lowered to the surrogate's alpha.
-    """
-
-    description = ("gated-surrogate", "detach_gate", "soft", "offset")
-
-    def __init__(self, model: GatedClassifier, *, detach_gate: bool = False, soft: bool = False) -> None:
-        super().__init__()
-        self.model, self.detach_gate, self.soft = model, detach_gate, soft
-        middle = float(model.restrict_gate(torch.zeros((), dtype=torch.float64)))
-        self.offset = max(middle - float(gate_of(model.surrogate_alpha)), 0.0) if soft else 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, K) log-probabilities."""
-        g, h, z = self.model.log_probabilities_and_gate(x, soft=self.soft)
-        z = self.model.limit_gate_slope(z) if self.soft else z
-        return mix(g, h, self.model.restrict_gate(z.detach() if self.detach_gate else z) - self.offset)
-
-
-class GatedHinges(Described):
-    """:class:`Hinges` of a gated mixture: the threshold q is that of the image's own alpha.
-
-    The threshold of α_min would count as reached where the gate still lets h decide, and the attack would stop there.
-    """
-
-    description = ("gated-hinges",)
-
-    def __init__(self, model: GatedClassifier) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, K) scores ≤ 0."""
-        g, h, z = self.model.logits_and_gate(x)
-        q = torch.exp(-self.model.restrict_gate(z.detach())).unsqueeze(1)
-        return hinge_scores(g, self.model.logit_scales[1] * h.float(), self.model.logit_map, q)
-
-
-@dataclass(frozen=True)
-class AlphaPenalty:
-    """An extra term for attacks that lowers alpha, whatever its range [Bai2024, adversary D].
-
-    `share` is −weight·sigmoid(gate), of the size of a margin, so that it changes the direction of an attack without
-    replacing its objective. `published` is −weight·log sigmoid(gate), with weight 1 in the official evaluation; here it
-    made attacks on margins and ratios weaker, because it grows without bound where alpha is already low. A steep gate
-    is used with its slope in training, because the sigmoid of a steep one is flat. On CUDA the forward pass runs in
-    bfloat16, as the attack's own passes do.
-    """
-
-    model: GatedClassifier
-    weight: float = 0.25
-    form: str = "share"
-
-    def __post_init__(self) -> None:
-        checks.one_of("form", self.form, ("share", "published"))
-
-    def describe(self) -> dict[str, Any]:
-        """Form, weight and gate, for the identity of an attack."""
-        return {"type": "alpha-penalty", "version": 1, "form": self.form, "weight": self.weight,
-                "model": identity(self.model)}
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) → (B,)."""
-        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=x.is_cuda, cache_enabled=False):
-            z = self.model.log_probabilities_and_gate(x)[2]
-        z = self.model.limit_gate_slope(z.to(x.dtype))
-        return self.weight * (-torch.sigmoid(z) if self.form == "share" else F.softplus(-z))

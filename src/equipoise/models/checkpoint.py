@@ -91,7 +91,7 @@ def load(path: str | Path, arch: str | None = None, *, num_classes: int | None =
     for name, values in (("mean", mean), ("std", std)):
         _add_normalization(path, state, name, values)
     _check_weights(path, model, state, arch)
-    model.to_empty(device="cpu")
+    zoo.allocate(model)
     _copy_weights(path, model, state)
     return model.eval()
 

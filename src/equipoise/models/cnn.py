@@ -30,7 +30,7 @@ class CNN(Normalized):
         out = F.relu(self.conv3(F.relu(self.conv2(out))))
         if out.device.type == "cpu":
             # The last layer as a convolution: on the CPU the summation order of a matrix product this long depends on
-            # the batch size, and a network that is batch-size invariant is attacked several times faster.
+            # the batch size, and rows of results should not.
             return F.conv2d(out, self.fc.weight.view(-1, *out.shape[1:]), self.fc.bias).flatten(1)
         logits: Tensor = self.fc(out.flatten(1))
         return logits

@@ -14,7 +14,8 @@ from equipoise.models.preprocessing import Normalized
 def he_init(module: nn.Module) -> None:
     """Initialise convolutions from N(0, 2 / fan-out) [He2015]; everything else keeps torch's default."""
     for sub in module.modules():
-        if isinstance(sub, nn.Conv2d):
+        # For weights without memory torch would import its compiler, which takes seconds.
+        if isinstance(sub, nn.Conv2d) and not sub.weight.is_meta:
             nn.init.kaiming_normal_(sub.weight, mode="fan_out", nonlinearity="relu")
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Protocol
 
 import torch
+from torch import nn
 
 from equipoise.core import checks
 from equipoise.core.registry import Registry
@@ -74,3 +75,11 @@ def _construct(arch: str, num_classes: int, image_shape: tuple[int, int, int]) -
     model = builder(num_classes=num_classes, image_shape=image_shape)
     model.config = {"arch": arch, "num_classes": str(num_classes), "image_shape": ",".join(map(str, image_shape))}
     return model
+
+
+def allocate(model: nn.Module) -> None:
+    """Give a model without weights memory on the CPU, whose values are arbitrary.
+
+    `nn.Module.to_empty` does the same, but of tensors without memory it imports sympy, which takes a second.
+    """
+    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))

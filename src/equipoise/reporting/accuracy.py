@@ -1,4 +1,4 @@
-"""Evaluated models: the headline, sanity checks of its attacks, accuracy against alpha, margins, and examples."""
+"""Evaluated models: the headline, sanity checks of its attacks, margins, and examples."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from equipoise.core import format
 from equipoise.core.aggregation import CLEAN, WORST
 from equipoise.core.arrays import Array, ExampleArrays
 from equipoise.core.results import Audit, Difference, Result
-from equipoise.core.rows import AttackRow
+from equipoise.core.rows import CALIBRATION, AttackRow
 from equipoise.core.threat import Threat
 from equipoise.reporting import charts
-from equipoise.reporting.charts import CORRECT, MODELS, Chart, Histogram, Line, Palette, Panel, Picture, ReferenceLine
-from equipoise.reporting.section import INTERVALS, SAME_NUMBERS, Cell, RunView, Section, Table, model_cell, result_table
+from equipoise.reporting.charts import MODELS, Chart, Histogram, Palette, Panel, Picture, ReferenceLine
+from equipoise.reporting.section import INTERVALS, Cell, RunView, Section, Table, model_cell, result_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,9 @@ Margins = dict[str, dict[str, list[float]]]  # model → "clean" or "attacked" �
 IMAGES = {CLEAN: "clean images", WORST: "attacked images"}
 NAMES = {"mixed": "the mixture", "accurate": "the accurate model", "robust": "the robust model",
          "adaptive": "the adaptive classifier", "gate": "the gated mixture", "plain": "plain mixing",
-         "gate on MixedNUTS": "the gate on MixedNUTS", "best": "the best epoch", "last": "the last epoch"}
+         "gate on MixedNUTS": "the gate on MixedNUTS", "confidence switch": "the confidence switch",
+         "gate on the confidence switch": "the gate on the confidence switch",
+         "best": "the best epoch", "last": "the last epoch"}
 SHOWN = 6  # examples
 
 
@@ -35,8 +37,9 @@ def headline(run: RunView) -> Section:
     """Accuracy of every model, clean, under each attack and in the worst case; the main result in words."""
     metrics = [CLEAN, *run.attacks, WORST]
     results = [result for result in run.summary.results if result.metric in metrics]
+    notes = [f"{note[:1].upper()}{note[1:]}." for note in format.data_notes(run.summary)]
     if not results:
-        return Section("Results", ["This run has no accuracies."])
+        return Section("Results", ["This run has no accuracies.", *notes])
     results.sort(key=lambda result: _base_models_first(result.model))
     by_model: Results = defaultdict(dict)
     for result in results:
@@ -45,8 +48,8 @@ def headline(run: RunView) -> Section:
     for difference in run.summary.differences:
         pairs[difference.model, difference.versus].append(difference)
     first = "mixed" if "mixed" in by_model else next((model for model, _ in pairs), "")
-    prose = [main_result(by_model, first), " ".join(map(comparison, pairs.values())),
-             " ".join(_conditions(results, run.threat))]
+    prose = [main_result(by_model, first), _methods(run), _fitting_images(run, results),
+             " ".join(map(comparison, pairs.values())), " ".join(_conditions(results, run.threat)), *notes]
     tables = [result_table(f"{INTERVALS} (Clopper-Pearson)", "model", results, columns=metrics)]
     if run.summary.differences:
         body = [[Cell(f"{item.model} − {item.versus}"), Cell(item.metric or ""),
@@ -57,6 +60,30 @@ def headline(run: RunView) -> Section:
     if run.summary.audits:
         tables.append(_audit_table(run.summary.audits))
     return Section("Results", [text for text in prose if text], tables)
+
+
+def _methods(run: RunView) -> str:
+    """The rules of the mixtures."""
+    fit = run.summary.fit
+    if fit is not None and fit.method:
+        return f"The mixture is fitted by this rule: {fit.method}."
+    return f"Rules of the mixtures: {'; '.join(format.methods(run.summary))}." if run.summary.methods else ""
+
+
+def _fitting_images(run: RunView, results: Sequence[Result]) -> str:
+    """Of a fit: that its accuracies are those on fitting images, and what those images were used for."""
+    if run.summary.command != "fit":
+        return ""
+    if run.summary.gate is not None:
+        return "These are the images that selected the range of the gate, so its accuracies are optimistic."
+    if run.summary.fit is None:
+        return ""
+    half = {row.index for row in run.rows if isinstance(row, AttackRow) and row.half == CALIBRATION}
+    if any(result.n > len(half) for result in results):
+        return f"These are the fitting images, {'half' if half else 'all'} of which selected the map, so its " + (
+            "accuracies are optimistic.")
+    return ("These are fitting images: the half that did not select the map. It did set the threshold, so the attacked "
+            "accuracy of the mixture is what the target allows, not a measurement.")
 
 
 def _audit_table(audits: Sequence[Audit]) -> Table:
@@ -142,27 +169,6 @@ def sanity_checks(run: RunView) -> Section | None:
             tables.append(Table(caption, ["check", "model and attack", "value"], body, is_text=True,
                                 collapsed=not alarm))
     return Section("Sanity checks", prose, tables)
-
-
-def alpha_sweep(run: RunView) -> Section | None:
-    """Clean and worst-case accuracy of the mixture at every alpha of the run in `sweep/`."""
-    sweep = run.subrun("sweep")
-    curves = {metric: sweep.curve("mixed", metric) for metric in IMAGES} if sweep else {}
-    results = [result for curve in curves.values() for result in curve]
-    if not results:
-        return None
-    prose = ["Alpha is the weight of the robust model: at 0 the mixture is the accurate model, at 1 the robust model. "
-             f"Each point is the mixture at one alpha on n = {format.counts(result.n for result in results)} images; "
-             "bands are exact 95 % intervals."]
-    if run.summary.fit is not None:
-        prose.append("This is plain mixing without the fitted logit map, measured on fitting images under a short "
-                     "attack. It shows the trade-off that alpha alone offers.")
-    lines = [Line.of([result.alpha or 0.0 for result in curve], curve, "mixed", metric,
-                     linestyle="-" if metric == CLEAN else "--") for metric, curve in curves.items()]
-    chart = Chart("alpha", "Clean and worst-case accuracy of the mixture against alpha",
-                  [Panel(lines, x_range=(-0.02, 1.02), y_range=(0, 103))], x_label="alpha", y_label=CORRECT)
-    table = result_table(SAME_NUMBERS, "alpha", results, row=lambda result: f"{result.alpha:g}", collapsed=True)
-    return Section("Accuracy against alpha", prose, [table], [chart])
 
 
 def margins(run: RunView) -> Section | None:

@@ -12,9 +12,9 @@ from dataclasses import KW_ONLY, dataclass, replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from equipoise.core.format import literal
 from equipoise.core.results import Result
 from equipoise.core.stats import Estimate
+from equipoise.core.text import literal
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

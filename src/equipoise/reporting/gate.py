@@ -14,9 +14,11 @@ from equipoise.reporting.charts import CORRECT, Chart, Histogram, Line, Panel
 from equipoise.reporting.section import INTERVALS, Cell, RunView, Section, Table, result_cell, result_table
 
 STUDY = "adaptive-smoothing"
-GATED = ("gate", "gate on MixedNUTS")
+# Runs of earlier versions have the confidence switch under the name of MixedNUTS.
+GATED = ("gate", "gate on the confidence switch", "gate on MixedNUTS")
 # Colour and marker of every family of mixtures.
-FAMILIES = {"plain": ("muted", "s"), "MixedNUTS": ("other_0", "^"), "gate": ("mixed", "o"),
+FAMILIES = {"plain": ("muted", "s"), "confidence switch": ("other_0", "^"), "MixedNUTS": ("other_0", "^"),
+            "gate": ("mixed", "o"), "gate on the confidence switch": ("wrong", "D"),
             "gate on MixedNUTS": ("wrong", "D")}
 ADVERSARIES = {"A": "PGD without the gate's gradient", "B": "PGD through the gate",
                "C": "an attack suite (AutoAttack) through the gate",

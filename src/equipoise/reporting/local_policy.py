@@ -74,6 +74,32 @@ def targets(run: RunView) -> Section | None:
     return Section("The policy under attacks of fixed strength", prose, pictures=[chart])
 
 
+def policy_losses(run: RunView) -> Section | None:
+    """Policies by the loss that trained them [Bai2022, Section 5.3]."""
+    if (part := run.subrun("losses", STUDY)) is None:
+        return None
+    prose = ["Three policies that were trained equally long on the same images, each by another loss: the composite "
+             "one of the paper, and the two that it combines, the cross-entropy of the adaptive classifier and a hinge "
+             "on its strength towards the model that the attack does not break. Attacks are PGD on either model alone "
+             "and through the policy."]
+    table = result_table(INTERVALS, "trained by", part.summary.results,
+                         columns=(CLEAN, "pgd-std", "pgd-rob", "pgd", WORST))
+    return Section("Losses of the policy", prose, [table])
+
+
+def theorems(run: RunView) -> Section | None:
+    """Radii of Theorems 1 and 2 [Bai2022]: estimates."""
+    if (part := run.subrun("theorems", STUDY)) is None:
+        return None
+    prose = ["These are estimates, not certificates: the constants of both theorems are suprema over a ball, and a "
+             "search finds at most as much. Theorem 1 is for plain votes of neighbours, Theorem 2 for the ratio of the "
+             "gradients of two networks. A radius is the largest of a few that the theorem allows; positive is the "
+             "share of images for which it allows any of them."]
+    table = result_table("Mean radius, in [0, 1] pixels, and share of images with a positive one, with 95 % intervals",
+                         "rule", part.summary.results, row=lambda result: result.model, columns=("radius", "positive"))
+    return Section("Radii of the theorems (estimates)", prose, [table])
+
+
 def radii(run: RunView) -> Section | None:
     """Attacks of other radii than the policy was trained for [Bai2022, Figure 8]."""
     if (part := run.subrun("radii", STUDY)) is None:

@@ -23,33 +23,69 @@ def fitted(run: RunView) -> Section | None:
     promise = fit.promise if fit is not None else gate.promise if gate is not None else None
     if promise is None:
         return None
+    literal = fit is not None and fit.rule == "paper"  # a mixture also where it does not help
     prose, tables = [f"The mixture {promise}."], []
-    if fit is not None and not fit.helped:
+    if fit is not None and literal:
+        prose.append(f"It is {fit.method}, Algorithm 1 as published, without the corrections of the other rules; the "
+                     "notes say where they would have mattered. On the images that it was fitted on, which is "
+                     f"optimistic, it classifies {format.percent(fit.clean)} of the clean images correctly, the robust "
+                     f"model {format.percent(fit.robust_clean)}.")
+        if fit.objective is not None:
+            again = "" if fit.recomputed_objective is None else (
+                f", and {format.percent(fit.recomputed_objective)} if the mapped model is attacked again")
+            prose.append("The objective, the share of the robust model's clean errors that it still decides, is "
+                         f"{format.percent(fit.objective)}{again}; lower is better.")
+    elif fit is not None and not fit.helped:
         prose = [f"{promise[:1].upper()}{promise[1:]}."]
     elif fit is not None:
         prose.append("On the calibration half of the fitting images, the mixture classifies "
                      f"{format.percent(fit.clean)} of the clean images correctly, the robust model "
                      f"{format.percent(fit.robust_clean)}. Fitting images are never used for evaluation.")
+    if fit is not None and fit.promised is not None:
+        confidence = fit.promised.confidence
+        prose.append("In expectation means on average over fits: single fits exceed the target in about a third of the "
+                     "cases." if confidence is None else
+                     f"Of all fits, at most {100 * (1 - confidence):.3g} % exceed the target.")
     if fit is not None and fit.rejected:
         body = [[Cell(reason), Cell(str(count))] for reason, count in fit.rejected.items()]
         tables.append(Table("Rejected candidates.", ["reason", "candidates"], body))
     if fit is not None and fit.notes:
         body = [[Cell(note)] for note in fit.notes]
-        tables.append(Table("Notes of the search.", ["note"], body, is_text=True, collapsed=True))
-    return Section("Fitted mixture", prose, tables)
+        tables.append(Table("Notes of the search.", ["note"], body, is_text=True, collapsed=not literal))
+    title = "Fitted mixture" if fit is None or not fit.method else f"Fitted mixture: {fit.method}"
+    return Section(title, prose, tables)
+
+
+def promise(run: RunView) -> Section | None:
+    """Whether the promises of fitted mixtures were kept on the images of an evaluation."""
+    if not run.summary.promises:
+        return None
+    prose = [f"{'The mixture' if item.model == 'mixed' else item.model}: {item.explanation}."
+             for item in run.summary.promises]
+    prose.append("The loss is the worst-case accuracy of the robust model minus that of the mixture, on the same "
+                 "images and under the attacks of this run.")
+    body = [[Cell(item.model), Cell(str(item.promised), item.promised.kind),
+             Cell(f"{100 * item.value:.1f}", f"[{100 * item.low:.1f}, {100 * item.high:.1f}]"), Cell(str(item.n)),
+             Cell("kept" if item.kept else "exceeded")] for item in run.summary.promises]
+    return Section("Promise of the fit", prose, [Table(
+        "Promised and measured loss of attacked accuracy in percent, with 95 % intervals (paired, Bonett-Price).",
+        ["mixture", "loses at most", "measured", "n", "promise"], body, is_text=True)])
 
 
 def map_margins(run: RunView) -> Section | None:
     """Histograms of the robust model's margins before and after the logit map."""
     if (arrays := FitArrays.load(run.folder)) is None:
         return None
+    literal = run.summary.fit is not None and run.summary.fit.rule == "paper"
+    # The only candidate of a landscape is a reused map, which was selected elsewhere.
+    selected = "" if arrays.landscape.size == 1 else f", {'all' if literal else 'half'} of which selected the map"
     before, after = _groups(arrays, after=False), _groups(arrays, after=True)
     prose = [f"After the logit map, the accurate model decides where the margin of the robust model is at most "
              f"{arrays.q:.3g} (dotted line). The map separates images that are classified correctly under attack from "
              "clean images that are misclassified.",
-             f"The margin is the largest probability of the robust model minus the second largest, on n = "
-             f"{len(arrays.clean_before)} fitting images. Attacked images are those where an attack made the margin of "
-             "the true class smallest."]
+             f"The margin is the largest probability of the robust model minus the second largest, on all n = "
+             f"{len(arrays.clean_before)} fitting images{selected}. Attacked images are those where "
+             "an attack made the margin of the true class smallest."]
     body = [[Cell(name), Cell(_median(before[name])), Cell(_median(after[name]))] for name in before]
     bins = np.linspace(0, 1, 41).tolist()
     histograms = [[Histogram(values=values.tolist(), bins=bins, label=name, filled=name.startswith("clean"),
@@ -76,17 +112,21 @@ def _median(values: Array) -> str:
 
 
 def landscape(run: RunView) -> Section | None:
-    """Score of every candidate of the grid over s, p and c, one panel per c."""
-    if (arrays := FitArrays.load(run.folder)) is None:
+    """Score of every candidate of the grid over s, p and c, one panel per c; nothing of a reused map."""
+    if (arrays := FitArrays.load(run.folder)) is None or arrays.landscape.size == 1:
         return None
     score, head = "Clean accuracy of the mixture", "clean accuracy"
-    if arrays.objective == "surrogate":
+    if arrays.objective != "mixture":
         score = "Share of the robust model's clean errors on which the accurate model decides"
+        score += ", of those that it corrects" if arrays.objective == "conditional" else ""
         head = "errors passed on"
+    literal = run.summary.fit is not None and run.summary.fit.rule == "paper"
+    images = "all fitting images" if literal else "the search half of the fitting images"
     prose = [f"{score}, for {arrays.landscape_family}, at every scale s, power p and shift c of the grid. It is "
-             "measured on the search half of the fitting images, each candidate at the threshold that meets the "
-             "target. Crosses mark rejected candidates. The search continues between the grid points, beyond the grid "
-             "and with other families of maps."]
+             f"measured on {images}, each candidate at the threshold that meets the target."]
+    prose.append("No candidate is rejected, and the search ends with the grid." if literal else
+                 "Crosses mark rejected candidates. The search continues between the grid points, beyond the grid and "
+                 "with other families of maps.")
     if float(arrays.landscape.max()) - float(arrays.landscape.min()) < 1e-6:
         prose.append("All candidates of the grid have the same score.")
     if arrays.selected is not None:
@@ -133,14 +173,18 @@ def trade_off(run: RunView) -> Section | None:
     arrays = FitArrays.load(run.folder)
     if arrays is None or arrays.map_curve is None:
         return None
-    curves = {"fitted map": arrays.map_curve}
+    fit = run.summary.fit
+    method = fit.method if fit is not None and fit.helped and fit.method else "fitted map"
+    curves = {method: arrays.map_curve}
     if arrays.plain_curve is not None:
         curves["plain mixing"] = arrays.plain_curve
     prose = ["Further up and to the right is better. Each point is a mixture that may lose a given number of points "
              "of the robust model's attacked accuracy. Both curves start at the robust model and end where a larger "
              "loss gains nothing.",
              "An attacked image counts only if it is classified correctly for every possible output of the accurate "
-             "model. All numbers are from the calibration half of the fitting images."]
+             "model. All numbers are from the half of the fitting images that did not select the maps. The same images "
+             "set the thresholds, so attacked accuracies are what each target allows, not measurements: evaluate a "
+             "mixture on other images."]
     body = [[Cell(name), Cell(format.percent(clean)), Cell(format.percent(attacked))]
             for name, curve in curves.items() for clean, attacked in curve.tolist()]
     table = Table(f"{SAME_NUMBERS}.", ["mixture", "clean", "attacked"], body, collapsed=True)

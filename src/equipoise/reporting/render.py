@@ -19,13 +19,16 @@ from equipoise.core.checks import InputError
 from equipoise.core.registry import Registry
 from equipoise.reporting import (
     accuracy,
+    alphas,
     attacked,
     certificates,
+    comparison,
     gate,
     local_policy,
     local_smoothing,
     mixture_fit,
     provenance,
+    radius_curves,
 )
 from equipoise.reporting.charts import DARK, LIGHT, Chart, Picture, styled
 from equipoise.reporting.section import RunView, Section, read_run
@@ -38,6 +41,9 @@ SectionFunction = Callable[[RunView], Section | None]
 # Each function returns None for runs that have nothing to show in it. Sections of other packages come before the last.
 SECTIONS: Registry[SectionFunction] = Registry("equipoise.report_sections", "report section", {
     "headline": accuracy.headline,
+    "promise": mixture_fit.promise,
+    "compared-rules": comparison.compared_rules,
+    "radius-curves": radius_curves.radius_curves,
     "autoattack": local_policy.autoattack,
     "sanity-checks": accuracy.sanity_checks,
     "attack-details": attacked.details,
@@ -47,14 +53,18 @@ SECTIONS: Registry[SectionFunction] = Registry("equipoise.report_sections", "rep
     "frontier": certificates.frontier,
     "fit": mixture_fit.fitted,
     "fit-trade-off": mixture_fit.trade_off,
-    "alpha": accuracy.alpha_sweep,
+    "alpha": alphas.alpha_sweep,
+    "transfer": alphas.transfer,
+    "confidence": alphas.confidence,
     "trust": local_smoothing.trust,
     "fixed-strength": local_smoothing.fixed_strength,
     "neighbours": local_smoothing.neighbours,
     "crossing": local_policy.crossing,
     "policy-targets": local_policy.targets,
+    "policy-losses": local_policy.policy_losses,
     "policy-radii": local_policy.radii,
     "gradients": local_policy.gradients,
+    "theorem-radii": local_policy.theorems,
     "oracle-gate": gate.oracle_gate,
     "gate-alphas": gate.alphas,
     "gate-trade-off": gate.trade_off,

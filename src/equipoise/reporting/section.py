@@ -11,7 +11,7 @@ from equipoise.core import format, records, serialize
 from equipoise.core.aggregation import CLEAN
 from equipoise.core.checks import InputError
 from equipoise.core.results import Result, Summary, read_summary
-from equipoise.core.rows import AttackRow, Row
+from equipoise.core.rows import SEARCH, AttackRow, Row
 from equipoise.core.threat import Threat
 from equipoise.reporting.charts import MODELS, Chart, Picture
 
@@ -65,14 +65,15 @@ class RunView:
 
 
 def read_run(folder: Path | str) -> RunView:
-    """Open a finished run folder."""
+    """Open a finished run folder, of a fit without the rows of images that selected its map, which are optimistic."""
     folder = Path(folder)
     if not (folder / "run.toml").exists():
         raise InputError(f"{folder} must be a finished run folder, got one without run.toml")
     described = records.read_description(folder / "run.toml")  # names the version that wrote it, so it comes first
     summary, identity = read_summary(folder), described.identity
+    rows = records.read_rows(folder, None if described.schema == 1 else identity)
     return RunView(folder, identity, described.settings, summary,
-                   records.read_rows(folder, None if described.schema == 1 else identity))
+                   [row for row in rows if getattr(row, "half", None) != SEARCH])
 
 
 @dataclass(frozen=True)

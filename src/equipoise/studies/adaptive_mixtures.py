@@ -11,16 +11,18 @@ from typing import Any
 
 from equipoise import fitting
 from equipoise.attacks import Attack, Suite
-from equipoise.core import config, files, serialize
+from equipoise.core import checks, config, files, serialize
 from equipoise.core.results import SelectionSummary
 from equipoise.evaluation import Conditions
 from equipoise.fitting.gated import BOTH_SIDES, CANDIDATE_ATTACK, SHIFTS, THRESHOLDS, candidate_attack, with_ranges
 from equipoise.fitting.selection import CandidateEvaluator, Selection
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, save_mixture
 from equipoise.mixing.folder import load_mixture
+from equipoise.mixing.provenance import RULES
 from equipoise.studies.study import Pair, require_part
 
-FIXED, GATED = ("plain", "MixedNUTS"), ("gate", "gate on MixedNUTS")
+SWITCH = RULES["switch"]
+FIXED, GATED = ("plain", SWITCH), ("gate", f"gate on the {SWITCH}")
 MIXTURES = (*FIXED, *GATED)
 
 
@@ -30,7 +32,7 @@ class SelectionSize:
 
     keep: float = 0.93  # share of the robust model's attacked accuracy that the compared mixtures keep
     plain_alphas: tuple[float, ...] = tuple(round(0.5 + 0.01 * step, 2) for step in range(50))
-    nuts_thresholds: tuple[float, ...] = tuple(round(0.02 * step, 2) for step in range(1, 49))
+    switch_thresholds: tuple[float, ...] = tuple(round(0.02 * step, 2) for step in range(1, 49))
     gate_thresholds: tuple[float, ...] = THRESHOLDS
     gate_shifts: tuple[float, ...] = SHIFTS
     rounds: int = 6  # candidates of one mixture attacked at most, for every share
@@ -80,24 +82,25 @@ class MixtureStore:
             return [self.mixture(alpha) for alpha in size.plain_alphas]
         if name == "gate":
             return with_ranges(self.trained_gate(), size.gate_thresholds, size.gate_shifts)
-        nuts = self._fit_mixednuts()
-        if name == "MixedNUTS":
-            return [self.mixture(1 / (1 + q), logit_map=nuts.logit_map, hard=True, surrogate_alpha=nuts.surrogate_alpha)
-                    for q in size.nuts_thresholds]
-        return with_ranges(self.trained_gate().with_settings_of(nuts), size.gate_thresholds, size.gate_shifts)
+        fitted = self._fit_switch()
+        if name == SWITCH:
+            return [self.mixture(1 / (1 + q), logit_map=fitted.logit_map, hard=True,
+                                 surrogate_alpha=fitted.surrogate_alpha) for q in size.switch_thresholds]
+        return with_ranges(self.trained_gate().with_settings_of(fitted), size.gate_thresholds, size.gate_shifts)
 
     def mixture(self, alpha: float, **settings: Any) -> MixedClassifier:
         """The pair mixed with one alpha; plain mixing if there are no further settings."""
         model = MixedClassifier(self.pair.accurate, self.pair.robust, alpha, **settings)
         return model.to(self.conditions.device).eval()
 
-    def _fit_mixednuts(self) -> MixedClassifier:
-        """The map of MixedNUTS, fitted on the held-out images for the loss that is allowed here."""
+    def _fit_switch(self) -> MixedClassifier:
+        """The confidence switch, fitted on the held-out images for the loss that is allowed here."""
         conditions = self.conditions
         points = 100 * (1 - self.size.keep) * self.robust_accuracy
         fitted = fitting.fit(*self.pair.references, self.pair.held_out, threat=conditions.threat, lose_at_most=points,
-                             out=self.folder / "nuts-fit", device=conditions.device, batch_size=conditions.batch_size,
-                             seed=conditions.seed, steps=self.size.map_steps, targets=self.size.map_targets).mixture
+                             rule="switch", out=self.folder / "switch-fit", device=conditions.device,
+                             batch_size=conditions.batch_size, seed=conditions.seed, steps=self.size.map_steps,
+                             targets=self.size.map_targets).mixture
         return self.mixture(fitted.alpha, hard=True, logit_map=nearest_map(fitted, points),
                             surrogate_alpha=fitted.surrogate_alpha)
 
@@ -118,12 +121,13 @@ class MixtureStore:
                 for name, path in paths.items() if path.exists()}
 
 
-def nearest_map(mixture: MixedClassifier, points: float) -> LogitMap | None:
+def nearest_map(mixture: MixedClassifier, points: float) -> LogitMap:
     """The map of a fitted mixture, or of its frontier the one that was fitted for the nearest loss.
 
     A fit that does not help is the robust model alone. Its frontier still has maps, which are selected and evaluated
-    here: without a map plain mixing would be compared under the name of MixedNUTS. `points` of 100 may be lost.
+    here: without a map plain mixing would be compared under the name of the switch. `points` of 100 may be lost.
     """
-    if mixture.logit_map is None and mixture.frontier:
-        return min(mixture.frontier, key=lambda point: abs(100 * point.lose_at_most - points)).logit_map()
-    return mixture.logit_map
+    if mixture.logit_map is not None:
+        return mixture.logit_map
+    checks.require(bool(mixture.frontier), "models", f"allow a {SWITCH} on the held-out images, for any loss", "no map")
+    return min(mixture.frontier, key=lambda point: abs(100 * point.lose_at_most - points)).logit_map()

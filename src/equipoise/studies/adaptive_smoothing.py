@@ -1,11 +1,13 @@
 """The study of adaptive smoothing [Bai2024, Sections 4 and 5.2, Appendices C.2 and D.1] on any two models.
 
-A gate is trained, four mixtures are selected to be equally robust, and all are attacked. The gate over the map of
-MixedNUTS is a combination that the papers do not have.
+A gate is trained, four mixtures are selected to be equally robust, and all are attacked. The confidence
+switch, and the gate on it, are not in the papers.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -15,6 +17,7 @@ from torch import nn
 from equipoise.attacks import Apgd, Clean, Pgd, Suite, TargetedApgd, fast
 from equipoise.core import aggregation, records
 from equipoise.core.records import Run
+from equipoise.core.results import CrossingSummary
 from equipoise.core.rows import AttackRow, Row
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation import Conditions, Job
@@ -22,7 +25,8 @@ from equipoise.evaluation.gate_adversaries import adversaries, joint_results, le
 from equipoise.fitting.gated import CANDIDATE_ATTACK
 from equipoise.fitting.selection import shift_for
 from equipoise.mixing import GatedClassifier, MixedClassifier, load_gate, new_gate, save_gate
-from equipoise.studies.adaptive_mixtures import FIXED, GATED, MIXTURES, MixtureStore, SelectionSize
+from equipoise.studies import fixed_alpha
+from equipoise.studies.adaptive_mixtures import FIXED, GATED, MIXTURES, SWITCH, MixtureStore, SelectionSize
 from equipoise.studies.study import Pair, Study, jobs_for, require_part
 from equipoise.training import TrainingPlan, fit_model
 from equipoise.training.objectives.gate import ADVERSARIES, GATE_PLAN, GateLoss
@@ -56,6 +60,10 @@ class AdaptiveStudySize:
         (c_ce, round(1.5 - c_ce, 1), c_prod) for c_prod in (0.0, 0.1, 0.2) for c_ce in (0.0, 0.5, 1.0, 1.5))
     ablation_scales: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
     ablation_shifts: tuple[float, ...] = tuple(round(-8 + 0.1 * step, 1) for step in range(161))
+    sweep_alphas: tuple[float, ...] = (0.0, 0.2, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+    transfer_gammas: tuple[float, ...] = (0.0, 0.1, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, math.inf)
+    margin_steps: int = 100  # of the APGD attacks that look for the smallest margin
+    margin_targets: int = 9
     test_images: int = 1000
     batch_size: int = 500
 
@@ -63,11 +71,12 @@ class AdaptiveStudySize:
 SMOKE = AdaptiveStudySize(
     gate_plan=SMOKE_PLAN, gate_width=8, gate_momentum=0.1, gate_steps=8, fixed_keeps=(0.8,), gate_keeps=(),
     selection=SelectionSize(keep=0.95, plain_alphas=tuple(round(0.5 + 0.02 * step, 2) for step in range(25)),
-                            nuts_thresholds=tuple(round(0.05 * step, 2) for step in range(1, 20)),
+                            switch_thresholds=tuple(round(0.05 * step, 2) for step in range(1, 20)),
                             gate_thresholds=(0.0, 0.1, 0.25, 0.5, 0.75, 0.95), rounds=3, map_steps=10, map_targets=3,
                             attack=Suite(attacks=(Apgd(loss="margin", steps=10), TargetedApgd(steps=8, ranks=(1, 2))))),
     target_alphas=(0.0, 0.5, 0.8, 0.95, 1.0), ablation_plan=replace(SMOKE_PLAN, epochs=2), ablation_steps=4,
-    test_images=120, batch_size=240)
+    sweep_alphas=(0.0, 0.3, 0.5, 0.6, 0.8, 1.0), transfer_gammas=(0.0, 0.1, 1.0, 10.0, 100.0, math.inf),
+    margin_steps=20, margin_targets=3, test_images=120, batch_size=240)
 
 
 class AdaptiveSmoothingStudy(Study):
@@ -75,7 +84,7 @@ class AdaptiveSmoothingStudy(Study):
 
     name = "adaptive-smoothing"
     sizes: ClassVar = {"smoke": SMOKE, "full": AdaptiveStudySize()}
-    compared = (("gate", "plain"), ("gate", "MixedNUTS"), ("gate on MixedNUTS", "MixedNUTS"), ("gate", "robust"))
+    compared = (("gate", "plain"), ("gate", SWITCH), (GATED[1], SWITCH), ("gate", "robust"))
 
     def __init__(self, main_run: Run, pair: Pair, size: AdaptiveStudySize, conditions: Conditions) -> None:
         super().__init__(main_run, pair, size, conditions)
@@ -195,7 +204,29 @@ class AdaptiveSmoothingStudy(Study):
             models |= {name: shift_for(gate, outputs, target, size.ablation_shifts) for name, gate in gates.items()}
         self.measure_part("ablation", self._pgd_jobs(models), clean_target=target)
 
+    def measure_alphas(self) -> None:
+        """Plain mixing at every alpha, clean and under attacks on either model and on the mixture [Figure 4]."""
+        self.measure_part("alphas", fixed_alpha.sweep_jobs(self.pair, self.test, self.size.sweep_alphas,
+                                                           self.size.pgd_steps, self.conditions))
+
+    def measure_transfer(self) -> None:
+        """Both models on images of attacks on the mixture at several target alphas [Figure 2]."""
+        start_time, gammas = time.monotonic(), self.size.transfer_gammas
+        jobs = fixed_alpha.transfer_jobs(self.pair, gammas, self.size.pgd_steps, self.conditions)
+        run = self.open_part("transfer", jobs, self.test)
+        for job in jobs:
+            self.measure(job, self.test, run, self.conditions)
+        point = fixed_alpha.transfer_crossing(run.finish(), self.pair, gammas, self.conditions.seed)
+        self.write_summary(run, start_time, crossing=CrossingSummary(gamma=point.gamma, low=point.low, high=point.high,
+                                                                     met=point.exists))
+
+    def measure_confidence(self) -> None:
+        """Gaps between the first two probabilities of both models, of correct and of wrong predictions [Table 1]."""
+        self.measure_part("confidence", fixed_alpha.confidence_jobs(
+            self.pair, self.size.pgd_steps, self.size.margin_steps, self.size.margin_targets))
+
     parts: ClassVar = {
+        "alphas": measure_alphas, "transfer": measure_transfer, "confidence": measure_confidence,
         "train": train_gate, "choose": select_mixtures, "adversaries": measure_adversaries,
         "aimed": measure_target_alphas, "trade-off": measure_trade_off, "settings": compare_training_adversaries,
         "ablation": measure_ablation}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.attacks import Attack, FunctionAttack, Pgd, TransferPgd
+from equipoise.attacks import Attack, FunctionAttack, Pgd, TransferPgd, cached
 from equipoise.attacks.fused import fuse
 from equipoise.core import aggregation, device, losses, memory, rng
 from equipoise.core.arrays import GradientArrays
@@ -30,23 +30,6 @@ from equipoise.local_smoothing.smoothing import SmoothedClassifier
 from equipoise.studies.study import Pair
 
 TARGETED = "aimed"  # attacks at a fixed target strength, in rows
-
-
-def cached(attack: Attack, seed: int, settings: Mapping[str, Any]) -> FunctionAttack:
-    """An attack whose images several jobs share: computed once per batch, with a random stream of its own.
-
-    It must not depend on the attacked model (:class:`~equipoise.attacks.TransferPgd`), or be used for one model only.
-    `settings` describe it in identities; the weights that it follows are those of the study's models.
-    """
-    images: dict[tuple[Threat, tuple[int, ...]], Tensor] = {}
-
-    def run(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream, **_: object) -> Tensor:
-        key = threat, tuple(stream.index.tolist())
-        if key not in images:
-            images[key] = attack(model, x, y, threat=threat, stream=rng.stream(seed, "once", stream.index))
-        return images[key]
-
-    return FunctionAttack(name="cached", function=run, settings=settings)
 
 
 def with_fallback(first: Attack, second: Attack, settings: Mapping[str, Any]) -> FunctionAttack:
@@ -170,8 +153,13 @@ def measure_target_strengths(run: Run, rule: SmoothedClassifier, models: Mapping
 
 def correct_at_targets(rows: Sequence[Row], model: str) -> Tensor:
     """(T, N) bool: which images a model classifies correctly at which target strength."""
+    return correct_at(rows, model, TARGETED, TARGETS)
+
+
+def correct_at(rows: Sequence[Row], model: str, attack: str, gammas: Sequence[float]) -> Tensor:
+    """(T, N) bool: which images a model classifies correctly under the attack with each of the strengths."""
     by_attack = aggregation.correct_by_attack(rows)
-    by_target = [by_attack[model, alpha_of(gamma)][TARGETED] for gamma in TARGETS]
+    by_target = [by_attack[model, alpha_of(gamma)][attack] for gamma in gammas]
     return torch.tensor([[correct[index] for index in sorted(correct)] for correct in by_target])
 
 

@@ -30,7 +30,7 @@ from equipoise.local_smoothing.neighbours import Neighbours
 from equipoise.local_smoothing.policy import TARGETS, AdaptiveSmoothing
 from equipoise.local_smoothing.smoothing import SmoothedClassifier
 from equipoise.models import checkpoint
-from equipoise.studies import local_rules
+from equipoise.studies import local_rules, theorem_radii
 from equipoise.studies.study import Pair, Study, jobs_for, require_part
 from equipoise.training import TrainingPlan, fit_model
 from equipoise.training.objectives.gate import PolicyLoss
@@ -38,6 +38,9 @@ from equipoise.training.recorder import LAST
 
 POLICY_PLAN = TrainingPlan(epochs=3, batch_size=250, optimizer="adamw", lr=1e-3, weight_decay=1e-4, held_out=0,
                            compile="off")
+
+SMOKE_POLICY_PLAN = TrainingPlan(epochs=4, batch_size=64, optimizer="adamw", lr=2e-3, weight_decay=1e-4, held_out=0)
+LOSSES = {"composite": "composite loss, Eq. (9)", "direct": "cross-entropy, Eq. (8)", "supervised": "supervised hinge"}
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,14 @@ class LocalStudySize:
     policy_plan: TrainingPlan = POLICY_PLAN
     policy_images: int = 10_000  # training images at most
     policy_width: int = 64
+    loss_plan: TrainingPlan = POLICY_PLAN  # of the policies that compare losses
     policy_trust: str = "top-ratio"  # the fast variant
     long_steps: tuple[int, ...] = (20, 100)
     eps_factors: tuple[float, ...] = (0.5, 0.75, 1.25, 1.5)
+    theorem_neighbours: int = 5
+    theorem_gammas: tuple[float, ...] = (0.01, 1.0, 100.0)
+    theorem_factors: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0)  # radii to try, in units of eps
+    theorem_images: int = 20
     suite: str = "standard"
     suite_images: int = 200
     batch_size: int = 500  # large: the Jacobian of all classes keeps a GPU busy only in large batches
@@ -63,8 +71,8 @@ class LocalStudySize:
 SMOKE = LocalStudySize(
     neighbours=(1, 5, 20), weighted_neighbours=(5, 20), neighbour_gammas=(1e-2, 0.1, 1.0, 100.0),
     weights=(0.4, 0.75, 0.95), policy_width=16, long_steps=(20,), eps_factors=(0.5, 1.5), suite="fast", suite_images=40,
-    policy_plan=TrainingPlan(epochs=4, batch_size=64, optimizer="adamw", lr=2e-3, weight_decay=1e-4, held_out=0),
-    batch_size=128)
+    policy_plan=SMOKE_POLICY_PLAN, loss_plan=replace(SMOKE_POLICY_PLAN, epochs=2), theorem_images=12,
+    theorem_gammas=(0.01, 1.0), theorem_factors=(1e-3, 1e-2, 0.1, 1.0), batch_size=128)
 
 
 class LocalSmoothingStudy(Study):
@@ -155,13 +163,25 @@ class LocalSmoothingStudy(Study):
 
     def train_policy(self) -> None:
         """Find the crossing, train the policy, and attack it at fixed target strengths [Bai2022, Figure 7]."""
+        model = self._fit_policy("policy", "composite", self.size.policy_plan)
+        self._measure_target_strengths("targets", {**self.pair.models, "adaptive": model}, self.test)
+
+    def _fit_policy(self, folder: str, loss: str, plan: TrainingPlan) -> AdaptiveSmoothing:
         model, threat = self._new_policy(), self.conditions.threat
         objective = PolicyLoss(norm=threat.norm, eps=threat.eps, gamma_0=self.measure_crossing().gamma,
-                               steps=self.size.steps)
+                               steps=self.size.steps, loss=loss)
         images = self.pair.training.slice(0, min(self.size.policy_images, len(self.pair.training)))
-        fit_model(model, objective, images, self.size.policy_plan, device=self.conditions.device,
-                  out=self.folder / "policy", metadata={"arch": "adaptive-smoothing", "rule": self.size.policy_trust})
-        self._measure_target_strengths("targets", {**self.pair.models, "adaptive": model}, self.test)
+        fit_model(model, objective, images, plan, device=self.conditions.device, out=self.folder / folder,
+                  metadata={"arch": "adaptive-smoothing", "rule": self.size.policy_trust})
+        return model
+
+    def compare_losses(self) -> None:
+        """Policies trained by the composite loss and by the two that it combines [Bai2022, Section 5.3]."""
+        trained = {text: self._fit_policy(f"policy-{loss}", loss, self.size.loss_plan).eval()
+                   for loss, text in LOSSES.items()}
+        attacks: dict[str, Attack] = {"clean": Clean(), "pgd-std": self.rules.on_accurate,
+                                      "pgd-rob": self.rules.on_robust, "pgd": Pgd(steps=self.size.long_steps[0])}
+        self.measure_part("losses", jobs_for(trained, attacks))
 
     def _new_policy(self) -> AdaptiveSmoothing:
         return AdaptiveSmoothing(self.pair.accurate, self.pair.robust, width=self.size.policy_width,
@@ -202,5 +222,21 @@ class LocalSmoothingStudy(Study):
         """Norms of the gradients of both models, clean and attacked [Bai2022, Figures 2, 3 and 10]."""
         arrays.save(self.folder, local_rules.gradient_norms(self.pair, self.conditions, self.size.steps))
 
+    def estimate_theorem_radii(self) -> None:
+        """Radii of Theorem 1 (neighbours) and Theorem 2 (ratio of gradients), with constants found by search."""
+        start_time, training, size = time.monotonic(), self.pair.training, self.size
+        votes = Neighbours(training.images, training.labels, training.num_classes, k=size.theorem_neighbours)
+        images = self.test.slice(0, min(size.theorem_images, len(self.test)))
+        named = {f"{size.theorem_neighbours} neighbours, plain": (votes, "gradient"),
+                 "ratio, logits": (self.pair.robust, "ratio")}
+        rules = {f"{name}, γ = {gamma:g}": self.rules.rule(oracle, gamma, trust)
+                 for name, (oracle, trust) in named.items() for gamma in size.theorem_gammas}
+        radii = [self.conditions.threat.eps * factor for factor in size.theorem_factors]
+        run = self.open_part("theorems", [], images, radii=radii, neighbours=training.describe(),
+                             rules={name: rule.describe() for name, rule in rules.items()})
+        results = theorem_radii.measure_estimates(run, rules, images, radii, self.conditions)
+        self.write_summary(run, start_time, results=tuple(results))
+
     parts: ClassVar = {"neighbours": compare_neighbours, "trust": compare_trust_terms, "policy": train_policy,
-                       "radii": measure_radii, "auto": measure_suite, "gradients": measure_gradients}
+                       "losses": compare_losses, "radii": measure_radii, "auto": measure_suite,
+                       "gradients": measure_gradients, "theorems": estimate_theorem_radii}

@@ -21,8 +21,10 @@ from equipoise.core.records import Run
 from equipoise.core.results import Summary
 from equipoise.core.rows import Row
 from equipoise.data import Dataset, load_data
+from equipoise.data.sampling import Part
+from equipoise.data.sources import default_sample
 from equipoise.evaluation import Conditions, Job, job, measure
-from equipoise.evaluation.measure import remove_stage_logs
+from equipoise.evaluation.stage_log import remove_stage_logs
 from equipoise.mixing import load_model
 from equipoise.models import LoadOptions
 from equipoise.training import TrainingPlan, fit_model
@@ -58,10 +60,10 @@ class Pair:
 def load_pair(accurate: str, robust: str, data: str, data_dir: Path | None, options: LoadOptions | None = None
               ) -> Pair:
     """Any two classifiers of any data set; up to 1000 test images are evaluated, and as many from the end held out."""
-    test = load_data(data, split="test", data_dir=data_dir)
+    test, sample = load_data(data, split="test", data_dir=data_dir), default_sample(data)
     count = min(1000, len(test) // 2)
-    return Pair(load_model(accurate, options), load_model(robust, options), (accurate, robust),
-                test.slice(len(test) - count, count), test.slice(0, count),
+    held_out, tested = (Part(start, count, sample=sample).of(test) for start in (len(test) - count, 0))
+    return Pair(load_model(accurate, options), load_model(robust, options), (accurate, robust), held_out, tested,
                 partial(load_data, data, split="train", data_dir=data_dir))
 
 

@@ -49,9 +49,10 @@ class TrainingLoader:
         self.images = data.images.to(device) if fits else data.images
         self.labels, self.index = data.labels.to(device), data.index.to(device)
         self.steps_per_epoch = -(-len(data) // size)
-        # The mean colour fills the cutout: it is zero for a network that normalises its images.
-        mean = data.images.float().mean(dim=(0, 2, 3)).view(1, -1, 1, 1).to(device)
-        self.mean_colour = mean if data.images.is_floating_point() else mean.round().to(data.images.dtype)
+        if plan.cutout:
+            # The mean colour fills the cutout: it is zero for a network that normalises its images.
+            mean = data.images.float().mean(dim=(0, 2, 3)).view(1, -1, 1, 1).to(device)
+            self.mean_colour = mean if data.images.is_floating_point() else mean.round().to(data.images.dtype)
 
     def __len__(self) -> int:
         return len(self.labels)

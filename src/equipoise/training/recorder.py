@@ -17,7 +17,7 @@ from equipoise.core.records import Run
 from equipoise.core.results import Result, Summary
 from equipoise.core.rows import EpochRow
 from equipoise.core.serialize import Count, NonNegative
-from equipoise.data.dataset import Dataset
+from equipoise.data import Dataset, class_share_notes
 from equipoise.models import Normalized, checkpoint
 from equipoise.training.learner import Learner
 from equipoise.training.objective import Objective, TrainingPlan
@@ -63,6 +63,7 @@ class RunRecorder:
         self.checkpoint_metadata = {key: str(value) for key, value in {
             **architecture, "objective": objective.name, **objective.to_dict(), **plan.identity(),
             "data": str(data), **metadata}.items()}
+        self.notes = class_share_notes(data)
         self.best = BestEpoch()
         self.best_weights: dict[str, Tensor] | None = None  # of the best epoch; None if they are on disk
         self.run: Run | None = None
@@ -162,7 +163,7 @@ class RunRecorder:
                         for metric, correct in counts.items())
         if self.run is not None:
             self.run.finish()
-            self.run.write_summary(Summary(command="train", seconds=self.seconds, results=results,
+            self.run.write_summary(Summary(command="train", seconds=self.seconds, results=results, notes=self.notes,
                                            best_epoch=self.best.epoch, compile_seconds=round(compile_seconds, 1)))
         self.remove_state()
         return results

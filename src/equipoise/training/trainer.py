@@ -13,10 +13,10 @@ from equipoise import models
 from equipoise.core import checks, parallel
 from equipoise.core import device as devices
 from equipoise.core.settings import split
-from equipoise.data import Dataset, as_dataset, load_data, pixels
+from equipoise.data import Dataset, as_dataset, load_data, pixels, warn_of_class_shares
 from equipoise.mixing import GatedClassifier, new_gate, save_gate
 from equipoise.mixing.folder import GATE
-from equipoise.mixing.gated import WIDTH, PairOfLayers
+from equipoise.mixing.gate import WIDTH, PairOfLayers
 from equipoise.models import checkpoint
 from equipoise.training.loop import TrainingResult, run_training
 from equipoise.training.objective import Objective, TrainingPlan, downgrade_precision
@@ -126,7 +126,8 @@ def measure_channels(data: Dataset) -> tuple[list[float], list[float]]:
 
 
 def _load_images(data: Any) -> Dataset:
-    return load_data(data, split="train") if isinstance(data, str) else as_dataset(data, split="train")
+    images = load_data(data, split="train") if isinstance(data, str) else as_dataset(data, split="train")
+    return warn_of_class_shares(images)
 
 
 def _per_channel(values: PerChannel, data: Dataset) -> list[float] | None:

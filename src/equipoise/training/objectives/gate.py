@@ -196,6 +196,10 @@ class PolicyLoss(AdversarialObjective):
     target before it do not. Images attacked through the policy itself, by a random number of steps, have no such
     target: for them the loss is the cross-entropy alone.
 
+    The paper derives (9) from two simpler losses, which can be had instead: `direct`, the cross-entropy of the adaptive
+    classifier (7) for all images [Eq. (8)], and `supervised`, the hinge on β alone; images attacked through the policy
+    have no target and do not count there. The paper leaves the supervised loss open; the hinge is that of (9).
+
     The model is an :class:`~equipoise.local_smoothing.policy.AdaptiveSmoothing`. The paper does not say how often each
     kind of image occurs; here clean images and those attacked through the policy have a share each.
     """
@@ -204,6 +208,8 @@ class PolicyLoss(AdversarialObjective):
     compilable = False
     detects_attacks = True
 
+    loss: str = setting("composite", "composite (Eq. (9)), direct (Eq. (8), the cross-entropy alone) or supervised "
+                        "(the hinge alone).", among=("composite", "direct", "supervised"))
     gamma_0: float = setting(55.0, "Strength where the attacked accuracies cross.", fraction=True, positive=True)
     c1: float = setting(0.5, "Added to the cross-entropy.", fraction=True)
     c2: float = setting(0.8, "Added to the hinge.", fraction=True)
@@ -219,8 +225,11 @@ class PolicyLoss(AdversarialObjective):
         logits, beta = model.logits_and_beta(self.attack(model, x, y, targets, kinds, stream))
         ce = losses.cross_entropy(logits, y)
         side = torch.where((kinds == TARGETED_ATTACK) & (targets <= self.gamma_0), 1.0, -1.0)
-        composite = (ce + self.c1) * (self.c2 + torch.relu(self.c3 - side * beta))
-        return ObjectiveOutput(torch.where(kinds == POLICY_ATTACK, ce, composite), correct_predictions(logits, y))
+        hinge = torch.relu(self.c3 - side * beta)
+        with_target, without = {"composite": ((ce + self.c1) * (self.c2 + hinge), ce), "direct": (ce, ce),
+                                "supervised": (hinge, torch.zeros_like(ce))}[self.loss]
+        return ObjectiveOutput(torch.where(kinds == POLICY_ATTACK, without, with_target),
+                               correct_predictions(logits, y))
 
     def draw_kinds(self, stream: Stream) -> tuple[Tensor, Tensor]:
         """(B,) the kind of each image, and (B,) the γ_t of the targeted attacks."""

@@ -1,0 +1,75 @@
+r"""Gradient ascent with momentum and decaying steps, in the spirit of [Dong2018].
+
+.. math::
+    v_{t+1} &= \tfrac34 v_t + \nabla \ell(x_t) / \mathrm{mean}|\nabla \ell(x_t)|, \\
+    x_{t+1} &= \Pi\big(x_t + s_t \cdot \mathrm{steepest}(v_{t+1})\big), \quad
+    s_t = \varepsilon \big(\tfrac12 (1 - t/T)^{3/2} + \tfrac1{200}\big)
+
+Auto-PGD goes back to its best point and so stays on one side of a constraint; this one does not, and so passes between
+two constraints that take turns, such as both sides of a mixture. Each breaks images that the other does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from equipoise.attacks.gradients import GradientSource, Objective
+from equipoise.attacks.search import SearchState
+from equipoise.core import geometry
+from equipoise.core.geometry import where_rows
+from equipoise.core.rng import Stream
+from equipoise.core.threat import Threat
+
+MOMENTUM = 0.75
+L1_SHARE = 0.05  # of the pixels that a step changes in ℓ1
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MomentumState(SearchState):
+    """Rows of :class:`MomentumSearch`."""
+
+    point: Tensor  # (B, C, H, W)
+    velocity: Tensor  # (B, C, H, W)
+    target: Tensor  # (B,) target classes
+    age: Tensor  # (B,) passes made
+
+
+class MomentumSearch:
+    """Ascent of an objective from random points; the arguments are those of :class:`~.apgd.ApgdSearch`."""
+
+    def __init__(self, source: GradientSource, threat: Threat, steps: int, purpose: str, objective_name: str,
+                 objective: Objective, choose_targets: Callable[[Tensor, Tensor, Stream], Tensor]) -> None:
+        self.threat, self.purpose, self.choose_targets, self.passes = threat, purpose, choose_targets, steps + 1
+        self.value_and_gradient = source.value_and_gradient(objective_name, objective)
+
+    def start(self, x: Tensor, y: Tensor, stream: Stream) -> MomentumState:
+        """Every row at a random point of the sphere, at rest."""
+        unknown = x.new_full((len(x),), torch.inf)
+        return MomentumState(
+            x=x, y=y, index=stream.index, nearest=x, margin=unknown, logit_margin=unknown,
+            point=geometry.surface(x, self.threat, stream.at(self.purpose)), velocity=torch.zeros_like(x),
+            target=self.choose_targets(x, y, stream), age=torch.zeros_like(y))
+
+    def advance(self, state: MomentumState, stream: Stream, ages: Sequence[int], passes: int) -> MomentumState:
+        """`passes` steps; nothing is random after the start."""
+        for _ in range(passes):
+            state = self._step(state)
+        return state
+
+    def _step(self, state: MomentumState) -> MomentumState:
+        point = state.point
+        _, gradient, logit_margin, margin = self.value_and_gradient(point, state.y, state.target)
+        nearer = state.is_nearer(logit_margin, margin) & (state.age < self.passes)
+        scale = gradient.abs().mean(dim=(1, 2, 3)).clamp_min(torch.finfo(gradient.dtype).tiny)
+        velocity = MOMENTUM * state.velocity + gradient / geometry.per_example(scale, gradient)
+        left = (1 - state.age / (self.passes - 1)).clamp_min(0).to(point.dtype)
+        size = self.threat.eps * (left**1.5 / 2 + 1 / 200)
+        step = geometry.per_example(size, point) * geometry.steepest(velocity, self.threat.norm, L1_SHARE)
+        return replace(
+            state, point=geometry.project(point + step, state.x, self.threat), velocity=velocity, age=state.age + 1,
+            nearest=where_rows(nearer, point, state.nearest), margin=torch.where(nearer, margin, state.margin),
+            logit_margin=torch.where(nearer, logit_margin, state.logit_margin))

@@ -1,0 +1,90 @@
+"""Mixtures selected under a short attack on the fitting images: the alpha of plain mixing, and the ranges of gates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from torch import nn
+
+from equipoise import models
+from equipoise.core import checks, config, files, serialize
+from equipoise.core.results import SelectionSummary
+from equipoise.data import Dataset
+from equipoise.evaluation import Conditions
+from equipoise.fitting.conformal import Target
+from equipoise.fitting.selection import Selected
+from equipoise.mixing import MixedClassifier, Provenance, save_mixture
+from equipoise.mixing.folder import NAME, load_mixture
+from equipoise.models import Normalized, checkpoint
+from equipoise.studies.attack_list import folder_name
+from equipoise.studies.shared_pool import SharedPool
+
+FILE = "selection.json"
+
+
+@dataclass(frozen=True, eq=False)
+class MixtureSelector:
+    """Selects mixtures of one pair for one target and stores each under `mixtures/`; all share one pool."""
+
+    folder: Path
+    bases: tuple[nn.Module, nn.Module]
+    data: Dataset  # the images that select
+    conditions: Conditions
+    target: Target
+    rounds: int
+    keep: bool  # whether the folder outlives the comparison
+    promises: dict[str, str] = field(default_factory=dict)  # by the name of the selection
+
+    @cached_property
+    def pool(self) -> SharedPool:
+        """The attacked images of all selections."""
+        return SharedPool(self.data, self.conditions, self.folder / "pool")
+
+    @cached_property
+    def robust_accuracy(self) -> float:
+        """Of the robust model alone, under the short attack."""
+        alone = MixedClassifier(*self.bases, 1.0).to(self.conditions.device).eval()
+        return self.pool.accuracy(alone, "robust")
+
+    def select(self, name: str, family: str, candidates: Sequence[MixedClassifier]) -> MixedClassifier:
+        """The most accurate candidate that reaches the target on these images, selected now or earlier."""
+        path = self.folder / "mixtures" / folder_name(name) / FILE
+        identity = models.identity(candidates[0])
+        if path.exists() and (path.parent / NAME).exists():
+            stored = config.read_json(path)
+            checks.require(stored.get("of") == identity, "out", f"be a new folder: {path.parent} holds a selection "
+                           "among other mixtures", str(self.folder))
+            summary = serialize.from_plain(SelectionSummary, stored["summary"], str(path))
+            model = load_mixture(path.parent, bases=self.bases).to(self.conditions.device)
+        else:
+            robust, share = self.robust_accuracy, self.target.share
+            least = robust * (1 - share) if self.target.of_robust else robust - share
+            selected = self.pool.select(name, family, candidates, max(least, 0.0), self.rounds)
+            model, summary = selected.model, selected.summary(robust_attacked=robust, promise=_kept(selected, robust))
+            model.provenance = Provenance.of(self.data, summary.promise or "")
+            if self.keep:
+                save_mixture(path.parent, model, **self._references())
+                content = {"of": identity, "summary": serialize.to_plain(summary)}
+                files.write_atomic(path, json.dumps(content, indent=1) + "\n")
+        self.promises[name] = summary.promise or ""
+        return model
+
+    def _references(self) -> dict[str, str]:
+        """References of the bases; a model without one is saved in the run folder."""
+        references = {}
+        for side, base in zip(("accurate", "robust"), self.bases, strict=True):
+            path = self.folder / f"{side}.safetensors"
+            if models.reference_of(base) is None and isinstance(base, Normalized) and not path.exists():
+                checkpoint.save(path, base)
+            references[side] = models.reference_of(base) or f"file:{path}"
+        return references
+
+
+def _kept(selected: Selected, robust: float) -> str:
+    missed = "" if selected.met else " (below the target, which no candidate that was tried reaches)"
+    return (f"kept {100 * selected.attacked:.1f} % of the {len(selected.survived)} images that selected it under a "
+            f"short attack{missed}, the robust model {100 * robust:.1f} %; it promises nothing")
