@@ -60,3 +60,7 @@ def test_a_promise_that_was_exceeded() -> None:
     confident = check(0.15, 0.12, 0.18, Target(0.1, of_robust=True, confidence=0.95)).explanation
     assert "exceeded by 5.0 % on these" in confident and "15.0 [12.0, 18.0] % of the robust images" in confident
     assert "third" not in confident and "interval" not in confident
+
+
+def test_nothing_lost_is_not_minus_zero() -> None:
+    assert ": 0.0 [-10.7, 10.7] points" in check(-0.0, -0.107, 0.107, Target(0.02)).explanation

@@ -122,7 +122,9 @@ class PromiseCheck(Estimate):
     def explanation(self) -> str:
         """The measured loss, what was promised, and whether it was kept."""
         unit = "% of the robust images" if self.promised.of_robust else "points of attacked accuracy"
-        measured = f"{100 * self.value:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}] {unit}"
+        numbers = (self.value, self.low, self.high)
+        value, low, high = (f"{100 * number:.1f}".replace("-0.0", "0.0") for number in numbers)
+        measured = f"{value} [{low}, {high}] {unit}"
         excess = f"{100 * (self.value - self.promised.share):.1f} {'%' if self.promised.of_robust else 'points'}"
         verdict = "kept" if self.kept else f"exceeded by {excess}"
         text = (f"the promise was {verdict} on these {self.n} images: {measured} lost against {self.versus}, at most "
