@@ -157,3 +157,23 @@ def test_the_report_has_the_figure(tmp_path: Path) -> None:
     assert "alpha 0.3" in text and all(name in text for name in ("std", "rob", "mix"))
     html = reporting.report(tmp_path / "run").read_text(encoding="utf-8")
     assert "Accuracy against alpha" in html and (tmp_path / "run" / "figures" / "alpha.svg").exists()
+
+
+def test_own_gradients_of_a_mixture_that_hides_them_are_a_column_if_asked_for() -> None:
+    mixture = MixedClassifier(linear_model(0), linear_model(1), 0.8, hard=True)
+    metrics = {kind: {r.metric for r in sweep(mixture, adaptive=kind).results}
+               for kind in ("surrogate", "surrogate,own-gradients", "none")}
+    assert metrics["surrogate"] == metrics["none"] == {"clean", "std", "rob", "mix", "worst"}
+    assert metrics["surrogate,own-gradients"] == metrics["surrogate"] | {"mix-own-gradients"}
+    with pytest.raises(InputError, match="`adaptive` must be none alone"):
+        sweep(mixture, adaptive="none,surrogate")
+
+
+def test_the_temperature_of_a_mixture_stays() -> None:
+    bases = linear_model(0), linear_model(1)
+    images = random_images()
+    mixture = MixedClassifier(*bases, 0.55, accurate_temperature=0.05).eval()
+    predicted = mixture(images.images.float() / 255).argmax(dim=1)
+    plain = MixedClassifier(*bases, 0.55).eval()(images.images.float() / 255).argmax(dim=1)
+    assert not torch.equal(predicted, plain), "the temperature matters on these images"
+    assert correct(sweep(mixture, [0.55]), "clean", 0.55) == (predicted == images.labels).tolist()

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import groupby
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
@@ -156,11 +157,14 @@ class _InOrder:
     def add(self, stages: Sequence[int], result: SearchResult) -> None:
         for row, (stage, image) in enumerate(zip(stages, result.rows.tolist(), strict=True)):
             self.finished[stage, image] = (result, row)
-            self._note(image)
+            self._update_ready(image)
 
-    def _note(self, image: int) -> None:
-        stages = self.pending.get(image, [])
-        (self.ready.add if stages and (stages[0], image) in self.finished else self.ready.discard)(image)
+    def _update_ready(self, image: int) -> None:
+        stages = self.pending.get(image)
+        if stages and (stages[0], image) in self.finished:
+            self.ready.add(image)
+        else:
+            self.ready.discard(image)
 
     def pop(self) -> tuple[int, SearchResult] | None:
         """The results of one stage on images that have those of all earlier stages; None if there are none."""
@@ -175,7 +179,7 @@ class _InOrder:
                 del self.pending[image][0]
                 if not self.pending[image]:
                     del self.pending[image]
-                self._note(image)
+                self._update_ready(image)
                 rows.setdefault(id(result), (result, []))[1].append(row)
         return first, reduce(Rows.join, [result.select(torch.tensor(own)) for result, own in rows.values()])
 
@@ -183,7 +187,7 @@ class _InOrder:
         """The other stages of this image are not needed."""
         for stage in self.pending.pop(image, []):
             self.finished.pop((stage, image), None)
-        self._note(image)
+        self._update_ready(image)
 
 
 def run_searches(
@@ -213,32 +217,14 @@ def run_searches(
     ages: list[int] = []
     waiting, results = deque(order), _InOrder(order)
     state: State | None = None
-    key = 0
-
-    def start(new: list[tuple[int, int]]) -> State:
-        nonlocal key
-        parts = []
-        for stage in dict.fromkeys(stage for stage, _ in new):
-            images = [image for own, image in new if own == stage]
-            batch = load(torch.tensor(verdict_shape.fill(images)))
-            key = batch.stream.key
-            parts.append(searches[stage].start(batch.x, batch.y, batch.stream).select(slice(len(images))))
-        return reduce(Rows.join, parts)
-
-    while live or waiting:
-        new: list[tuple[int, int]] = []
-        while waiting and len(live) + len(new) < slots:
-            pair = waiting.popleft()
-            if pair[1] in results.pending:  # its image is still wanted
-                new.append(pair)
-        if not live and not new:
-            break
-        if new:
-            new.sort(key=lambda pair: pair[0])  # stable: the rows of a stage start together
-            fresh = start(new)
+    key = 0  # of the random streams, the same for all images
+    while True:
+        if new := _take(waiting, slots - len(live), results.pending):
+            fresh, key = _start(searches, load, new, verdict_shape)
             state = fresh if state is None or not live else state.select(slice(len(live))).join(fresh)
             live, ages = live + new, ages + [0] * len(new)
-        assert state is not None
+        if state is None or not live:
+            return
         filled = shape.fill(list(range(len(live))))
         if filled != list(range(len(state.y))):
             state = state.select(torch.tensor(filled, device=state.y.device))
@@ -265,6 +251,28 @@ def run_searches(
         live, ages = [live[row] for row in keep], [ages[row] for row in keep]
         if live:
             state = state.select(torch.tensor(keep, device=state.y.device))
+
+
+def _take(waiting: deque[tuple[int, int]], count: int, wanted: Container[int]) -> list[tuple[int, int]]:
+    """Up to `count` (stage, image) of those that wait, without images that are not wanted; by stage."""
+    taken: list[tuple[int, int]] = []
+    while waiting and len(taken) < count:
+        stage, image = waiting.popleft()
+        if image in wanted:
+            taken.append((stage, image))
+    return sorted(taken, key=lambda pair: pair[0])
+
+
+def _start(searches: Mapping[int, Search[State]], load: Callable[[Tensor], AttackBatch], new: Sequence[tuple[int, int]],
+           shape: BatchShape) -> tuple[State, int]:
+    """The state of new rows, which are sorted by stage, and the key of their random streams."""
+    parts, key = [], 0
+    for stage, pairs in groupby(new, key=lambda pair: pair[0]):
+        images = [image for _, image in pairs]
+        batch = load(torch.tensor(shape.fill(images)))
+        key = batch.stream.key
+        parts.append(searches[stage].start(batch.x, batch.y, batch.stream).select(slice(len(images))))
+    return reduce(Rows.join, parts), key
 
 
 def _verify(state: State, candidates: list[int], live: list[int], share: Tensor,

@@ -9,11 +9,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
 
 from equipoise.core import checks
+from equipoise.core.settings import setting
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "bf16")
@@ -113,6 +115,15 @@ def autocast(name: str, device: torch.device) -> AbstractContextManager[object]:
     return nullcontext()
 
 
+ATTACK_BATCH, CUDA_ATTACK_BATCH = 128, 512  # images attacked at a time; smaller batches leave a GPU idle
+
+
+def attack_batch_setting() -> Any:
+    """The setting for :func:`attack_batch_size`."""
+    return setting(None, f"Images per batch, {ATTACK_BATCH} or on CUDA {CUDA_ATTACK_BATCH} if not given; halved when "
+                   "memory runs out.", least=1)
+
+
 def attack_batch_size(given: int | None, place: torch.device) -> int:
-    """Images attacked at a time: as given, or else 128, and on CUDA 512, where smaller batches leave it idle."""
-    return given if given is not None else 512 if place.type == "cuda" else 128
+    """Images attacked at a time: as given, or else as many as suit the device."""
+    return given if given is not None else CUDA_ATTACK_BATCH if place.type == "cuda" else ATTACK_BATCH

@@ -14,6 +14,7 @@ from equipoise.mixing import AlphaPenalty, GatedClassifier, MixedClassifier
 from equipoise.mixing.surrogates import Sides
 from equipoise.models import check_forward
 
+OWN_GRADIENTS = "own-gradients"  # kind of attack on a mixture that hides its gradients: by these all the same
 KINDS = {"surrogate": "adaptive", "through": "adaptive-through"}  # with their names in rows
 BOTH_SIDES: tuple[Attack, ...] = (Apgd(loss="ce", steps=30), Apgd(loss="dlr", steps=30),
                                   TargetedApgd(steps=20, ranks=(1, 2, 3)))

@@ -12,7 +12,7 @@ from equipoise.attacks import Attack, Clean, Pgd, TransferPgd, cached
 from equipoise.core import aggregation, checks
 from equipoise.core.results import Cost
 from equipoise.data import Dataset, pixels
-from equipoise.evaluation.adaptive import KINDS, adaptive_attacks, with_logits
+from equipoise.evaluation.adaptive import KINDS, OWN_GRADIENTS, adaptive_attacks, with_logits
 from equipoise.evaluation.job import Conditions, Job
 from equipoise.evaluation.plan import EvaluationPlan
 from equipoise.local_smoothing import BinarySmoothing, SmoothedClassifier
@@ -118,7 +118,9 @@ class AlphaSweep(EvaluationPlan):
             if isinstance(model, MixedClassifier):
                 kinds = [kind for kind in self.adaptive if kind in KINDS]
                 hidden = adaptive_attacks(model, attack, kinds, self.stand_in)
-                own = {key.replace("adaptive", MIX): version for key, version in hidden.items()} or {MIX: attack}
+                own = {key.replace("adaptive", MIX): version for key, version in hidden.items()}
+                if not own or OWN_GRADIENTS in self.adaptive:
+                    own[f"{MIX}-{OWN_GRADIENTS}" if own else MIX] = attack
             else:
                 own = {MIX: attack}
                 if isinstance(model, BinarySmoothing) or self.trust != "constant":

@@ -15,7 +15,7 @@ from torch import nn
 
 from equipoise.attacks import ATTACKS, EOT, MAX_PASSES, REPEATS
 from equipoise.core import aggregation, checks, format, parallel, progress
-from equipoise.core.device import PRECISIONS, attack_batch_size, resolve
+from equipoise.core.device import PRECISIONS, attack_batch_setting, attack_batch_size, resolve
 from equipoise.core.promises import Target
 from equipoise.core.radius_curves import RadiusCurve
 from equipoise.core.records import Run, nothing_left_on_refusal
@@ -25,7 +25,7 @@ from equipoise.core.settings import Settings, setting, split
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, class_share_notes
 from equipoise.evaluation import adversarial, alpha_sweep
-from equipoise.evaluation.adaptive import KINDS
+from equipoise.evaluation.adaptive import KINDS, OWN_GRADIENTS
 from equipoise.evaluation.adversarial import AdversarialImages
 from equipoise.evaluation.alpha_sweep import AlphaSweep
 from equipoise.evaluation.audit import AUDITED, COUNT, audit_results
@@ -33,7 +33,7 @@ from equipoise.evaluation.duplicates import copy_rows, find_duplicates
 from equipoise.evaluation.job import MODEL, Conditions, Job, check_common, check_models, images_for, open_run
 from equipoise.evaluation.lipschitz_estimates import estimate_lipschitz, estimate_table
 from equipoise.evaluation.measure import measure
-from equipoise.evaluation.plan import OWN_GRADIENTS, SOURCES, Attacks, EvaluationPlan, select_attacks
+from equipoise.evaluation.plan import SOURCES, Attacks, EvaluationPlan, select_attacks
 from equipoise.evaluation.sanity_checks import check_jobs
 from equipoise.evaluation.stage_log import remove_stage_logs
 from equipoise.evaluation.time_estimate import estimate_time
@@ -80,8 +80,7 @@ class EvaluationSettings(Settings):
                                     "margins they leave to a mixture; estimates, not certificates.")
     save_adversarial: bool = setting(False, f"Also write the attacked images: {adversarial.FILE}, and for each model "
                                             "a .pt file as RobustBench asks for it.")
-    batch_size: int | None = setting(None, "Images per batch, 128 or on CUDA 512 if not given; halved when memory runs "
-                                     "out.", least=1)
+    batch_size: int | None = attack_batch_setting()
     precision: str = setting("auto", "auto, fp32 or bf16.", among=PRECISIONS)
     seed: int = setting(0, "Random seed.", least=0)
 

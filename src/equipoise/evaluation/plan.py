@@ -18,13 +18,12 @@ from equipoise.core.promises import Target
 from equipoise.core.results import Cost
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
-from equipoise.evaluation.adaptive import adaptive_attacks, with_logits
+from equipoise.evaluation.adaptive import OWN_GRADIENTS, adaptive_attacks, with_logits
 from equipoise.evaluation.audit import AUDITED, COUNT
 from equipoise.evaluation.cost import costs
 from equipoise.evaluation.job import AuditPlan, Conditions, Job
 from equipoise.mixing import MixedClassifier
 
-OWN_GRADIENTS = "own-gradients"  # kind of attack on a mixture that hides its gradients: by these all the same
 SOURCES = {"std": "accurate", "rob": "robust", "mix": None}
 Attacks = str | Attack | Sequence[str | Attack]
 Versions = Callable[[str, Attack], Mapping[str, Attack]]  # name in rows and attack → versions of it for one model

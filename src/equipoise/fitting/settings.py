@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core import checks
+from equipoise.core.device import attack_batch_setting
 from equipoise.core.settings import Settings, setting
 from equipoise.fitting import conformal
 from equipoise.fitting.conformal import Target
@@ -55,8 +56,7 @@ class FitSettings(Settings):
     gradient_free: bool = setting(False, "Attack by random search.")
     like: str | None = setting(None, "A mixture whose map is reused, or published:NAME; only the threshold is "
                                "fitted.")
-    batch_size: int | None = setting(None, "Images per batch, 128 or on CUDA 512 if not given; halved when memory runs "
-                                     "out.", least=1)
+    batch_size: int | None = attack_batch_setting()
     seed: int = setting(0, "Random seed.", least=0)
     cache: Path | None = setting(  # noqa: RUF009
         None, "Folder for the logits of every attack; fits with the same models, images and attack share them.")

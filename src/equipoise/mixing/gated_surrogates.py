@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from equipoise.mixing.gated import GatedClassifier
 
 
-class OfGatedMixture(Described):
+class OfGatedMixture(Described, ABC):
     """A network that is a function of what the bases and the gate of one mixture return."""
 
     def __init__(self, model: GatedClassifier) -> None:
@@ -33,9 +34,9 @@ class OfGatedMixture(Described):
         """Whether the mixture is this model."""
         return model is self.model
 
+    @abstractmethod
     def from_base_outputs(self, g: Tensor, h: Tensor, z: Tensor) -> Tensor:
         """(B, K) from logits of both bases (B, K) and the gate's log-odds (B,)."""
-        raise NotImplementedError
 
 
 class GatedSurrogate(OfGatedMixture):

@@ -18,7 +18,7 @@ from equipoise import fitting, models, reporting
 from equipoise.core import checks, parallel
 from equipoise.core.aggregation import ROBUST, promise_checks
 from equipoise.core.comparison import ComparedMethod
-from equipoise.core.device import PRECISIONS, attack_batch_size, resolve
+from equipoise.core.device import PRECISIONS, attack_batch_setting, attack_batch_size, resolve
 from equipoise.core.promises import Target
 from equipoise.core.records import Run
 from equipoise.core.results import Summary
@@ -66,8 +66,7 @@ class ComparisonSettings(Settings):
                               least=1)
     margin_steps: int = setting(50, "Steps of the margin attack of the fits.", least=1)
     margin_targets: int = setting(9, "Target classes of the margin attack of the fits.", least=1, most=1000)
-    batch_size: int | None = setting(None, "Images per batch, 128 or on CUDA 512 if not given; halved when memory runs "
-                                     "out.", least=1)
+    batch_size: int | None = attack_batch_setting()
     precision: str = setting("auto", "auto, fp32 or bf16.", among=PRECISIONS)
     seed: int = setting(0, "Random seed.", least=0)
 
@@ -233,8 +232,8 @@ class _Comparison:
             "target": {"share": target.share, "of": "robust images" if target.of_robust else "all images",
                        **({} if target.confidence is None else {"confidence": target.confidence})},
             "attack_list": {name: attack.describe() for name, attack in attacks.items()},
-            "rounds": settings.candidates,
-            **{name: getattr(settings, name) for name in ("margin_steps", "margin_targets", "range_count")}}
+            **{name: getattr(settings, name)
+               for name in ("candidates", "margin_steps", "margin_targets", "range_count")}}
         recorded = {**conditions.environment(), "command": self.command, "references": [
             models.reference_of(base) or type(base).__name__ for base in self.bases]}
         return Run(self.folder, identity, recorded, labels=self.data.labels_by_index())
