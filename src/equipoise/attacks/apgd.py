@@ -221,10 +221,7 @@ class ApgdSearch:
         point = state.ascent.point
         value, gradient, logit_margin, margin = self.value_and_gradient(point, state.y, state.target)
         counts, ascent = self._move(state, value, gradient, ages)
-        nearer = state.is_nearer(logit_margin, margin) & counts
-        return replace(
-            state, nearest=where_rows(nearer, point, state.nearest), margin=torch.where(nearer, margin, state.margin),
-            logit_margin=torch.where(nearer, logit_margin, state.logit_margin), ascent=ascent)
+        return replace(state.with_nearer(point, logit_margin, margin, counts), ascent=ascent)
 
     def _move(self, state: ApgdState, value: Tensor, gradient: Tensor,
               ages: Sequence[int]) -> tuple[Tensor, AscentState | SparseAscentState]:

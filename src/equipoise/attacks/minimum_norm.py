@@ -32,7 +32,7 @@ from equipoise.core.geometry import per_example, where_rows
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 
-FIRST, LEAST, MOST = 0.1, 0.002, 0.5  # δ: the share by which a run tries to lower the radius
+FIRST_SHRINK, MIN_SHRINK, MAX_SHRINK = 0.1, 0.002, 0.5  # δ: the share by which a run tries to lower the radius
 CLEAR = 1e-3  # a point counts with this share of the margin before it is pulled back: other batches round differently
 BISECTIONS = 10  # of the segment between the image and a point
 
@@ -102,7 +102,7 @@ class MinimumNormSearch:
         unknown = x.new_full((len(x),), torch.inf)
         return MinimumNormState(
             x=x, y=y, index=stream.index, nearest=x, margin=unknown, logit_margin=unknown, targets=targets,
-            winner=targets[:, 0], size=unknown.double(), lowest=unknown, shrink=torch.full_like(unknown, FIRST))
+            winner=targets[:, 0], size=unknown.double(), lowest=unknown, shrink=torch.full_like(unknown, FIRST_SHRINK))
 
     def advance(self, state: MinimumNormState, stream: Stream, ages: Sequence[int], passes: int) -> MinimumNormState:
         """`passes` runs; margins stay unknown until the last, so that no row is finished before it."""
@@ -114,7 +114,7 @@ class MinimumNormSearch:
                 before = state.size
                 state = self._keep(state, self._run_apgd(state, stream, run - self.targets))
                 factor = torch.where(state.size < before, 2.0, 0.5).to(state.shrink.dtype)
-                state = replace(state, shrink=(state.shrink * factor).clamp(LEAST, MOST))
+                state = replace(state, shrink=(state.shrink * factor).clamp(MIN_SHRINK, MAX_SHRINK))
         return state
 
     def _run_fab(self, state: MinimumNormState, stream: Stream, rank: int) -> Tensor:
@@ -162,9 +162,8 @@ class MinimumNormSearch:
             middle = (low + high) / 2
             between = x + per_example(middle, x) * (points - x)
             there = self.source.judge(between, state.y)
-            predicted = there.predicted
-            still = broken & (predicted != state.y) & (there.logit_margin <= CLEAR * verdict.logit_margin)
-            shortest, winner = where_rows(still, between, shortest), torch.where(still, predicted, winner)
+            still = broken & (there.predicted != state.y) & (there.logit_margin <= CLEAR * verdict.logit_margin)
+            shortest, winner = where_rows(still, between, shortest), torch.where(still, there.predicted, winner)
             low, high = torch.where(still, low, middle), torch.where(still, middle, high)
         size = geometry.size(shortest.double() - x.double(), self.threat.norm)
         smaller = broken & (size < state.size) & (size <= self.threat.eps)

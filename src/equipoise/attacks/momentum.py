@@ -1,4 +1,4 @@
-r"""Gradient ascent with momentum and decaying steps, in the spirit of [Dong2018].
+r"""Gradient ascent with momentum, as in [Dong2018], and with decaying steps.
 
 .. math::
     v_{t+1} &= \tfrac34 v_t + \nabla \ell(x_t) / \mathrm{mean}|\nabla \ell(x_t)|, \\
@@ -20,7 +20,6 @@ from torch import Tensor
 from equipoise.attacks.gradients import GradientSource, Objective
 from equipoise.attacks.search import SearchState
 from equipoise.core import geometry
-from equipoise.core.geometry import where_rows
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 
@@ -63,13 +62,11 @@ class MomentumSearch:
     def _step(self, state: MomentumState) -> MomentumState:
         point = state.point
         _, gradient, logit_margin, margin = self.value_and_gradient(point, state.y, state.target)
-        nearer = state.is_nearer(logit_margin, margin) & (state.age < self.passes)
+        state = state.with_nearer(point, logit_margin, margin, state.age < self.passes)
         scale = gradient.abs().mean(dim=(1, 2, 3)).clamp_min(torch.finfo(gradient.dtype).tiny)
         velocity = MOMENTUM * state.velocity + gradient / geometry.per_example(scale, gradient)
         left = (1 - state.age / (self.passes - 1)).clamp_min(0).to(point.dtype)
         size = self.threat.eps * (left**1.5 / 2 + 1 / 200)
         step = geometry.per_example(size, point) * geometry.steepest(velocity, self.threat.norm, L1_SHARE)
-        return replace(
-            state, point=geometry.project(point + step, state.x, self.threat), velocity=velocity, age=state.age + 1,
-            nearest=where_rows(nearer, point, state.nearest), margin=torch.where(nearer, margin, state.margin),
-            logit_margin=torch.where(nearer, logit_margin, state.logit_margin))
+        moved = geometry.project(point + step, state.x, self.threat)
+        return replace(state, point=moved, velocity=velocity, age=state.age + 1)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from equipoise.attacks.gradients import Verdict
 from equipoise.core import checks
+from equipoise.core.geometry import where_rows
 from equipoise.core.rng import Stream
 
 
@@ -68,6 +69,13 @@ class SearchState(Rows):
         Probabilities are equal in float32 where logits are very small or very large; there the logits decide.
         """
         return (margin < self.margin) | ((margin == self.margin) & (logit_margin < self.logit_margin))
+
+    def with_nearer(self, point: Tensor, logit_margin: Tensor, margin: Tensor, counts: Tensor) -> Self:
+        """With these points (B, C, H, W) in place of `nearest` where they come nearer, of the rows that count (B,)."""
+        nearer = self.is_nearer(logit_margin, margin) & counts
+        return dataclasses.replace(
+            self, nearest=where_rows(nearer, point, self.nearest), margin=torch.where(nearer, margin, self.margin),
+            logit_margin=torch.where(nearer, logit_margin, self.logit_margin))
 
 
 State = TypeVar("State", bound=SearchState)
@@ -197,9 +205,8 @@ def run_searches(
 ) -> Iterator[tuple[int, SearchResult]]:
     """Search for every image, `slots` rows at a time; yields stages with results as images finish.
 
-    Stages that differ only in their start, such as the target classes of one attack, share the slots, so that batches
-    stay full where few images are left. The outcome is that of one stage after another: the results of an image come
-    in the order of its stages, and end when it is not wanted any more.
+    Stages that differ only in their start, such as target classes, share the slots: batches stay full where few images
+    are left. The outcome is that of one stage after another: an image gets results in this order while it is wanted.
 
     Args:
         searches: by the number of their stage.
