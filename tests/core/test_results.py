@@ -43,7 +43,7 @@ def test_empty_fields_are_left_out() -> None:
 def test_results_are_found_by_model_and_metric() -> None:
     summary = Summary(command="evaluate", seconds=0.0, results=(Result(**{**RESULT, "threat": None}),))  # type: ignore[arg-type]
     assert summary.result("m", "worst").count == 5
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="there are: "):
         summary.result("m", "clean")
 
 

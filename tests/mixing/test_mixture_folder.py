@@ -57,6 +57,16 @@ def test_round_trip_also_after_a_move(tmp_path: Path) -> None:
         assert models.reference_of(loaded) == reference
 
 
+@pytest.mark.parametrize("alpha", [1 / 1.1, 1 / 1.7, 2 / 3, 1 - 1e-12, 1e-17])
+def test_every_digit_of_alpha_is_stored(tmp_path: Path, alpha: float) -> None:
+    """A run that is resumed loads the mixture that an earlier one held in memory."""
+    mixture = save_mixture(tmp_path / "m", alpha)
+    assert models.identity(mixing.load_model(str(tmp_path / "m"))) == models.identity(mixture)
+    gate = gated(alpha_min=alpha)
+    mixing.save_mixture(tmp_path / "g", gate, **save_bases(tmp_path / "g", gate.accurate, gate.robust))
+    assert models.identity(mixing.load_model(str(tmp_path / "g"))) == models.identity(gate)
+
+
 def test_a_fitted_mixture_on_disk(tmp_path: Path) -> None:
     mixture = save_mixture(tmp_path / "m", 0.875, **FITTED)
     loaded = mixing.load_model(f"mixture:{tmp_path}/m")

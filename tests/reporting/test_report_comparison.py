@@ -10,6 +10,7 @@ from equipoise.core import aggregation
 from equipoise.core.comparison import ComparedMethod
 from equipoise.core.results import Summary
 from equipoise.core.rows import AttackRow
+from equipoise.reporting.charts import Chart, Line
 from equipoise.reporting.comparison import compared_rules
 
 CORRECT = {"accurate": (10, 0), "robust": (6, 5), "confidence switch": (9, 4)}  # of ten images: clean, attacked
@@ -37,6 +38,12 @@ def test_the_table_and_the_most_accurate_mixture(tmp_path: Path) -> None:
     assert [[cell.text for cell in line] for line in promises.body] == [
         ["auto (confidence switch)", "promises something"]]
     assert "Rules compared" in section_titles(run)
+    (chart,) = section.pictures
+    assert isinstance(chart, Chart)
+    (panel,) = chart.panels
+    assert [(mark.label, mark.x, mark.y) for mark in panel.marks if isinstance(mark, Line)] == [
+        ("robust", [60.0], [50.0]), ("confidence switch", [90.0], [40.0])]
+    assert panel.title == "not shown: accurate (100.0 % clean, 0.0 % attacked)"
 
 
 def test_other_runs_have_no_such_section(tmp_path: Path) -> None:

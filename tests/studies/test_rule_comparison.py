@@ -214,6 +214,8 @@ def test_promises_in_both_senses() -> None:
     settings = ComparisonSettings(promise="probability", confidence=0.9)
     assert settings.fit_settings("switch").target().confidence == 0.9
     assert settings.fit_settings("paper").target().confidence is None
+    with pytest.raises(eq.InputError, match="`promise` must be left out where none of nuts, switch and auto is comp"):
+        ComparisonSettings(rules="plain,paper", promise="probability")
     with pytest.raises(eq.InputError, match="`confidence` must be left out unless `promise` is probability"):
         ComparisonSettings(confidence=0.9)
 

@@ -258,10 +258,12 @@ class Summary:
 
 def find(results: Iterable[Result], model: str, metric: str) -> Result:
     """The result of one model and metric; KeyError if there is none."""
+    results = list(results)
     for result in results:
         if (result.model, result.metric) == (model, metric):
             return result
-    raise KeyError((model, metric))
+    known = ", ".join(dict.fromkeys(f"{result.model} {result.metric}" for result in results))
+    raise KeyError(f"there is no {metric!r} of {model!r}; there are: {known}")
 
 
 def read_summary(folder: Path | str) -> Summary:

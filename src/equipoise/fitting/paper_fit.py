@@ -130,7 +130,7 @@ def _recomputed(attack: MarginAttack, logits: CachedLogits, errors: torch.Tensor
     """The objective with the threshold at new points, of smallest margin of the mapped model; None if it has none."""
     rows = logits.correct.nonzero().squeeze(1)
     points = replace(attack, data=attack.data.take(rows)).run(logit_map)[0][0]
-    mapped = logit_map(points.double())
+    mapped = logit_map(points.to(logits.clean).double())
     kept = mapped[mapped.argmax(dim=1) == logits.labels[rows]]
     if not len(kept):
         return None

@@ -52,7 +52,8 @@ class MixedClassifier(Described):
         checks.require(isinstance(hard, bool), "hard", "be true or false", hard)
         checks.instance("frontier", frontier, tuple, "be a tuple of mixtures")
         checks.optional("provenance", provenance, Provenance, "be a Provenance")
-        self.register_buffer("gate", gate_of(float(checks.within("alpha", alpha, 0, 1))))
+        self.alpha = float(checks.within("alpha", alpha, 0, 1))  # kept, because log-odds do not give back every digit
+        self.register_buffer("gate", gate_of(self.alpha))
         self.accurate, self.robust, self.logit_map, self.hard = accurate, robust, logit_map, hard
         self.surrogate_alpha = checks.within("surrogate_alpha", surrogate_alpha, 0, 1)
         checks.positive("accurate_temperature", accurate_temperature)
@@ -60,11 +61,6 @@ class MixedClassifier(Described):
                        accurate_temperature)
         self.accurate_temperature = float(accurate_temperature)
         self.frontier, self.provenance = frontier, provenance
-
-    @property
-    def alpha(self) -> float:
-        """Weight of the robust side, rounded to fifteen digits, which removes rounding errors of the log-odds."""
-        return float(f"{float(torch.sigmoid(self.gate)):.15g}")
 
     @property
     def rule(self) -> str:

@@ -27,7 +27,8 @@ Margins = dict[str, dict[str, list[float]]]  # model â†’ "clean" or "attacked" â
 IMAGES = {CLEAN: "clean images", WORST: "attacked images"}
 NAMES = {"mixed": "the mixture", "accurate": "the accurate model", "robust": "the robust model",
          "adaptive": "the adaptive classifier", "gate": "the gated mixture", "plain": "plain mixing",
-         "gate on MixedNUTS": "the gate on MixedNUTS", "confidence switch": "the confidence switch",
+         "gate on MixedNUTS": "the gate on MixedNUTS", "NUTS map (ours)": "the NUTS map (ours)",
+         "gate on the NUTS map (ours)": "the gate on the NUTS map (ours)", "confidence switch": "the confidence switch",
          "gate on the confidence switch": "the gate on the confidence switch",
          "best": "the best epoch", "last": "the last epoch"}
 SHOWN = 6  # examples
@@ -80,8 +81,8 @@ def _fitting_images(run: RunView, results: Sequence[Result]) -> str:
         return ""
     half = {row.index for row in run.rows if isinstance(row, AttackRow) and row.half == CALIBRATION}
     if any(result.n > len(half) for result in results):
-        return f"These are the fitting images, {'half' if half else 'all'} of which selected the map, so its " + (
-            "accuracies are optimistic.")
+        selecting = "half of which selected the map" if half else "all of which selected the mixture"
+        return f"These are the fitting images, {selecting}, so its accuracies are optimistic."
     return ("These are fitting images: the half that did not select the map. It did set the threshold, so the attacked "
             "accuracy of the mixture is what the target allows, not a measurement.")
 

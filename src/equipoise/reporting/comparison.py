@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import cycle
+
 from equipoise.core import format
-from equipoise.core.aggregation import ROBUST, compared_lines
-from equipoise.reporting.charts import Chart, Line, Panel, model_colors
+from equipoise.core.aggregation import ROBUST, ComparedLine, compared_lines
+from equipoise.reporting.charts import MODELS, OTHERS, Chart, Line, Panel
 from equipoise.reporting.section import INTERVALS, MISSING, Cell, RunView, Section, Table, model_cell, result_cell
 
-MARKERS = "osD^vPX*<>"
+MARKERS, COLORS = "osD^vPX*<>", ("mixed", *OTHERS, "wrong")
 
 
 def compared_rules(run: RunView) -> Section | None:
@@ -33,10 +36,23 @@ def compared_rules(run: RunView) -> Section | None:
                     ["method", "clean", "attacked", "points lost"], body)]
     if promises:
         tables.append(Table("What the fitting images say.", ["method", "it"], promises, is_text=True, collapsed=True))
-    measured = {line.method.measured_as: line for line in lines}
-    colors, numbers = model_colors(measured), {name: number for number, name in enumerate(measured)}
-    marks = [Line.of([100 * line.clean.value], [line.attacked], colors[name], name, bars=True, linestyle="",
-                     marker=MARKERS[numbers[name] % len(MARKERS)]) for name, line in measured.items()]
-    chart = Chart("compared-rules", "Attacked accuracy against clean accuracy of every method", [Panel(marks)],
-                  x_label="clean accuracy, %", y_label="attacked accuracy, %", height=3.4)
-    return Section("Rules compared", prose, tables, [chart])
+    return Section("Rules compared", prose, tables, [_trade_off({line.method.name: line for line in lines
+                                                                if line.method.name == line.method.measured_as})])
+
+
+def _trade_off(lines: Mapping[str, ComparedLine]) -> Chart:
+    """Every method as a point, those of one family alike; far below the robust model only in words."""
+    least = lines[ROBUST].attacked.value / 2 if ROBUST in lines else 0.0
+    families: dict[str, list[ComparedLine]] = {}
+    for name, line in lines.items():
+        if line.attacked.value >= least:
+            families.setdefault(name if name in MODELS else line.method.family, []).append(line)
+    colors = dict(zip([family for family in families if family not in MODELS], cycle(COLORS), strict=False))
+    marks = [Line.of([100 * line.clean.value for line in own], [line.attacked for line in own],
+                     colors.get(family, family), family if len(own) == 1 else f"{family}, {len(own)} seeds", bars=True,
+                     linestyle="", marker=marker) for (family, own), marker in zip(families.items(), cycle(MARKERS))]
+    below = [f"{name} ({format.percent(line.clean.value)} clean, {format.percent(line.attacked.value)} attacked)"
+             for name, line in lines.items() if line.attacked.value < least]
+    panel = Panel(marks, title=f"not shown: {', '.join(below)}" if below else "", title_color="muted")
+    return Chart("compared-rules", "Attacked accuracy against clean accuracy of every method", [panel],
+                 x_label="clean accuracy, %", y_label="attacked accuracy, %", height=3.4)

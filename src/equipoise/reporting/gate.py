@@ -15,11 +15,12 @@ from equipoise.reporting.section import INTERVALS, Cell, RunView, Section, Table
 
 STUDY = "adaptive-smoothing"
 # Runs of earlier versions have the confidence switch under the name of MixedNUTS.
-GATED = ("gate", "gate on the confidence switch", "gate on MixedNUTS")
+GATED = ("gate", "gate on the confidence switch", "gate on the NUTS map (ours)", "gate on MixedNUTS")
 # Colour and marker of every family of mixtures.
 FAMILIES = {"plain": ("muted", "s"), "confidence switch": ("other_0", "^"), "MixedNUTS": ("other_0", "^"),
             "gate": ("mixed", "o"), "gate on the confidence switch": ("wrong", "D"),
-            "gate on MixedNUTS": ("wrong", "D")}
+            "gate on MixedNUTS": ("wrong", "D"), "NUTS map (ours)": ("other_0", "^"),
+            "gate on the NUTS map (ours)": ("wrong", "D")}
 ADVERSARIES = {"A": "PGD without the gate's gradient", "B": "PGD through the gate",
                "C": "an attack suite (AutoAttack) through the gate",
                "D": "the suite of C with a loss term that lowers alpha", "std": "PGD on the accurate model",

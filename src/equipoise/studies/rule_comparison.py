@@ -76,6 +76,8 @@ class ComparisonSettings(Settings):
             for word in self.listed(name):
                 checks.one_of(name, word, known)
         self.fit_settings("nuts")
+        checks.require(self.promise == "expectation" or bool({"nuts", "switch", "auto"} & {*self.listed("rules")}),
+                       "promise", "be left out where none of nuts, switch and auto is compared", self.promise)
 
     def listed(self, name: str) -> list[str]:
         """The words of a setting with commas, each once."""
