@@ -236,3 +236,13 @@ def test_defaults_of_the_rules() -> None:
     assert FitSettings(alpha=0.5).accurate_side == {"hard": False, "accurate_temperature": 1.0}
     assert isinstance(fit(*make_pair(), None, threat=THREAT, alpha=0.5, accurate_temperature=0.0).mixture,
                       MixedClassifier)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rule", ["paper", "nuts", "switch"])
+def test_every_rule_fits_on_a_gpu(rule: str) -> None:
+    """With attacks on the mapped model too; the fit itself works on logits in main memory."""
+    options = {**dataclasses.replace(QUICK, rule=rule, rounds=1).to_dict(), "beta": 0.9}
+    accurate, robust = make_pair(Linear)
+    fitted = fit(accurate, robust, make_data(), threat=THREAT, device="cuda", **options)
+    assert fitted.summary.rule == rule and 0 < fitted.summary.alpha <= 1
