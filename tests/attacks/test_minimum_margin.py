@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from attack_models import inner_images
@@ -90,3 +92,27 @@ def test_without_gradients_saturated_probabilities_are_no_obstacle() -> None:
     points = minimum_margin(Saturated(), x, y, threat=Threat("linf", 0.1), stream=stream(0, "a", torch.arange(3)),
                             attack=Square(300))
     assert bool((points.margins[0] < 0).all())
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+def test_batches_of_one_size_find_the_same_points(batch_size: int, linear: Linear) -> None:
+    """Every search sees the same number of images, also where most of them are broken and left out."""
+    x = stream(3, "x", torch.arange(10)).uniform(3, 5, 7).double()
+    with torch.no_grad():
+        y = linear(x).argmax(dim=1)
+    sizes = []
+
+    class Watched(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.requires_grad:
+                sizes.append(len(x))
+            return linear(x)
+
+    options: dict[str, Any] = {"threat": Threat("linf", 0.01), "stream": stream(0, "a", torch.arange(10)),
+                               "attack": margin_suite(12, 3), "pool": 2, "skip_broken": True}
+    whole, parts = (minimum_margin(Watched(), x, y, batch_size=size, **options) for size in (None, batch_size))
+    torch.testing.assert_close(parts.margins, whole.margins)
+    torch.testing.assert_close(parts.images, whole.images)
+    sizes.clear()
+    minimum_margin(Watched(), x, y, batch_size=batch_size, **options)
+    assert set(sizes) == {min(batch_size, 10)}

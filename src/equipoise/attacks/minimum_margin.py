@@ -35,7 +35,7 @@ def margin_suite(steps: int = 100, targets: int = 9) -> Suite:
 
 def minimum_margin(
     model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream, attack: Attack | None = None,
-    pool: int = 1, skip_broken: bool = False, precision: str = "auto",
+    pool: int = 1, skip_broken: bool = False, precision: str = "auto", batch_size: int | None = None,
 ) -> MarginPoints:
     """For every image the perturbation with the smallest signed margin over all iterates, targets and attacks.
 
@@ -46,8 +46,10 @@ def minimum_margin(
         attack: what is run; :func:`margin_suite` if not given.
         pool: points kept per image.
         skip_broken: leave images that one stage has broken out of the next, as the official code does.
+        batch_size: images attacked at a time, in passes of one size, which CUDA records once; all if not given.
     """
     checks.whole("pool", pool, least=1)
+    slots = len(x) if batch_size is None else min(checks.whole("batch_size", batch_size, least=1), len(x))
     batch, stages = AttackBatch(x, y, stream).checked(), (margin_suite() if attack is None else attack).stages()
     x = batch.x
     images, margins = x.expand(pool, *x.shape).clone(), x.new_full((pool, len(x)), torch.inf)
@@ -60,8 +62,8 @@ def minimum_margin(
         images[:, rows] = all_images[order, torch.arange(len(rows), device=x.device)]
         margins[:, rows] = all_margins.gather(0, order)
 
-    driver = Driver(model, batch.select, batch, threat=threat, precision=precision, slots=len(x), block=None,
-                    stop_at_success=False)
+    driver = Driver(model, batch.select, batch, threat=threat, precision=precision, slots=slots,
+                    block=None if batch_size is None else slots, stop_at_success=False)
     state = AttackState.new([stage.name for stage in stages], len(x))
     driver.run(stages, state, keep_smallest,
                lambda state: state.margin > 0 if skip_broken else torch.ones_like(state.survived))

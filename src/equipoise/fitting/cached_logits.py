@@ -28,6 +28,7 @@ from equipoise.mixing.surrogates import Surrogate
 FILE = "logits.npz"
 ANY_CLASS = -1  # in `accurate_attacked`: the class that suits the adversary best
 MIN_IMAGES = 50
+BATCHES = 4  # that are attacked together on CUDA: batches stay full when only few images of each survive
 PAIR_ALPHA = 0.9  # weight of the robust model in the gradients of an attack on both: the strongest of 0.3 … 0.99
 
 
@@ -235,20 +236,25 @@ class MarginAttack:
         suite = margin_suite(settings.steps, 1 if logit_map.flattens_rivals else settings.targets)
         attack: Attack = Square(50 * settings.steps, restarts=settings.pool) if settings.gradient_free else suite
 
+        # On CUDA networks are prepared and passes recorded once for several batches.
+        is_cuda = self.device.type == "cuda"
+
         def run(rows: slice) -> tuple[Tensor, Tensor]:
             part = self.data.take(torch.arange(rows.start, rows.stop))
             x, y = pixels(part.images.to(self.device)), part.labels.to(self.device)
             points = minimum_margin(
                 model, x, y, threat=self.threat, stream=rng.stream(settings.seed, "fit", part.index.to(self.device)),
-                attack=replace(attack, surrogate=surrogate), pool=settings.pool, skip_broken=not both)
+                attack=replace(attack, surrogate=surrogate), pool=settings.pool, skip_broken=not both,
+                batch_size=self.batch_size if is_cuda else None)
             with inference(self.accurate, self.robust), torch.no_grad():
-                outputs = [self._outputs(images) for images in points.images]
-            return torch.stack([h for h, _ in outputs]), torch.stack([_classes(g) for _, g in outputs])
+                outputs = [self._outputs(images) for point in points.images for images in point.split(self.batch_size)]
+            h, g = torch.cat([h for h, _ in outputs]), torch.cat([_classes(g) for _, g in outputs])
+            return h.view(-1, len(x), h.shape[1]), g.view(-1, len(x))
 
         parts: list[tuple[Tensor, Tensor]] = []
         title = "attacking both models" if both else "attacking the robust model"
         with progress.task(title, total=len(self.data)) as task:
-            for rows, part in memory.in_batches(run, len(self.data), self.batch_size):
+            for rows, part in memory.in_batches(run, len(self.data), self.batch_size * (BATCHES if is_cuda else 1)):
                 parts.append(part)
                 task.advance(rows.stop - rows.start)
         return torch.cat([h for h, _ in parts], dim=1), torch.cat([g for _, g in parts], dim=1)
