@@ -106,7 +106,8 @@ def test_batches_of_one_size_find_the_same_points(batch_size: int, linear: Linea
         def forward(self, x: Tensor) -> Tensor:
             if x.requires_grad:
                 sizes.append(len(x))
-            return linear(x)
+            logits: Tensor = linear(x)
+            return logits
 
     options: dict[str, Any] = {"threat": Threat("linf", 0.01), "stream": stream(0, "a", torch.arange(10)),
                                "attack": margin_suite(12, 3), "pool": 2, "skip_broken": True}

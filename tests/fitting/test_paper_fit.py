@@ -245,4 +245,4 @@ def test_every_rule_fits_on_a_gpu(rule: str) -> None:
     options = {**dataclasses.replace(QUICK, rule=rule, rounds=1).to_dict(), "beta": 0.9}
     accurate, robust = make_pair(Linear)
     fitted = fit(accurate, robust, make_data(), threat=THREAT, device="cuda", **options)
-    assert fitted.summary.rule == rule and 0 < fitted.summary.alpha <= 1
+    assert fitted.summary is not None and fitted.summary.rule == rule and 0 < fitted.summary.alpha <= 1
