@@ -3,12 +3,16 @@
     python benchmarks/mnist_acr.py          seconds on a CPU: samples per second of an untrained LeNet on random images
     python benchmarks/training.py mnist   --device cuda --data-dir DATA --out CHECKPOINTS
     python benchmarks/mnist_acr.py CHECKPOINTS --device cuda --data-dir DATA --logs LOGS --out RUNS
+    python benchmarks/mnist_acr.py --study RUN --logs LOGS       compares `equipoise reproduce smoothmix --size full`
+    python benchmarks/mnist_acr.py --logs LOGS                   the logs alone: ACR by recipe, and its spread
 
 CHECKPOINTS holds `mnist_lenet_OBJECTIVE_sigmaNNN.safetensors`; LOGS is `data/certify/mnist` of a clone of
 jh-jeong/smoothmix. Each classifier is certified on every 10th test image with 100,000 samples and failure 0.001
 (`--whole gaussian_sigma050,smoothmix_sigma050`: on all of them), in a resumable run folder of its own. A JSON line
-holds our ACR, that of the logs on the same images (mean, least and most of their training runs), the difference and its
-standard error over images. On CUDA the network is bf16 and compiled once for all.
+holds our ACR, that of the logs on the same images (mean, least, most and standard deviation of their training runs),
+the difference (with our radii rounded as in the logs), its standard error over images, and its distance from the logs
+in standard deviations of a training run.
+The network is compiled once for all; fp32 unless `--precision bf16`.
 """
 
 from __future__ import annotations
@@ -32,15 +36,17 @@ from equipoise.data import load_data
 from equipoise.evaluation import certify as certify_dataset
 
 PREFIX = "mnist_lenet_"
+CONFIGS = Path(__file__).parents[1] / "configs"
 # Paths of the logs of each objective; runs with other settings, and other files, do not match.
 LOGS = {
     "gaussian": "cohen/noise_{sigma:.2f}_*", "stability": "stab/lbd_2/noise_{sigma}_*",
     "macer": "macer_deferred30/num_16/lbd_*/gamma_8.0/beta_16.0/noise_{sigma:.2f}_*",
     "smoothadv": "salman/pgd_255.0_10_10/num_4/noise_{sigma:.2f}_*",
     "consistency": "consistency/cohen/num_2/lbd_{weight}/eta_0.5/noise_{sigma:.2f}_[1-5]",
-    "smoothmix": "smoothmix/smix_1.0_{steps}_m{one_step}/tau_5.0/num_4/2?/noise_{sigma}",
+    "consistency_smoothadv": "consistency/salman_255.0_10_10/num_4/lbd_1.0/eta_0.5/noise_{sigma:.2f}_[1-5]",
+    "smoothmix": "smoothmix/smix_1.0_{steps}_m{one_step}/tau_{eta}/num_4/2?/noise_{sigma}",
 }
-STEPS = {0.25: 2, 0.5: 4, 1.0: 8}
+STEPS = {("5.0", 0.25): 2, ("1.0", 0.25): 3, ("5.0", 0.5): 4, ("1.0", 0.5): 4, ("5.0", 1.0): 8, ("1.0", 1.0): 8}
 WEIGHTS = {0.25: "10.0", 0.5: "5.0", 1.0: "5.0"}
 
 
@@ -50,9 +56,11 @@ def sigma_of(recipe: str) -> float:
 
 def read_logs(folder: Path, recipe: str) -> NDArray[np.float64]:
     """(runs, 10,000) radii of the released logs; 0 where wrong or abstained."""
-    sigma = sigma_of(recipe)
-    pattern = LOGS[recipe.split("_")[0]].format(sigma=sigma, weight=WEIGHTS[sigma], steps=STEPS[sigma],
-                                                one_step=int(recipe.endswith("onestep")))
+    sigma, words = sigma_of(recipe), recipe.split("_")
+    eta = "1.0" if "eta1" in words else "5.0"
+    name = "consistency_smoothadv" if words[-1] == "smoothadv" else words[0]
+    pattern = LOGS[name].format(sigma=sigma, weight=WEIGHTS[sigma], steps=STEPS[eta, sigma], eta=eta,
+                                    one_step=int(recipe.endswith("onestep")))
     runs = []
     for path in sorted(folder.glob(pattern)):
         with path.open(newline="") as file:
@@ -62,26 +70,56 @@ def read_logs(folder: Path, recipe: str) -> NDArray[np.float64]:
     return np.array(runs)
 
 
+def as_logged(radii: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Radii with three significant digits, as in the logs: 1.9057, the largest at sigma 0.5, is 1.91 there."""
+    return np.array([float(f"{radius:.3}") for radius in radii])
+
+
 def compare(recipe: str, rows: Sequence[CertificateRow], logs: NDArray[np.float64], **values: object) -> None:
-    """Print our ACR beside that of the logs on the same images."""
+    """Print our ACR beside that of the logs on the same images; the difference is of radii with equal digits."""
     index = [row.index for row in rows]
     ours = np.array([row.radius if row.correct else 0.0 for row in rows])
-    values = {"recipe": recipe, "images": len(ours), "acr": float(ours.mean()), **values}
+    values = {"recipe": recipe, "images": len(ours), "acr": float(ours.mean()),
+              "acr_as_logged": float(as_logged(ours).mean()), **values}
     if len(logs):
         runs = logs[:, index].mean(axis=1)
-        difference = ours - logs[:, index].mean(axis=0)
+        difference = as_logged(ours) - logs[:, index].mean(axis=0)
+        spread = float(runs.std(ddof=1)) if len(runs) > 1 else float("nan")
         values |= {"logs": float(runs.mean()), "difference": float(difference.mean()),
                    "standard_error": float(difference.std() / len(difference) ** 0.5), "runs": len(runs),
-                   "least": float(runs.min()), "most": float(runs.max())}
+                   "least": float(runs.min()), "most": float(runs.max()), "spread": spread,
+                   "in_spreads": float(difference.mean()) / (spread * (1 + 1 / len(runs)) ** 0.5)}
     print_json(**values)
 
 
-def certify_random_images(model: nn.Module, count: int, samples: int, options: SamplerOptions, device: str) -> float:
+def describe_logs(logs: Path) -> None:
+    """Print the ACR of every recipe in the logs on all images and on every 10th: mean and spread of training runs."""
+    for recipe in (path.stem.removeprefix(PREFIX) for path in sorted(CONFIGS.glob(f"{PREFIX}*.toml"))):
+        runs = read_logs(logs, recipe)
+        every_10th = runs[:, ::10].mean(axis=1)
+        print_json(recipe=recipe, runs=len(runs), acr=float(runs.mean()), spread=float(runs.mean(axis=1).std(ddof=1)),
+                   certified_at_0=float((runs > 0).mean()), acr_every_10th=float(every_10th.mean()),
+                   spread_every_10th=float(every_10th.std(ddof=1)))
+
+
+def compare_study(study: Path, logs: Path, only: Sequence[str]) -> None:
+    """Print every MNIST classifier of a study beside the logs; variants of SmoothMix have none there."""
+    for folder in sorted((study / "certificates").glob(f"{PREFIX}*")):
+        recipe = folder.name.removeprefix(PREFIX)
+        if only and recipe not in only:
+            continue
+        rows = [row for row in records.read_rows(folder) if isinstance(row, CertificateRow)]
+        if rows and recipe.split("_")[-1] in (f"sigma{round(100 * sigma_of(recipe)):03d}", "onestep", "eta1"):
+            compare(recipe, rows, read_logs(logs, recipe))
+
+
+def certify_random_images(model: nn.Module, count: int, samples: int, options: SamplerOptions, device: str,
+                          precision: str = "fp32") -> float:
     """Seconds; also used to compile the model before it is timed."""
     index = torch.arange(count)
     x = (rng.stream(0, "images", index).integers(256, 1, 28, 28) / 255).to(device)
     plan = SmoothingPlan(0.5, samples=samples)
-    with autocast("bf16" if device == "cuda" else "fp32", x.device):
+    with autocast(precision, x.device):
         return timed(lambda: certify(model, x, plan=plan, stream=rng.stream(0, "certify", index), options=options),
                      device)[0]
 
@@ -95,10 +133,19 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--batch-size", type=int, help="noisy images per forward pass; 32768 on CUDA")
     parser.add_argument("--whole", default="", help="recipes, separated by commas, to certify on all 10,000 images")
+    parser.add_argument("--study", type=Path, help="run folder of a study instead of CHECKPOINTS")
+    parser.add_argument("--precision", default="fp32", help="fp32 or bf16, of certification")
     parser.add_argument("--only", default="", help="recipes, separated by commas; every checkpoint if not given")
     parser.add_argument("--every", type=int, default=10)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    only = [name for name in args.only.split(",") if name]
+    if args.study is not None:
+        compare_study(args.study, args.logs, only)
+        return
+    if args.checkpoints is None and args.logs is not None:
+        describe_logs(args.logs)
+        return
     cuda = args.device == "cuda"
     torch.backends.cudnn.benchmark = cuda
     torch.set_float32_matmul_precision("high")
@@ -111,9 +158,10 @@ def main() -> None:
     if args.data_dir is None or args.logs is None:
         parser.error("CHECKPOINTS needs --data-dir and --logs")
     batch_size = args.batch_size or (32768 if cuda else None)
-    seconds = certify_random_images(model, 1, 1000, SamplerOptions(batch_size, compiled=cuda), args.device)
+    seconds = certify_random_images(model, 1, 1000, SamplerOptions(batch_size, compiled=cuda), args.device,
+                                    args.precision)
     print_json(what="warm-up, timed separately", seconds=seconds)
-    recipes = [name for name in args.only.split(",") if name] or [
+    recipes = only or [
         path.stem.removeprefix(PREFIX) for path in sorted(args.checkpoints.glob(f"{PREFIX}*.safetensors"))]
     for recipe in recipes:
         model.load_state_dict(models.load(f"file:{args.checkpoints}/{PREFIX}{recipe}.safetensors").state_dict())
@@ -123,7 +171,7 @@ def main() -> None:
         resumed = len(records.read_rows(folder))
         seconds, result = timed(lambda data=data, folder=folder, recipe=recipe: certify_dataset(  # type: ignore[misc]
             {recipe: model}, data, sigma=sigma_of(recipe), samples=args.samples, out=folder, device=args.device,
-            batch_size=batch_size, precision="bf16" if cuda else "fp32"), args.device)
+            batch_size=batch_size, precision=args.precision), args.device)
         rows = [row for row in result.rows if isinstance(row, CertificateRow)]
         logs, drawn = read_logs(args.logs, recipe), sum(row.samples for row in rows[resumed:])
         if whole:

@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 import types
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,14 @@ from torch import nn
 
 from equipoise import models
 from equipoise.attacks import Pgd
-from equipoise.core import config, settings
 from equipoise.core.records import read_rows
 from equipoise.core.results import read_summary
 from equipoise.core.rows import EpochRow
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, load_data, pixels
 from equipoise.models import checkpoint
-from equipoise.training import OBJECTIVES, Objective, TrainingPlan, TrainingResult, train
+from equipoise.training import OBJECTIVES, train
+from equipoise.training.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 MNIST = ("gaussian_sigma050", "stability_sigma050", "consistency_sigma050", "macer_sigma050", "smoothmix_sigma025",
@@ -46,34 +45,13 @@ MNIST = ("gaussian_sigma050", "stability_sigma050", "consistency_sigma050", "mac
 EPOCH, EPOCHS = 60, 90  # where a single epoch is timed: after every warm-up of an objective
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A file of `configs/`; the objective is the third word of its name."""
+def read_recipe(path: Path, **changes: Any) -> Recipe:
+    """A recipe; settings that are not None replace those of the file."""
+    return Recipe.read(path).changed(**{key: value for key, value in changes.items() if value is not None})
 
-    name: str
-    data: str
-    arch: str
-    mean: list[float]
-    std: list[float]
-    objective: Objective
-    plan: TrainingPlan
 
-    @classmethod
-    def read(cls, path: Path, **changes: Any) -> Recipe:
-        """A recipe; settings of the plan that are not None replace those of the file."""
-        table = config.read(path)
-        known = {key: table.pop(key) for key in ("data", "arch", "mean", "std")}
-        mean, std = ([float(value) for value in known[key].split(",")] for key in ("mean", "std"))
-        objective, plan = settings.split(table, OBJECTIVES.get_entry(path.stem.split("_")[2]), TrainingPlan)
-        plan = dataclasses.replace(plan, **{key: value for key, value in changes.items() if value is not None})
-        return cls(path.stem, known["data"], known["arch"], mean, std, objective, plan)
-
-    def load_images(self, args: argparse.Namespace, split: str = "train", count: int | None = None) -> Dataset:
-        return load_data(self.data, split=split, data_dir=args.data_dir, count=count)
-
-    def train(self, data: Dataset, device: str, out: Path, objective: Objective | None = None) -> TrainingResult:
-        return train(objective or self.objective, arch=self.arch, data=data, mean=self.mean, std=self.std, out=out,
-                     device=device, **self.plan.to_dict())
+def load_images(recipe: Recipe, args: argparse.Namespace, split: str = "train", count: int | None = None) -> Dataset:
+    return load_data(recipe.data, split=split, data_dir=args.data_dir, count=count)
 
 
 def epoch_rows(folder: Path) -> list[EpochRow]:
@@ -81,10 +59,10 @@ def epoch_rows(folder: Path) -> list[EpochRow]:
 
 
 def run_recipe(path: Path, args: argparse.Namespace) -> None:
-    """Train by a recipe, test on the whole test set, and keep the checkpoint in half precision."""
-    recipe = Recipe.read(path, epochs=args.epochs, compile=args.compile, precision=args.precision)
-    folder, test = Path(args.out) / recipe.name, recipe.load_images(args, "test")
-    last = recipe.train(recipe.load_images(args), args.device, folder).model
+    """Train by a recipe, test on the whole test set, and keep the checkpoint, in half precision with `--half`."""
+    recipe = read_recipe(path, epochs=args.epochs, compile=args.compile, precision=args.precision)
+    folder, test = Path(args.out) / recipe.name, load_images(recipe, args, "test")
+    last = recipe.train(load_images(recipe, args), args.device, folder).model
     best = models.load(f"file:{folder}/best.safetensors").to(args.device).eval()
     results: dict[str, object] = {}
     for name, model in (("last", last), ("best", best)):
@@ -94,7 +72,7 @@ def run_recipe(path: Path, args: argparse.Namespace) -> None:
             first = test.slice(0, min(2000, len(test)))
             results[f"pgd20_first_2000_{name}"] = accuracy(model, first, args.device, Pgd(), threat)
     metadata = models.read_metadata(folder / "last.safetensors")
-    checkpoint.save(Path(args.out) / f"{recipe.name}.safetensors", last, metadata, half=True)
+    checkpoint.save(Path(args.out) / f"{recipe.name}.safetensors", last, metadata, half=args.half)
     rows, summary = epoch_rows(folder), read_summary(folder)
     print_json(recipe=recipe.name, epochs=recipe.plan.epochs, seconds=summary.seconds,
                compile_seconds=summary.compile_seconds, loss=rows[-1].loss,
@@ -129,16 +107,16 @@ def time_epoch(recipe: Recipe, data: Dataset, args: argparse.Namespace,
     """The last of three epochs, and the seconds of compilation."""
     plan = dataclasses.replace(recipe.plan, epochs=3, compile=compile_mode, held_out=0, validate_every=3)
     with tempfile.TemporaryDirectory() as folder:
-        dataclasses.replace(recipe, plan=plan).train(data, args.device, Path(folder),
-                                                     recipe.objective.at_epoch(EPOCH, EPOCHS))
+        dataclasses.replace(recipe, plan=plan, objective=recipe.objective.at_epoch(EPOCH, EPOCHS)).train(
+            data, args.device, Path(folder))
         return epoch_rows(Path(folder))[-1], read_summary(folder).compile_seconds
 
 
 def run_modes(args: argparse.Namespace) -> None:
     """Images per second of a recipe by the way its steps are compiled or captured."""
     for path in args.paths:
-        recipe = Recipe.read(path, precision=args.precision)
-        data = recipe.load_images(args, count=args.count or 16384)
+        recipe = read_recipe(path, precision=args.precision)
+        data = load_images(recipe, args, count=args.count or 16384)
         for mode in ("off", "graph") if args.compile == "auto" else args.compile.split(","):
             row, compile_seconds = time_epoch(recipe, data, args, mode)
             print_json(recipe=recipe.name, compile=mode, precision=recipe.plan.precision, loss=row.loss,
@@ -165,7 +143,7 @@ def run_official(args: argparse.Namespace) -> None:
     import_official(args.code)
     official = {"smoothmix": official_smoothmix(loader, device), "macer": official_macer(loader, device)}
     for name, seconds in official.items():
-        recipe = Recipe.read(ROOT / "configs" / f"mnist_lenet_{name}_sigma050.toml")
+        recipe = read_recipe(ROOT / "configs" / f"mnist_lenet_{name}_sigma050.toml")
         ours = time_epoch(recipe, data, args, args.compile)[0].seconds
         print_json(objective=name, official_epoch_seconds=seconds, our_epoch_seconds=ours, ratio=seconds / ours)
 
@@ -242,10 +220,14 @@ def main() -> None:
     parser.add_argument("--compile", default="auto", help="off, graph, model, both or auto; several for `modes`")
     parser.add_argument("--precision", help="instead of the recipe's")
     parser.add_argument("--parallel", type=int, default=4, help="processes of `mnist`")
+    parser.add_argument("--tf32", action="store_true", help="TF32 matrix products, as convolutions have them anyway")
+    parser.add_argument("--half", action="store_true", help="store weights in half precision, which is not exact")
     parser.add_argument("--keep", action="store_true", help="keep the run folders")
     parser.add_argument("--code", help="the folder `code` of a clone of jh-jeong/smoothmix")
     args = parser.parse_intermixed_args()
     torch.set_num_threads(args.threads)
+    if args.tf32:
+        torch.set_float32_matmul_precision("high")
     COMMANDS[args.what](args)
 
 

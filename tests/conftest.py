@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+os.environ.setdefault("EQUIPOISE_NO_REPORT", "1")  # commands write no report, which takes seconds, unless a test asks
 
 @pytest.fixture(autouse=True)
 def _seeded() -> Iterator[None]:

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.certification import ABSTAIN, SamplerOptions, SmoothingPlan, certify, radii
-from equipoise.certification.mixture import SmoothedBase, frontier, predict_from_votes
+from equipoise.certification.mixture import SmoothedBase, frontier, predict_from_votes, upper_bounds
 from equipoise.core.checks import InputError
+from equipoise.core.rows import CertificateRow
 from equipoise.mixing import gate_of, mix
 
 
@@ -101,3 +102,11 @@ def test_unanimous_votes_tie_at_alpha_one_half() -> None:
                         gap=np.array([1.0, 0.0, 0.9]), labels=np.array([1, 1, 1]))
     assert tied.correct(0.5).tolist() == [False, True, False]
     assert tied.correct(0.51).tolist() == [True, True, False] and tied.correct(1.0).all()
+
+
+@pytest.mark.parametrize("uppers", [(0.1, None), (None, 0.1)])
+def test_upper_bounds_only_where_all_rows_have_one(uppers: tuple[float | None, ...]) -> None:
+    rows = [CertificateRow(index=i, model="m", attack="certify", label=0, predicted=0, correct=True, radius=0.1,
+                           lower=0.8, upper=upper, samples=10, top=0, answer=0, sigma=0.1)
+            for i, upper in enumerate(uppers)]
+    assert upper_bounds(rows) is None

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.special import betainc, ndtr, ndtri
 
 from equipoise.certification import SmoothingPlan, radii
+from equipoise.certification.mixture import THEOREMS
 from equipoise.core.checks import InputError
 
 p_above = st.floats(0.5001, 1 - 1e-7)
@@ -75,6 +77,31 @@ def test_rounded_down(p: float, sigma: float, alpha: float) -> None:
     assert radii.one_sided(p, sigma, alpha) <= max(exact, 0)
 
 
+def exact_quantile(p: mpmath.mpf) -> mpmath.mpf:
+    """Φ⁻¹ in 60 digits."""
+    return -mpmath.sqrt(2) * mpmath.erfinv(1 - 2 * p)
+
+
+near_certainty = st.builds(lambda digits, part: 1 - part * 10.0**-digits, st.integers(1, 15), st.floats(0.1, 1))
+near_one_half = st.builds(lambda digits, part: 0.5 + part * 10.0**-digits, st.integers(1, 15), st.floats(0.1, 1))
+
+
+@settings(deadline=None, max_examples=150)
+@given(near_certainty, st.one_of(near_one_half, near_certainty.filter(lambda alpha: alpha >= 0.5)))
+@example(0.9999999964898684, 0.5000000033608546)
+def test_no_theorem_rounds_up(p: float, alpha: float) -> None:
+    """Against 60 digits, also where a quantile magnifies the last digit of alpha or of a product."""
+    with mpmath.workdps(60):
+        own, weight = mpmath.mpf(p), mpmath.mpf(alpha)
+        quantiles = [exact_quantile(value) for value in (own, 1 / (2 * weight), weight * own)]
+        margin = own - (1 - own) - (1 - weight) / weight
+        exact = {"ours": quantiles[0] - quantiles[1], "A.2": quantiles[2],
+                 "lipschitz": margin * mpmath.sqrt(mpmath.pi / 2), "3.5": margin * mpmath.sqrt(mpmath.pi / 8)}
+        for theorem, value in exact.items():
+            for q in (None, np.array(1 - p)):
+                assert float(THEOREMS[theorem](np.array(p), 1.0, alpha, q)) <= max(value, 0), theorem
+
+
 @pytest.mark.parametrize("alpha", [0.49, -0.1, 1.01, float("nan")])
 def test_alpha_outside(alpha: float) -> None:
     with pytest.raises(InputError, match="`alpha` must lie in"):
@@ -106,7 +133,7 @@ def test_votes_must_sum_to_the_number_of_samples() -> None:
     with pytest.raises(InputError, match="`votes` must sum"):
         radii.two_sided_bounds(np.array([[3, 4]]), np.array([0]), 8, 0.05)
     with pytest.raises(InputError, match="`votes` must sum"):
-        radii.VoteRule(SmoothingPlan(0.5))(np.array([[3.0, 4.0]]), np.array([8.0]), np.array([0]), 0.05)
+        radii.VoteRule(SmoothingPlan(0.5)).bounds(np.array([[3.0, 4.0]]), np.array([8.0]), np.array([0]), 0.05)
 
 
 def test_bad_counts_and_levels() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -35,8 +37,9 @@ def assert_rarely(wrong: NDArray[np.bool_], *, at_least: float = 0.0) -> None:
     assert wrong.mean() >= at_least
 
 
-def test_votes() -> None:
-    x, plan = images(COUNT), SmoothingPlan(SIGMA, samples=120, n0=10, failure=FAILURE)
+@pytest.mark.parametrize("randomized", [False, True])
+def test_votes(randomized: bool) -> None:
+    x, plan = images(COUNT), SmoothingPlan(SIGMA, samples=120, n0=10, failure=FAILURE, randomized=randomized)
     certificate = certify(TWO, x, plan=plan, stream=random_stream(COUNT), options=FAST)
     p = TWO.smoothed(x, SIGMA)
     assert_rarely(certificate.lower.numpy() > probability_of(p, certificate.top), at_least=FAILURE / 3)
@@ -72,15 +75,23 @@ def test_soft_at_a_candidate_that_is_the_mean() -> None:
 class NeverStop:
     """Starts early and never stops: with the best radius of all stages kept, that is stopping at the worst moment."""
 
-    def needed(self, shares: Floats, top: NDArray[np.int64]) -> NDArray[np.int64]:
+    margin = 1.0
+
+    def spending(self, unanimous: NDArray[np.bool_]) -> sequential.Spending:
+        return sequential.Spending(np.full(len(unanimous), 0.7), np.zeros(len(unanimous)))
+
+    def needed(self, shares: Floats, top: NDArray[np.int64], first_share: Floats) -> NDArray[np.int64]:
         return np.full(len(shares), 12)
 
-    def is_met(self, votes: Floats, n: Floats, top: NDArray[np.int64], radius: Floats) -> NDArray[np.bool_]:
+    def is_met(self, votes: Floats, n: Floats, top: NDArray[np.int64],
+               bounds: radii.ProbabilityBounds) -> NDArray[np.bool_]:
         return np.zeros(len(votes), dtype=bool)
 
 
-def test_sequential_at_the_worst_moment() -> None:
-    x, plan = images(COUNT), SmoothingPlan(SIGMA, samples=160, n0=10, failure=FAILURE, tolerance=0.05)
+@pytest.mark.parametrize("randomized", [False, True])
+def test_sequential_at_the_worst_moment(randomized: bool) -> None:
+    x, plan = images(COUNT), SmoothingPlan(SIGMA, samples=160, n0=10, failure=FAILURE, tolerance=0.05,
+                                           randomized=randomized)
     with torch.no_grad():
         sampler = Sampler(TWO, x, random_stream(COUNT), plan, FAST)
         certificate = sequential.certify_in_stages(sampler, radii.VoteRule(plan), NeverStop(), smallest=12)
@@ -89,9 +100,69 @@ def test_sequential_at_the_worst_moment() -> None:
                   at_least=FAILURE / 5)
 
 
+class StopAt(NeverStop):
+    """Spends nearly all of the failure on unanimous votes, and stops at a certain number."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def spending(self, unanimous: NDArray[np.bool_]) -> sequential.Spending:
+        return sequential.Spending(np.full(len(unanimous), 0.01), np.full(len(unanimous), 0.98))
+
+    def is_met(self, votes: Floats, n: Floats, top: NDArray[np.int64],
+               bounds: radii.ProbabilityBounds) -> NDArray[np.bool_]:
+        return n >= self.size
+
+
+class FakeVotes:
+    """Votes for the first of two classes with a known probability, drawn without a model."""
+
+    num_classes, probability_error = 2, 0.0
+
+    def __init__(self, probability: Floats, randomized: bool) -> None:
+        self.x, self.probability = torch.zeros(len(probability)), probability
+        self.rng = np.random.default_rng(6)
+        self.uniform = self.rng.random(len(probability)) if randomized else None
+
+    def uniforms(self) -> Floats | None:
+        return self.uniform
+
+    def votes(self, purpose: str, start: torch.Tensor, stop: torch.Tensor) -> torch.Tensor:
+        n = (stop - start).numpy()
+        own = self.rng.binomial(n, self.probability)
+        return torch.from_numpy(np.stack((own, n - own), axis=1))
+
+
+@pytest.mark.parametrize(("randomized", "unanimous"), [(False, 0.9 * FAILURE), (True, 0.9 * FAILURE), (True, 0.2)])
+@pytest.mark.parametrize("stage", [1, 5, -1])
+def test_one_share_pays_for_unanimous_votes_at_all_stages(stage: int, randomized: bool, unanimous: float) -> None:
+    """Whoever knows at which stage the bound of unanimous votes passes the true probability stops there."""
+    first, spending = np.array([12]), StopAt(0).spending(np.ones(1, dtype=bool))
+    size = int(sequential.schedule(first, 160, spending, sequential.UNANIMOUS_GROWTH)[0][0][stage])
+    probability = np.full(COUNT, unanimous ** (1 / size))
+    plan = SmoothingPlan(SIGMA, samples=160, n0=10, failure=FAILURE, tolerance=0.05, randomized=randomized)
+    sampler: Any = FakeVotes(probability, randomized)
+    certificate = sequential.certify_in_stages(sampler, radii.VoteRule(plan), StopAt(size), smallest=12)
+    own = np.where(certificate.top.numpy() == 0, probability, 1 - probability)
+    assert_rarely(certificate.lower.numpy() > own, at_least=FAILURE / 3)
+
+
+@pytest.mark.parametrize("share", [0.6, 0.9, 0.97])
+def test_randomized_bounds_spend_the_failure_in_full(share: float) -> None:
+    """Clopper and Pearson's are wrong less often where votes are few or nearly unanimous."""
+    rng = np.random.default_rng(7)
+    k, u = rng.binomial(200, share, COUNT), rng.random(COUNT)
+    low, usual = radii.randomized_lower_bound(k, 200, FAILURE, u), radii.lower_bound(k, 200, FAILURE)
+    assert_rarely(low > share, at_least=0.9 * FAILURE)
+    assert (low >= usual - 1e-9).all() and (low <= radii.lower_bound(np.minimum(k + 1, 200), 200, FAILURE) + 1e-9)[
+        k < 200].all()
+
+
 @pytest.mark.parametrize("plan", [
     SmoothingPlan(SIGMA, samples=400, n0=10, failure=FAILURE, tolerance=0.06),
+    SmoothingPlan(SIGMA, samples=400, n0=10, failure=FAILURE, tolerance=0.06, randomized=True),
     SmoothingPlan(SIGMA, samples=600, n0=10, failure=FAILURE, decide_radius=0.1),
+    SmoothingPlan(SIGMA, samples=600, n0=10, failure=FAILURE, decide_radius=0.1, randomized=True),
 ])
 def test_sequential(plan: SmoothingPlan) -> None:
     x = images(COUNT, seed=1)
@@ -100,11 +171,12 @@ def test_sequential(plan: SmoothingPlan) -> None:
     assert certificate.samples.double().mean() < 0.8 * plan.samples
 
 
-@pytest.mark.parametrize("two_sided", [False, True])
+@pytest.mark.parametrize(("two_sided", "randomized"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("alpha", [0.7, 1.0])
-def test_mixture(alpha: float, two_sided: bool) -> None:
+def test_mixture(alpha: float, two_sided: bool, randomized: bool) -> None:
     x = images(COUNT)
-    plan = SmoothingPlan(SIGMA, samples=150, n0=20, failure=FAILURE, alpha=alpha, two_sided=two_sided)
+    plan = SmoothingPlan(SIGMA, samples=150, n0=20, failure=FAILURE, alpha=alpha, two_sided=two_sided,
+                         randomized=randomized)
     certificate = certify(THREE, x, plan=plan, stream=random_stream(COUNT), options=FAST)
     p = THREE.smoothed(x, SIGMA)
     own = probability_of(p, certificate.top)

@@ -17,7 +17,8 @@ FAST = SamplerOptions(batch_size=1 << 16)
 @given(st.integers(5, 10**6), st.lists(st.integers(5, 10**6), min_size=1, max_size=5))
 def test_the_stages_share_one_failure_probability(samples: int, firsts: list[int]) -> None:
     first = np.minimum(np.array(firsts), samples)
-    sizes, shares = sequential.schedule(first, samples)
+    spending = sequential.Spending(np.full(len(first), 0.65), np.full(len(first), 0.0))
+    sizes, shares = sequential.schedule(first, samples, spending)
     assert (shares.sum(axis=1) <= 1 + 1e-12).all() and (shares.sum(axis=1) >= 0.999).all()
     for size, used in zip(sizes, shares > 0, strict=True):
         own = size[used]
@@ -56,6 +57,13 @@ def test_a_class_that_cannot_win_ends_early() -> None:
     assert (certificate.predicted == ABSTAIN).all() and certificate.samples.max() < 3000
 
 
+def test_one_pilot_where_all_samples_are_needed_anyway() -> None:
+    """A tolerance that saves nothing costs no more than all samples."""
+    plan = SmoothingPlan(0.3, samples=10_000, tolerance=1e-5)
+    certificate = certify(TWO, images(40), plan=plan, stream=random_stream(40), options=FAST)
+    assert certificate.samples.max() == plan.samples + plan.n0
+
+
 def test_needed_samples() -> None:
     """Near certainty all samples are needed, in the middle few; a smaller tolerance needs more."""
     shares = np.array([[ndtr(z), 1 - ndtr(z)] for z in (0.5, 1.5, 3.0, 4.5)])
@@ -63,7 +71,7 @@ def test_needed_samples() -> None:
     for tolerance in (0.05, 0.01):
         stopping = sequential.stopping_rule(radii.VoteRule(SmoothingPlan(0.5, tolerance=tolerance)))
         assert stopping is not None
-        needed[tolerance] = stopping.needed(shares, np.zeros(4, dtype=np.int64))
+        needed[tolerance] = stopping.needed(shares, np.zeros(4, dtype=np.int64), np.full(4, 0.95))
     assert (np.diff(needed[0.05]) > 0).all() and (needed[0.01] > needed[0.05]).all()
     assert needed[0.05][0] < 2500 and needed[0.05][3] > 60_000
 

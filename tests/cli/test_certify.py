@@ -46,10 +46,24 @@ def test_an_attack_may_be_added_later() -> None:
 
 @pytest.mark.parametrize("options", [
     ["--tolerance", "0.02"], ["--decide-radius", "0.1"], ["--soft"], ["--certificate", "soft"], ["--sound"],
-    ["--two-sided"], ["--accurate", "accurate.safetensors", "--alpha", "0.8"]])
+    ["--two-sided"], ["--randomized"], ["--randomized", "--tolerance", "0.02"],
+    ["--accurate", "accurate.safetensors", "--alpha", "0.8"]])
 def test_options(options: list[str]) -> None:
     assert certify("--sigma", "0.1", "--count", "6", *options) == 0
     assert len(read_rows("run")) == 6
+
+
+def test_several_alphas(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows and results per alpha, the theorems side by side, and their section of the report."""
+    options = ["--sigma", "0.1", "--count", "6", "--accurate", "accurate.safetensors", "--alphas", "0.6,0.9"]
+    assert certify(*options) == 0 and certify(*options) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "radius by theorem, 6 images" in printed and "ours" in printed and "sharp" in printed
+    assert sorted(row.alpha or 0 for row in read_rows("run")) == [0.6] * 6 + [0.9] * 6
+    assert {(result.alpha, result.theorem) for result in read_summary("run").theorems} == {
+        (alpha, theorem) for alpha in (0.6, 0.9) for theorem in ("ours", "A.2", "lipschitz", "3.5")}
+    assert run(["report", "run"]) == 0 and Path("run/figures/certified-theorems.svg").exists()
+    assert "Mixtures by alpha and theorem" in Path("run/report.html").read_text()
 
 
 def test_alpha_for_a_clean_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +88,9 @@ def test_several_models_in_one_report() -> None:
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--sigma", "0.1,0"], "`sigma` must be positive"),
     (["--sigma", "much"], "`sigma` must be a number"),
-    (["--sigma", "0.1", "--clean", "0.5"], "`alpha` must be given together with `accurate`"),
+    (["--sigma", "0.1", "--clean", "0.5"], "`accurate` must be given together with `clean`"),
+    (["--sigma", "0.1", "--accurate", "accurate.safetensors"], "`alpha` must be given together with `accurate`"),
+    (["--sigma", "0.1", "--diagnose-radii", "1e9"], "`diagnose_radii` must be at most 10000"),
     (["--sigma", "0.1", "--accurate", "accurate.safetensors", "--clean", "0.5"], "`count` must leave images"),
     (["--sigma", "0.1", "--accurate", "accurate.safetensors", "--clean", "2", "--count", "3"], "`clean` must lie in"),
     (["--sigma", "0.1", "--accurate", "accurate.safetensors", "--clean", "0.5", "--alpha", "0.8"],
@@ -82,11 +98,13 @@ def test_several_models_in_one_report() -> None:
     (["--sigma", "0"], "`sigma` must be positive"),
     (["--sigma", "0.1", "--failure", "1"], "`failure` must lie in (0, 1)"),
     (["--sigma", "0.1", "--n0", "200"], "`samples` must be at least n0"),
-    (["--sigma", "0.1", "--alpha", "0.8"], "`alpha` must be given together with `accurate`"),
+    (["--sigma", "0.1", "--alpha", "0.8"], "`accurate` must be given together with `alpha`"),
     (["--sigma", "0.1", "--alpha", "0.4", "--accurate", "accurate.safetensors"], "`alpha` must lie in [0.5, 1]"),
     (["--sigma", "0.1", "--norm", "linf"], "`norm` must be l2"),
     (["--sigma", "0.1", "--tolerance", "0.1", "--decide-radius", "0.1"], "`decide_radius` must be left out"),
     (["--sigma", "0.1", "--soft", "--two-sided"], "`two_sided` must be left out"),
+    (["--sigma", "0.1", "--soft", "--randomized"], "`randomized` must be left out"),
+    (["--sigma", "0.1", "--alphas", "0.6,0.4", "--accurate", "accurate.safetensors"], "`alphas` must lie in [0.5, 1]"),
 ])
 def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert certify(*arguments) == 2

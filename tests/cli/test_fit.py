@@ -53,6 +53,21 @@ def test_promise_and_frontier_are_printed(folder: Path, capsys: pytest.CaptureFi
     assert isinstance(load_model("mixture:M"), MixedClassifier) and read_summary("M").command == "fit"
 
 
+def test_a_bundle_needs_nothing_else(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of a fit that is already finished; then the files of both models can go."""
+    assert fit("--lose-at-most", "20") == 0
+    before, x = load_model("mixture:M"), torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert fit("--lose-at-most", "20", "--bundle") == 0
+    (folder / "M").rename(folder / "N")
+    for side in ("accurate", "robust"):
+        (folder / f"{side}.safetensors").unlink()
+    capsys.readouterr()
+    assert run([*EVALUATE, "--out", "E", "--steps", "2"]) == 2
+    assert run([word.replace("mixture:M", "mixture:N") for word in EVALUATE] + ["--out", "E", "--steps", "2"]) == 0
+    with torch.no_grad():
+        assert torch.equal(load_model("mixture:N")(x), before(x))
+
+
 def test_repeating_the_command_changes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fit("--lose-at-most", "20") == 0
     out, before = capsys.readouterr().out, files(folder / "M")

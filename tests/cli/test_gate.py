@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from small_files import write_pair
 
 from equipoise.cli.main import run
 from equipoise.core import config, records
 from equipoise.core.results import read_summary
 from equipoise.mixing import GatedClassifier, MixedClassifier, load_model
+from equipoise.models import read_metadata
 
 PAIR = ["--accurate", "accurate.safetensors", "--robust", "robust.safetensors", "--data", "npz:images.npz",
         "--eps", "0.002"]
@@ -125,3 +128,16 @@ def test_mistakes_are_one_sentence(folder: Path, capsys: pytest.CaptureFixture[s
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
     assert not (folder / "N").exists()
+
+
+def test_a_line_says_what_was_loaded_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_pair(tmp_path, 40)
+    metadata, state = read_metadata("robust.safetensors"), load_file("robust.safetensors")
+    torch.save(state, "robust.pt")
+    robust = f"robust.pt?arch={metadata['arch']}&image_shape={metadata['image_shape']}"
+    assert run([robust if part == "robust.safetensors" else part for part in TRAIN]) == 0
+    err = capsys.readouterr().err
+    assert f"{metadata['arch']}; " in err and "(in the file); weights: robust.pt" in err
+    assert "accurate.safetensors: " not in err

@@ -117,3 +117,11 @@ def test_warnings_are_one_literal_line(capsys: pytest.CaptureFixture[str]) -> No
     main._print_warning(EquipoiseWarning("[red]a\x1b[31m\nb"))
     main._print_warning("of torch,\non two lines")
     assert capsys.readouterr().err == "warning: [red]a\\x1b[31m\\nb\nwarning: of torch,\non two lines\n"
+
+
+def test_the_help_of_models_names_every_scheme() -> None:
+    from equipoise.cli import options
+    from equipoise.models import SCHEMES
+
+    text = options.Models.__metadata__[0].help  # type: ignore[attr-defined]
+    assert [name for name in SCHEMES.builtin if f"{name}:" not in text] == ["https"]

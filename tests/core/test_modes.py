@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from equipoise.core.modes import inference
+from equipoise.core.modes import inference, outside_inference_mode
 
 
 def _pair() -> tuple[nn.Sequential, nn.Module]:
@@ -31,3 +32,17 @@ def test_flags_come_back_after_an_error() -> None:
     with pytest.raises(RuntimeError), inference(whole):
         raise RuntimeError
     assert [module.training for module in whole.modules()] == before
+
+
+def test_a_function_leaves_inference_mode() -> None:
+    @outside_inference_mode
+    def gradient(x: Tensor) -> Tensor:
+        assert not torch.is_inference_mode_enabled()
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(x.square().sum(), x)[0]
+
+    x = torch.tensor([1.0, 2.0])
+    with torch.inference_mode():
+        assert gradient(x + 1).tolist() == [4.0, 6.0] and torch.is_inference_mode_enabled()
+    with torch.no_grad():
+        assert not outside_inference_mode(torch.is_grad_enabled)(), "other modes are the caller's own"

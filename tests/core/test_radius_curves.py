@@ -5,9 +5,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.core import format, stats
+from equipoise.core import format, serialize, stats
 from equipoise.core.aggregation import radius_curves
-from equipoise.core.radius_curves import radius_curve
+from equipoise.core.radius_curves import RadiusCurve, radius_curve
 from equipoise.core.rows import AttackRow
 
 RADII = st.lists(st.one_of(st.just(0.0), st.just(math.inf), st.floats(1e-6, 1.0)), min_size=1, max_size=30)
@@ -48,3 +48,10 @@ def test_the_smallest_radius_over_attacks_counts() -> None:
 
 def test_attacks_that_do_not_look_for_the_smallest_perturbation_have_no_curve() -> None:
     assert radius_curves([AttackRow(index=0, model="m", attack="fast", label=0, correct=True)], "linf") == []
+
+
+@given(RADII)
+def test_a_curve_is_read_as_it_was_written(radii: list[float]) -> None:
+    """Also one without a median, of a model that most images survive."""
+    curve = radius_curve("m", "l2", dict(enumerate(radii)), 1.0)
+    assert serialize.from_plain(RadiusCurve, serialize.to_plain(curve), "curve") == curve

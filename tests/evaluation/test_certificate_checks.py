@@ -1,4 +1,4 @@
-"""Attacks on certified images, and diagnostics of smoothed classifiers."""
+"""Attacks on certified images."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from brightness_models import CONDITIONS, PLAN, Brightness, brightness_images, job
+from brightness_models import CONDITIONS, PLAN, brightness_images, job
 
 from equipoise.attacks import make_attack
 from equipoise.core.records import read_rows
 from equipoise.core.results import Summary, find
-from equipoise.core.rows import CertificateAttackRow, CertificateRow, ConfidenceRow, MixingRatioRow
-from equipoise.evaluation.certificate_checks import CertificateAttack, Diagnosis
+from equipoise.core.rows import CertificateAttackRow, CertificateRow
+from equipoise.evaluation.certificate_checks import CertificateAttack
 from equipoise.evaluation.certifier import run_certification
 
 ATTACK = CertificateAttack(make_attack("pgd", steps=3), "pgd")
-DIAGNOSIS = Diagnosis(at=(0.0, 0.5), steps=3)
 
 
 def test_valid_certificates_are_not_broken(tmp_path: Path) -> None:
@@ -60,25 +59,3 @@ def test_abstentions_count_as_images_tried() -> None:
     assert many.n == many.count == 90 and many.allowed is not None and 200 < many.allowed < 250
     few, = ATTACK.results([*tried[:100], *attacked], PLAN)
     assert few.allowed is not None and few.count > few.allowed
-
-
-def test_confidence_falls_under_attack(tmp_path: Path) -> None:
-    summary, rows = run_certification([job()], brightness_images(4), CONDITIONS, tmp_path / "run", diagnosis=DIAGNOSIS)
-    value = {metric: find(summary.results, "m", metric).value for metric in
-             ("true@0.00", "true@0.50", "off@0.00", "off@0.50")}
-    assert value["true@0.50"] <= value["true@0.00"] and value["off@0.50"] >= value["off@0.00"]
-    assert sum(isinstance(row, ConfidenceRow) for row in rows) == 8
-
-
-def test_every_image_has_a_mixing_ratio_row(tmp_path: Path) -> None:
-    _, rows = run_certification([job()], brightness_images(4), CONDITIONS, tmp_path / "run", diagnosis=DIAGNOSIS)
-    ratios = [row.ratio for row in rows if isinstance(row, MixingRatioRow)]
-    assert len(ratios) == 4 and all(ratio is None or 0 < ratio <= 1 for ratio in ratios)
-
-
-def test_a_finished_diagnosis_is_not_repeated(tmp_path: Path) -> None:
-    first, _ = run_certification([job()], brightness_images(4), CONDITIONS, tmp_path / "run", diagnosis=DIAGNOSIS)
-    resumed = job()
-    second, _ = run_certification([resumed], brightness_images(4), CONDITIONS, tmp_path / "run", diagnosis=DIAGNOSIS)
-    assert first.results == second.results
-    assert isinstance(resumed.model, Brightness) and resumed.model.calls == 1, "only the check of the model"

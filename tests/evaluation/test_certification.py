@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,15 @@ def test_the_radii_of_a_mixture_follow_from_its_rows(tmp_path: Path) -> None:
     assert base.clean_accuracy(1.0) >= 0.8
 
 
+def test_randomized_bounds_certify_more_from_the_same_votes(tmp_path: Path) -> None:
+    _, usual = run_certification([job()], brightness_images(), CONDITIONS, tmp_path / "usual")
+    randomized = job(replace(PLAN, randomized=True))
+    _, rows = run_certification([randomized], brightness_images(), CONDITIONS, tmp_path / "run")
+    pairs = list(zip(certificates(rows), certificates(usual), strict=True))
+    assert all(row.lower >= other.lower - 1e-9 and row.top == other.top for row, other in pairs)
+    assert sum(row.lower > other.lower + 1e-4 for row, other in pairs) > 4
+
+
 def test_names_must_differ(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="`models` must be different"):
         run_certification([job(), job()], brightness_images(4), CONDITIONS, tmp_path / "run")
@@ -110,6 +120,11 @@ def test_an_incompatible_model_leaves_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [0.123456789, 1.9999999, 0.3, 0.0, 1e-7])
 def test_radii_are_never_rounded_up(value: float) -> None:
     assert round_down(value) <= value + 1e-12 and value - round_down(value) < 1.001e-6
+
+
+def test_radii_just_below_six_decimals_are_never_rounded_up() -> None:
+    below = [math.nextafter(number / 1e6, 0) for number in range(1, 3_000_000, 997)]
+    assert all(value - 1.001e-6 < round_down(value) <= value for value in below)
 
 
 def test_certify_a_module_without_a_folder() -> None:
@@ -136,7 +151,7 @@ def test_one_model_with_several_sigmas() -> None:
 @pytest.mark.parametrize(("settings", "message"), [
     ({"sigma": [0.1, 0.2, 0.3]}, "`sigma` must be one, or one for each of the 2 models"),
     ({"sigma": "much"}, "`sigma` must be a number"),
-    ({"sigma": 0.1, "alpha": 0.8}, "`alpha` must be given together with `accurate`"),
+    ({"sigma": 0.1, "alpha": 0.8}, "`accurate` must be given together with `alpha`"),
     ({"sigma": 0.1, "accurate": Brightness(), "clean": 0.5}, "`selection_images` must be given with `clean`"),
     ({"sigma": 0.1, "norm": "linf"}, "`norm` must be l2"),
     ({"sigma": 0.1, "certificate": "vote"}, "`certificate` must be one of"),

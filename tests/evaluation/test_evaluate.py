@@ -169,15 +169,17 @@ def test_jobs_with_alpha_have_results_of_their_own(tmp_path: Path) -> None:
     assert [result.alpha for result in summary.results] == [0.1, 0.2]
 
 
-class ReturnsTuple(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, int]:
-        return x.flatten(1)[:, :6], 3
+class ReturnsTwoTensors(nn.Module):
+    """None of which is called logits."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"one": x.flatten(1)[:, :6], "two": x.flatten(1)[:, :6]}
 
 
 @pytest.mark.parametrize(("models", "message"), [
     ({}, "at least one model"),
     ({"m": nn.Conv2d(3, 6, 1)}, "`logits of m` must have shape"),
-    ({"m": ReturnsTuple()}, "`m` must "),
+    ({"m": ReturnsTwoTensors()}, "`m` must return one tensor, got 'dict'"),
     ({"m": nn.Linear(9, 6)}, r"`m` must take images of shape \(3, 5, 7\), but raised RuntimeError"),
     ({"m": nn.Sequential(nn.Flatten(), nn.Linear(105, 3))}, "`m` must have as many classes as random, 6, got 3"),
 ])

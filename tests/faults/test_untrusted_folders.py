@@ -16,7 +16,7 @@ from equipoise import models
 from equipoise.core.checks import InputError
 from equipoise.core.registry import Registry
 from equipoise.mixing import MixedClassifier, save_mixture
-from equipoise.models import SCHEMES, build, checkpoint, reference
+from equipoise.models import SCHEMES, build, checkpoint, reference, wrappers
 
 SHAPE = (1, 4, 4)
 CODE = """
@@ -111,6 +111,39 @@ def test_modules_never_come_from_the_received_folder(
     assert not received.mark.exists() and sys.path == before and sys.meta_path[0] is not None
     # The user's own reference may name it.
     assert eq.load_model(f"python:{name}:f")(torch.zeros(2, *SHAPE)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("place", ["the folder", "inside it", "a link to it"])
+def test_files_of_the_received_folder_are_never_run(received: SimpleNamespace, place: str) -> None:
+    """`python:FILE.py:NAME`, also by a path that leads out of the folder and back."""
+    where = received.folder / "inner" if place == "inside it" else received.folder
+    where.mkdir(exist_ok=True)
+    write_code(received, where)
+    path = f"{where.relative_to(received.folder)}/{received.name}.py"
+    if place == "a link to it":
+        (received.elsewhere / "link").symlink_to(received.folder)
+        path = f"../elsewhere/link/{received.name}.py"
+    name_in_folder(received, f"python:{path}:f")
+    with pytest.raises(InputError, match="--allow-code"):
+        eq.load_model(f"mixture:{received.folder}")
+    with pytest.raises(InputError, match="ModuleNotFoundError"):
+        eq.load_model(f"mixture:{received.folder}", allow_code=True)
+    assert not received.mark.exists()
+
+
+def test_a_file_beside_the_folder_needs_allow_code(received: SimpleNamespace) -> None:
+    write_code(received, received.elsewhere)
+    name_in_folder(received, f"python:../elsewhere/{received.name}.py:f")
+    with pytest.raises(InputError, match="--allow-code"):
+        eq.load_model(f"mixture:{received.folder}")
+    assert not received.mark.exists()
+    assert eq.load_model(f"mixture:{received.folder}", allow_code=True)(torch.zeros(2, *SHAPE)).shape == (2, 3)
+
+
+def test_schemes_that_only_read_data() -> None:
+    """Every other scheme of this package, and every one of another package, counts as code."""
+    data = {name for name in SCHEMES.builtin if name not in wrappers.WRAPPERS and not models.runs_code(f"{name}:x")}
+    assert {"file", "zoo", "timm", "torchvision", "hf"} <= data and not data & {"python", "exported"}
 
 
 def test_a_module_of_the_folder_does_not_hide_an_installed_one(

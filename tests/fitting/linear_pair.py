@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset
 from equipoise.fitting import FitSettings
-from equipoise.fitting.cached_logits import MarginAttack
+from equipoise.fitting.margin_attack import MarginAttack
 
 THREAT = Threat("linf", 0.004)
 QUICK = FitSettings(rounds=0, steps=4, targets=2, pool=2)

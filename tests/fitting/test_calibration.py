@@ -12,8 +12,8 @@ from torch import Tensor
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset
 from equipoise.fitting import FitSettings
-from equipoise.fitting.cached_logits import MarginAttack
 from equipoise.fitting.conformal import Target, beta, lose_at_most
+from equipoise.fitting.margin_attack import MarginAttack
 from equipoise.fitting.margin_grid import MapFamily
 from equipoise.fitting.pipeline import CalibratedMixture, Calibration, calibrated_mixture
 from equipoise.fitting.search import MapSearch, SearchSpace, families

@@ -20,7 +20,7 @@ from equipoise.core.results import read_summary
 from equipoise.core.rows import AttackRow
 from equipoise.data import Dataset
 from equipoise.fitting import Fit, fit
-from equipoise.fitting.cached_logits import MarginAttack
+from equipoise.fitting.margin_attack import MarginAttack
 from equipoise.mixing import MixedClassifier, load_model, new_gate, save_gate
 from equipoise.mixing.provenance import halves
 from equipoise.models import TTAClassifier, checkpoint

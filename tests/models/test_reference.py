@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from equipoise.models import (
     parse,
     reference_of,
     relocate,
+    runs_code,
     weights_digest,
 )
 
@@ -85,7 +87,7 @@ def test_a_path_that_exists_is_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["tims:resnet18", "nowhere", "", "zoo:", "resnet18"])
 def test_unknown_references_list_the_schemes(text: str) -> None:
-    with pytest.raises(InputError, match="file:, python:, smoothed:, tta:, zoo:") as caught:
+    with pytest.raises(InputError, match=", ".join(f"{name}:" for name in sorted(SCHEMES))) as caught:
         parse(text)
     assert ("did you mean 'zoo:resnet18'" in str(caught.value)) == (text == "resnet18")
 
@@ -100,6 +102,7 @@ def test_an_installed_package_adds_a_scheme(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(tmp_path)
     schemes = type(SCHEMES)(SCHEMES.group, SCHEMES.noun, SCHEMES.builtin)  # entry points are read once
     model = schemes["flat"](Reference("flat", "6", "flat:6"), LoadOptions())
+    assert isinstance(model, torch.nn.Module)
     assert "flat" in schemes and model(torch.zeros(4, 64)).shape == (4, 6)
 
 
@@ -151,7 +154,7 @@ def test_python_finds_the_current_directory_and_leaves_the_path_alone(module_nam
     (":needs", "without arguments.*TypeError"),
     (":raises", "RuntimeError: two lines"),
     (":text", "returned str"),
-    ("", "read python:MODULE:FACTORY"),
+    ("", "read python:FILE.py:NAME or python:MODULE:NAME"),
     ("_none:make", "ModuleNotFoundError"),
     ("_broken:make", "ZeroDivisionError"),
 ])
@@ -179,6 +182,14 @@ def test_test_time_augmentation_of_a_file(file: Path) -> None:
 def test_invalid_test_time_augmentation(file: Path, count: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load(f"tta:{count}:{file}")
+
+
+@pytest.mark.parametrize("nested", ["tta:2:" * 2000, "tta:2:smoothed:1:" * 1000])
+@pytest.mark.parametrize("use", [load, runs_code, lambda text: relocate(text, str)])
+def test_many_wrappers_are_one_sentence(use: Callable[[str], object], nested: str) -> None:
+    with pytest.raises(InputError, match="`model` must have tta: only once") as raised:
+        use(f"{nested}zoo:resnet8")
+    assert len(str(raised.value)) < 300
 
 
 def test_relocate_changes_the_path_of_a_file(file: Path) -> None:

@@ -126,3 +126,13 @@ def test_references(tmp_path: Path) -> None:
 def test_unusable_references_are_one_sentence(text: str, must: str) -> None:
     with pytest.raises(InputError, match=must):
         models.load(text, num_classes=4, image_shape=(3, 8, 8))
+
+
+def test_a_first_call_in_inference_mode_leaves_gradients_possible() -> None:
+    model = RandomlySmoothedClassifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), 0.25, 5)
+    with torch.inference_mode():
+        expected = model(X)
+    x = X.clone().requires_grad_()
+    logits = model(x)
+    logits.sum().backward()
+    assert x.grad is not None and torch.equal(logits, expected.clone())

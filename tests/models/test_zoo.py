@@ -8,8 +8,9 @@ from equipoise.core.checks import InputError
 from equipoise.models import ARCHITECTURES, build, weights_digest, zoo
 from equipoise.models.cnn import CNN
 
-HEAVY = {"wide_resnet28_10", "wide_resnet34_10", "wide_resnet70_16", "resnet110"}
-LIGHT = sorted(set(ARCHITECTURES) - HEAVY)
+LIGHT = ["cnn", "cnn_small", "deepmind_preact_resnet18", "lenet", "preact_resnet18", "preact_resnet18_raw", "resnet8",
+         "resnet18", "resnet20", "wide_resnet40_2"]
+HEAVY = set(ARCHITECTURES) - set(LIGHT)
 
 
 def images(*shape: int) -> Tensor:
@@ -23,6 +24,7 @@ def images(*shape: int) -> Tensor:
     ("resnet18", (3, 32, 32), 11_173_962),
     ("resnet20", (3, 32, 32), 272_474),
     ("resnet110", (3, 32, 32), 1_730_714),
+    ("deepmind_wide_resnet28_10", (3, 32, 32), 36_479_194),
     ("wide_resnet28_10", (3, 32, 32), 36_479_194),
     ("wide_resnet34_10", (3, 32, 32), 46_160_474),
     ("wide_resnet70_16", (3, 32, 32), 266_796_506),

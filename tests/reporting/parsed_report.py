@@ -7,7 +7,9 @@ from pathlib import Path
 
 
 class ParsedReport(HTMLParser):
-    """Tables as lists of rows of texts, titles, text, and every attribute."""
+    """Tables as lists of rows of texts, titles, text, scripts with their data, and every attribute."""
+
+    _block: str | None = None
 
     def __init__(self, path: Path) -> None:
         super().__init__(convert_charrefs=True)
@@ -16,6 +18,8 @@ class ParsedReport(HTMLParser):
         self.tags: set[str] = set()
         self.attributes: list[tuple[str, str]] = []
         self.text = ""
+        self.scripts: list[str] = []  # those that a browser runs
+        self.data_blocks: dict[str, str] = {}  # by id: what scripts read
         self._open: list[str] = []
         self.source = path.read_text(encoding="utf-8")
         self.feed(self.source)
@@ -24,6 +28,8 @@ class ParsedReport(HTMLParser):
         self.tags.add(tag)
         self.attributes += [(name, value or "") for name, value in attrs]
         self._open.append(tag)
+        if tag == "script":
+            self._block = dict(attrs).get("id") or "" if "type" in dict(attrs) else None
         if tag == "table":
             self.tables.append([])
         elif tag == "tr":
@@ -38,6 +44,12 @@ class ParsedReport(HTMLParser):
             pass
 
     def handle_data(self, data: str) -> None:
+        if "script" in self._open:
+            if self._block is None:
+                self.scripts.append(data)
+            else:
+                self.data_blocks[self._block] = data
+            return
         data = data.replace("\u00a0", " ")
         if "style" in self._open:
             return

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -42,17 +44,28 @@ def parsed(folder: Path) -> ParsedReport:
 
 
 def test_every_section_is_there_in_order(parsed: ParsedReport) -> None:
-    assert parsed.titles == ["Results", "Accuracy against alpha", "Examples of attacked images", "Margins",
+    assert parsed.titles == ["Results", "Explore", "Accuracy against alpha", "Examples of attacked images", "Margins",
                              "Provenance"]
 
 
 def test_the_report_is_self_contained(parsed: ParsedReport) -> None:
-    assert not parsed.tags & {"script", "link", "iframe", "object", "embed"}
+    assert not parsed.tags & {"link", "iframe", "object", "embed"}
     for name, value in parsed.attributes:
         if name in ("src", "srcset", "href", "data", "poster", "action"):
             assert value.startswith("data:image/svg+xml;base64,")
     assert not re.search(r"url\(|@import|https?://", parsed.source)
     assert "prefers-color-scheme: dark" in parsed.source
+
+
+def test_only_our_own_script_may_run(parsed: ParsedReport) -> None:
+    own = resources.files("equipoise.reporting.explorer").joinpath("explorer.js").read_text("utf-8").strip()
+    assert parsed.scripts == [own]
+    policy = next(value for name, value in parsed.attributes if value.startswith("default-src"))
+    digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in policy
+    assert policy.startswith("default-src 'none';")
+    assert not re.search("unsafe|blob:|https?:", policy)
+    assert not any(name.startswith("on") or name == "style" for name, _ in parsed.attributes)
 
 
 def test_inlined_figures_are_well_formed_and_saved(folder: Path, parsed: ParsedReport) -> None:
@@ -81,7 +94,8 @@ def test_text_from_disk_is_escaped(tmp_path: Path) -> None:
     folder = synthetic_run.make(tmp_path / "<i>run", n=6, names={"accurate": hostile}, command="<script>&",
                                 with_sweep=False)
     parsed = ParsedReport(report(folder))
-    assert not parsed.tags & {"script", "i", "b"}
+    assert not parsed.tags & {"i", "b"}
+    assert len(parsed.scripts) == 1 and hostile not in parsed.scripts[0]
     assert hostile in [row[0] for row in parsed.tables[0]]
     assert "<script>&" in parsed.text
 
@@ -93,7 +107,8 @@ def test_names_of_classes_and_models_are_data(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(synthetic_run, "examples", lambda rng: named)
     folder = synthetic_run.make(tmp_path / "run", n=6, names=names, with_sweep=False)
     parsed = ParsedReport(report(folder))
-    assert not parsed.tags & {"script", "b"}
+    assert not parsed.tags & {"b"}
+    assert len(parsed.scripts) == 1 and "alert" not in parsed.scripts[0]
     assert {literal(name) for name in names.values()} <= {row[0] for row in parsed.tables[0]}
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert text == literal(text, keep="\n")
@@ -110,7 +125,7 @@ def test_a_section_without_data_is_left_out(tmp_path: Path, missing: str, title:
                                 with_sweep=missing != "sweep")
     titles = synthetic_run.section_titles(read_run(folder))
     assert title not in titles
-    assert len(titles) == 4
+    assert len(titles) == 5
 
 
 def test_a_run_without_attacks_has_no_margins(tmp_path: Path) -> None:
@@ -200,4 +215,5 @@ def test_a_summary_of_schema_1_has_a_report(tmp_path: Path) -> None:
     summary = results.read_summary(folder).to_dict()
     summary |= {"schema": 1, "verb": summary.pop("command"), "cost": [{"model": "mixed", "asked": 0.5}]}
     (folder / "summary.json").write_text(json.dumps(summary))
-    assert ParsedReport(report(folder)).titles == ["Results", "Margins", "Cost of a prediction", "Provenance"]
+    assert ParsedReport(report(folder)).titles == ["Results", "Explore", "Margins", "Cost of a prediction",
+                                                   "Provenance"]

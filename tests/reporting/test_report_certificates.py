@@ -11,14 +11,14 @@ import pytest
 from synthetic_run import result, section_titles, write_run
 
 from equipoise.certification.mixture import THEOREMS
-from equipoise.core.results import ExcludedModel, FrontierPoint, Result, SelectedAlpha, Summary
+from equipoise.core.results import ExcludedModel, FrontierPoint, Result, SelectedAlpha, Summary, TheoremResult
 from equipoise.core.rows import CertificateRow, MixingRatioRow
 from equipoise.reporting import certificates
 from equipoise.reporting.charts import LIGHT, styled
 from equipoise.reporting.section import RunView, Section
 
 SIGMA = 0.5
-IDENTITY = {"command": "certify", "plan": {"sigma": SIGMA, "failure": 0.001}}
+IDENTITY: dict[str, Any] = {"command": "certify", "plan": {"sigma": SIGMA, "failure": 0.001}}
 
 
 def certificate_rows(model: str, shift: float = 0.0, *, alpha: float | None = None,
@@ -87,6 +87,52 @@ def test_radii_of_the_papers_theorem_are_smaller() -> None:
 def test_certified_accuracy_by_radius() -> None:
     estimates = certificates.certified_accuracy(np.array([0.0, 0.2, 0.5, 0.5]), np.array([0.0, 0.2, 0.5, 0.51]))
     assert [estimate.value for estimate in estimates] == [0.75, 0.75, 0.5, 0.0]
+
+
+def test_a_decided_radius_has_no_curve(run: RunView) -> None:
+    """Radii at which sampling stopped for another reason say nothing about certified accuracy."""
+    results = (result("base", "certified@0.07", 0.5, sigma=SIGMA), result("base", "samples", 90, sigma=SIGMA))
+    decided = replace(run, identity={**IDENTITY, "plan": {**IDENTITY["plan"], "decide_radius": 0.07}},
+                      summary=replace(run.summary, results=results))
+    section = _shown(certificates.certified(decided))
+    assert [picture.name for picture in section.pictures] == ["mixing-ratios"]
+    assert "reaches 0.07" in section.prose[1] and "Average" not in section.tables[0].caption
+    assert [row[0].text for row in section.tables[0].body] == ["certified@0.07", "samples"]
+
+
+def test_mixtures_by_alpha_and_theorem(tmp_path: Path) -> None:
+    """A panel and a table per theorem; a line per alpha, none above that of our radius."""
+    rows = [row for alpha in (0.6, 0.9) for row in certificate_rows("m", alpha=alpha)]
+    theorems = tuple(TheoremResult(model="m", metric="acr", value=0.3, low=0.2, high=0.4, n=40, alpha=alpha,
+                                   sigma=SIGMA, theorem=theorem) for alpha in (0.6, 0.9) for theorem in THEOREMS)
+    view = write_run(tmp_path / "run", Summary(command="certify", seconds=1.0, theorems=theorems), rows, IDENTITY)
+    section = _shown(certificates.theorems(view))
+    assert len(section.tables) == 4 and [row[0].text for row in section.tables[0].body] == ["m (alpha 0.6)",
+                                                                                         "m (alpha 0.9)"]
+    with styled(LIGHT):
+        figure = section.pictures[0].draw(LIGHT)
+    curves = [[np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()] for axes in figure.axes]
+    assert len(curves) == 4 and all(len(lines) == 2 for lines in curves)
+    for lines in curves[:-1]:
+        assert all((ours >= line).all() for ours, line in zip(curves[-1], lines, strict=True))
+    assert certificates.theorems(replace(view, summary=replace(view.summary, theorems=theorems[:4]))) is None
+
+
+def test_alphas_that_agree_to_four_digits_stay_apart(tmp_path: Path) -> None:
+    """In curves and tables: each mixture with its own rows."""
+    alphas = (0.81231, 0.81234)
+    rows = [row for alpha in alphas for row in certificate_rows("m", alpha=alpha)]
+    results = tuple(result("m", "acr", value, alpha=alpha, sigma=SIGMA)
+                    for alpha, value in zip(alphas, (0.3, 0.4), strict=True))
+    theorems = tuple(TheoremResult(model="m", metric="acr", value=0.3, low=0.2, high=0.4, n=40, alpha=alpha,
+                                   sigma=SIGMA, theorem=theorem) for alpha in alphas for theorem in THEOREMS)
+    summary = Summary(command="certify", seconds=1.0, results=results, theorems=theorems)
+    view = write_run(tmp_path / "run", summary, rows, IDENTITY)
+    table = _shown(certificates.certified(view)).tables[0]
+    assert list(table.head) == ["metric", "m (alpha 0.81231)", "m (alpha 0.81234)"]
+    assert [cell.text for cell in table.body[0]] == ["acr", "0.300", "0.400"]
+    assert "n = 40 images" in _shown(certificates.certified(view)).prose[0]
+    assert len(_shown(certificates.theorems(view)).tables[0].body) == 2
 
 
 @pytest.fixture

@@ -52,8 +52,15 @@ def _shown(section: Section | None) -> Section:
 
 def test_every_section_is_in_the_report(run: RunView) -> None:
     assert synthetic_run.section_titles(run) == [
-        "Results", "Fitted mixture", "Trade-off compared with plain mixing", "Margins",
+        "Results", "Explore", "Fitted mixture", "Trade-off compared with plain mixing", "Margins",
         "Margins before and after the logit map", "Search landscape", "Cost of a prediction", "Provenance"]
+
+
+def test_the_cost_of_a_cascade_names_its_views(run: RunView) -> None:
+    costs = (*COSTS[:1], replace(COSTS[1], robust_passes=2.345))
+    for own, views in ((COSTS, []), (costs, ["It runs 2.35 views of the robust model per clean image."])):
+        section = _shown(mixture_fit.cost(replace(run, summary=replace(run.summary, costs=own))))
+        assert [line for line in section.prose if "views" in line] == views
 
 
 def test_the_fit_states_its_guarantee_and_rejected_candidates(run: RunView) -> None:

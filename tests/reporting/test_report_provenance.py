@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 from synthetic_run import result, write_run
 
+from equipoise.core import records
 from equipoise.core.results import Summary
-from equipoise.core.rows import EpochRow
+from equipoise.core.rows import AttackRow, EpochRow
 from equipoise.reporting.charts import LIGHT, styled
-from equipoise.reporting.provenance import provenance, training
-from equipoise.reporting.section import Section
+from equipoise.reporting.provenance import flatten, progress, provenance, training
+from equipoise.reporting.section import Section, read_run
+from equipoise.reporting.title import title
 
 
 @pytest.fixture
@@ -51,5 +54,50 @@ def test_provenance_has_identity_settings_and_command(tmp_path: Path) -> None:
                     settings={"device": "cpu", "command": "equipoise evaluate m"})
     section = provenance(run)
     assert section.code == "equipoise evaluate m" and "1.5 seconds" in section.prose[0]
-    rows = [[cell.text for cell in row] for table in section.tables for row in table.body]
-    assert rows == [["seed", "0"], ["data.name", "shapes"], ["data.classes", "a, b"], ["device", "cpu"]]
+    settings, identity = ([[cell.text for cell in row] for row in table.body] for table in section.tables)
+    assert identity == [["seed", "0"], ["data.name", "shapes"], ["data.classes", "a, b"]]
+    assert settings[:3] == [["data", "shapes"], ["seed", "0"], ["device", "cpu"]]
+    assert settings[3:] == [["date", datetime.date.today().isoformat()]]
+    assert [table.collapsed for table in section.tables] == [False, True]
+
+
+def test_no_python_repr_is_shown() -> None:
+    flat = flatten({"stages": [{"attack": "apgd", "steps": 5, "eot": False}, {"attack": "square"}], "b": [1, True]})
+    assert flat == {"stages.1.attack": "apgd", "stages.1.steps": "5", "stages.1.eot": "no",
+                    "stages.2.attack": "square", "b": "1, yes"}
+
+
+def test_the_title_says_what_data_images_threat_and_day(tmp_path: Path) -> None:
+    identity = {"threat": {"norm": "linf", "eps": 8 / 255}, "data": {"name": "cifar10", "split": "test", "count": 9}}
+    run = write_run(tmp_path / "run", Summary(command="evaluate", seconds=1.5), identity=identity,
+                    settings={"references": ["mixture:runs/fit"], "date": "2026-11-16"})
+    name, details = title(run)
+    assert name == "Evaluation of mixture:runs/fit"
+    today = datetime.date.today().isoformat()
+    assert details == f"Equipoise · evaluate · cifar10 test · n = 9 · ℓ∞ ≤ 8/255 · {today} · run"
+    several = write_run(tmp_path / "several", Summary(command="fit", seconds=1.5),
+                        settings={"references": list("abcde")})
+    assert title(several)[0] == "Fitted mixture of a, b, c and 2 more"
+    assert title(write_run(tmp_path / "other", Summary(command="unknown", seconds=1.5)))[0] == "other"
+
+
+def test_a_run_keeps_the_day_of_its_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "run", Summary(command="evaluate", seconds=1.5))
+    before = (tmp_path / "run" / "run.toml").read_text("utf-8")
+    changed = before.replace(datetime.date.today().isoformat(), "2020-02-02")
+    (tmp_path / "run" / "run.toml").write_text(changed, "utf-8")
+    again = write_run(tmp_path / "run", Summary(command="evaluate", seconds=1.5))
+    assert again.settings["date"] == "2020-02-02" and changed != before
+
+
+def test_an_unfinished_run_says_how_far_it_is(tmp_path: Path) -> None:
+    run = records.Run(tmp_path / "run", {"command": "evaluate", "data": {"name": "d", "count": 9}, "attacks": {
+        "m": {"clean": {}, "pgd": {}}}}, {})
+    run.append(AttackRow(index=i, model="m", attack="clean", label=0, predicted=0, correct=True) for i in range(4))
+    view = read_run(tmp_path / "run")
+    section = progress(view)
+    assert section is not None and section.title == "This run is not finished"
+    assert [[cell.text for cell in row] for row in section.tables[0].body] == [
+        ["m", "clean", "4 of 9"], ["m", "pgd", "0 of 9"]]
+    assert [(item.metric, item.value, item.n) for item in view.summary.results] == [("clean", 1.0, 4)]
+    assert progress(write_run(tmp_path / "done", Summary(command="evaluate", seconds=1.5))) is None

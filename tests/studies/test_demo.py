@@ -8,7 +8,7 @@ import pytest
 from small_pair import without_report as without_report
 
 from equipoise.attacks import Apgd, Square, Suite
-from equipoise.core.arrays import ExampleArrays, FitArrays
+from equipoise.core.arrays import ExampleArrays, FitArrays, FrontierArrays, PictureArrays
 from equipoise.core.records import read_rows
 from equipoise.core.results import FitSummary, Result, Summary
 from equipoise.core.threat import Threat
@@ -42,6 +42,8 @@ def test_files(folder: Path, result: DemoResult) -> None:
     assert {"run.toml", "rows.jsonl", "summary.json", "report.html", "mixture/mixture.toml", "mixture/summary.json",
             "accurate/best.safetensors", "robust/best.safetensors", "sweep/summary.json"} <= files
     assert FitArrays.load(folder / "demo") is not None and ExampleArrays.load(folder / "demo") is not None
+    # What the explorer of the report needs for pictures and for its slider.
+    assert PictureArrays.load(folder / "demo") is not None and FrontierArrays.load(folder / "demo") is not None
 
 
 def test_results_of_all_three_models(folder: Path, result: DemoResult) -> None:

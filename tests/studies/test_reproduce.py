@@ -14,7 +14,7 @@ from equipoise.studies import STUDIES, StudySettings, reproduce
 FULL = {"size": "full", "accurate": "a", "robust": "b"}
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", [name for name in STUDIES if STUDIES[name].uses_pair])
 @pytest.mark.parametrize(("settings", "message"), [
     ({"size": "smok"}, "did you mean 'smoke'"),
     ({"size": "full"}, "`accurate` must be given for the full size"),
@@ -23,10 +23,31 @@ FULL = {"size": "full", "accurate": "a", "robust": "b"}
     ({**FULL, "norm": "l2"}, "`eps` must be given for the norm l2"),
     ({**FULL, "data": "digit"}, "did you mean 'digits'"),
     ({"parts": ["nothing"]}, "`part` must be one of"),
+    ({"method": "gaussian"}, "`method` must be left out"),
+    ({"configs": Path("configs")}, "`configs` must be left out"),
 ])
 def test_a_mistake_leaves_no_folder(name: str, settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         reproduce(name, out=tmp_path / "run", device="cpu", **settings)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"size": "ful"}, "did you mean 'full'"),
+    ({"accurate": "file:x.safetensors"}, "`accurate` must be left out for the study smoothmix"),
+    ({"eps": 0.5}, "`eps` must be left out for the study smoothmix"),
+    ({"size": "full", "data": "mnist"}, "`data` must be left out for the study smoothmix"),
+    ({"samples": 1000}, "`samples` must be left out for the study smoothmix"),
+    ({"data": "cifar10"}, "`data` must be one of digits, mnist"),
+    ({"size": "full", "configs": Path("no-such-folder")}, "`configs` must be the folder of the recipes"),
+    ({"data": "digits", "method": "gausian"}, "did you mean 'gaussian'"),
+    ({"data": "digits", "sigma": "0.3", "parts": ["table-2"]}, "`part` must have classifiers"),
+    ({"data": "digits", "parts": ["table-3"]}, "`part` must have classifiers"),
+    ({"data": "digits", "parts": ["table-4"]}, "`part` must be one of"),
+])
+def test_a_mistake_with_recipes_leaves_no_folder(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        reproduce("smoothmix", out=tmp_path / "run", device="cpu", **settings)
     assert not any(tmp_path.iterdir())
 
 

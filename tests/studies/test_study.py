@@ -84,3 +84,10 @@ def test_no_image_of_a_loaded_pair_has_two_uses(tmp_path: Path) -> None:
     test, held_out = (set(images.index.tolist()) for images in (pair.test, pair.held_out))
     assert test and len(test) == len(held_out) and not test & held_out
     assert (pair.training.split, pair.test.split) == ("train", "test")
+
+
+def test_the_images_of_a_pair_can_be_sampled(tmp_path: Path) -> None:
+    drawn = load_pair(*write_models(tmp_path), "digits", None, count=40, sample="stratified")
+    assert drawn.test.sample == drawn.held_out.sample == "stratified, seed 0"
+    assert not set(drawn.test.index.tolist()) & set(drawn.held_out.index.tolist())
+    assert drawn.test.index.tolist() != load_pair(*write_models(tmp_path), "digits", None, count=40).test.index.tolist()

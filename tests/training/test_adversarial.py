@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from small_objectives import LABELS, SHAPE, B, PlainNetwork, images, losses, stream
 from torch import Tensor, nn
 
+from equipoise.core.checks import InputError
 from equipoise.core.geometry import project_to_ball
 from equipoise.training.objectives import IAAT, TRADES, Adversarial, Standard
 from equipoise.training.objectives.adversarial import inner_pgd
@@ -37,6 +38,58 @@ def test_early_epochs_have_their_own_steps() -> None:
     objective = Adversarial(steps=7, early_steps=2, early_share=0.5)
     assert [objective.at_epoch(epoch, 4).steps for epoch in range(4)] == [2, 2, 7, 7]
     assert Adversarial(steps=7).at_epoch(0, 4).steps == 7
+
+
+def test_training_for_mixing_adds_the_confidence_of_kept_and_of_wrong_images() -> None:
+    """The term by its formula on probabilities, for all four kinds of images."""
+    objective = Adversarial(for_mixing=True, mixing_weight=0.7, mixing_confidence=0.6)
+    clean = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0], [2.0, 0.5, 0.0], [0.2, 0.1, 0.0]])
+    attacked = torch.tensor([[1.0, 0.0, 0.5], [0.3, 0.1, 0.0], [0.0, 1.0, 0.2], [0.0, 0.4, 0.1]])
+    y, odds = torch.tensor([0, 0, 0, 1]), 0.6 / 0.4  # kept; wrong clean only; lost under attack; wrong clean, kept
+    expected = []
+    for z, z_adv, label in zip(clean, attacked, y, strict=True):
+        p, q = torch.softmax(z, 0), torch.softmax(z_adv, 0)
+        kept = torch.log(1 + odds * (1 - q.max()) / q.max()) if q.argmax() == label else torch.tensor(0.0)
+        wrong = torch.log(1 + p.max() / (1 - p.max()) / odds) if p.argmax() != label else torch.tensor(0.0)
+        expected.append(kept + wrong)
+    term = objective.confidence_loss(clean, attacked, y)
+    torch.testing.assert_close(term, torch.stack(expected))
+    assert float(term[2]) == 0 and (term[[0, 1, 3]] > 0).all()
+    model, x = PlainNetwork(), images()
+    plain, mixed = (losses(Adversarial(eps=0.1, for_mixing=on, mixing_weight=0.7), model, x, LABELS)
+                    for on in (False, True))
+    assert (mixed >= plain).all() and (mixed > plain).any()
+    unweighted = losses(Adversarial(eps=0.1, for_mixing=True, mixing_weight=0.0), model, x, LABELS)
+    torch.testing.assert_close(unweighted, plain)
+
+
+def test_training_for_mixing_separates_confidences() -> None:
+    """A model whose class is fixed, and whose confidence is free, learns to be sure of what it keeps only."""
+    x = torch.rand(40, *SHAPE, generator=torch.Generator().manual_seed(0))
+    first = x.flatten(1).mean(dim=1) > 0.5
+    y = torch.where(first, 0, 1)  # class 0 is predicted always: correct for bright images
+
+    class Sure(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            sure = F.softplus(self.fc(50 * (x.flatten(1).mean(dim=1, keepdim=True) - 0.5)))
+            return torch.cat([sure, torch.zeros_like(sure), torch.zeros_like(sure)], dim=1)
+
+    model = Sure()
+    objective = Adversarial(for_mixing=True, mixing_confidence=0.6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for _ in range(60):
+        logits = model(x)
+        optimizer.zero_grad()
+        objective.confidence_loss(logits, logits, y).mean().backward()
+        optimizer.step()
+    sure = torch.softmax(model(x).detach(), 1).amax(dim=1)
+    assert float(sure[first].mean()) > 0.6 > float(sure[~first].mean())
+    with pytest.raises(InputError, match="`mixing_confidence` must"):
+        Adversarial(mixing_confidence=1.0)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])

@@ -23,6 +23,13 @@ def test_step_schedule_drops_by_its_factor() -> None:
     assert rates(plan) == pytest.approx([1.0] * 20 + [0.1] * 20 + [0.01] * 20)
 
 
+def test_step_schedule_with_late_drops() -> None:
+    """The official SmoothMix code steps its scheduler after epoch e with e: epoch e has the factor of epoch e − 1."""
+    plan = TrainingPlan(epochs=8, lr=1.0, schedule="step", step_epochs=3, step_delay=1)
+    official = [0.1 ** (max(epoch - 1, 0) // 3) for epoch in range(8) for _ in range(PER_EPOCH)]
+    assert rates(plan) == pytest.approx(official) and rates(plan)[39:41] == [1.0, 0.1]
+
+
 def test_cosine_halves_in_the_middle_and_ends_near_zero() -> None:
     values = rates(TrainingPlan(epochs=4, lr=0.5, schedule="cosine"))
     assert values[0] == 0.5 and values[20] == pytest.approx(0.25)

@@ -20,7 +20,7 @@ from equipoise.training.objectives import (
     Stability,
     Standard,
 )
-from equipoise.training.objectives.smoothing import draw_noise, noisy_logits
+from equipoise.training.objectives.noisy_attacks import draw_noise, noisy_logits
 
 
 def test_gaussian_is_the_cross_entropy_under_noise() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from equipoise.core import checks
 from equipoise.core.settings import Settings, setting
 
 ABSTAIN = -1
+SHARED_BOUNDS = ("votes", "soft")  # certificates whose radius, at any alpha, follows from their bounds
 MAX_SIGMA = 100.0
 
 
@@ -24,11 +25,13 @@ class SamplingSettings(Settings):
     n0: int = setting(100, "Noisy copies that select the class; they are not used for its bound.", least=1,
                       most=checks.MAX_COUNT)
     failure: float = setting(0.001, "Probability with which the certificate of an image may be wrong.")
-    tolerance: float | None = setting(None, "Stop when the radius is within this of what all samples are expected to "
-                                      "give.", positive=True)
+    tolerance: float | None = setting(None, "Stop early; radii are expected to lose about this on average, a single "
+                                      "one at most twice this, against all samples.", positive=True)
     decide_radius: float | None = setting(None, "Stop when it is decided whether the radius reaches this.",
                                           positive=True)
     two_sided: bool = setting(False, "Bound the other classes as well, half of the failure probability for each side.")
+    randomized: bool = setting(False, "Randomised bounds of the votes, which spend the failure probability in full: "
+                               "larger radii, or fewer samples for a tolerance.")
     certificate: str = setting("votes", "votes (of classes), soft (mean probabilities), or the name of one that an "
                                "installed package adds.")
     sound: bool = setting(False, "Draw noise whose sum with an 8-bit image is exact in floating point.")
@@ -39,8 +42,9 @@ class SamplingSettings(Settings):
         checks.strictly_within("failure", self.failure, 0, 1)
         checks.require(self.tolerance is None or self.decide_radius is None, "decide_radius",
                        "be left out beside `tolerance`", self.decide_radius)
-        checks.require(not self.two_sided or self.certificate == "votes", "two_sided",
-                       f"be left out with the certificate {self.certificate}", self.two_sided)
+        for name in ("two_sided", "randomized"):
+            checks.require(not getattr(self, name) or self.certificate == "votes", name,
+                           f"be left out with the certificate {self.certificate}", True)
 
 
 @dataclass(frozen=True)
@@ -50,20 +54,32 @@ class SmoothingPlan(SamplingSettings):
     Args:
         sigma: standard deviation of the Gaussian noise.
         alpha: weight of the smoothed classifier in a mixture with an arbitrary one; 1 is no mixture.
+        alphas: several weights that share the votes, in place of `alpha`; sampling stops when it may for all of them.
     """
 
     sigma: float
     alpha: float = 1.0
+    alphas: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         checks.positive("sigma", self.sigma)
         checks.require(self.sigma <= MAX_SIGMA, "sigma", f"be at most {MAX_SIGMA:g}, in [0, 1] pixels", self.sigma)
         checks.require(0.5 <= self.alpha <= 1, "alpha", "lie in [0.5, 1] for a certificate", self.alpha)
+        for alpha in self.alphas:
+            checks.require(0.5 <= alpha <= 1, "alphas", "lie in [0.5, 1] for a certificate", alpha)
+        checks.require(not self.alphas or self.certificate in SHARED_BOUNDS, "alphas",
+                       f"be left out with the certificate {self.certificate}", self.alphas)
         super().__post_init__()
 
+    @property
+    def per_alpha(self) -> tuple[SmoothingPlan, ...]:
+        """A plan for each of `alphas`, or this plan alone."""
+        return tuple(replace(self, alpha=alpha, alphas=()) for alpha in self.alphas) or (self,)
+
     def describe(self) -> dict[str, Any]:
-        """Identity for `run.toml`; settings that are off are left out."""
-        return {name: value for name, value in self.to_dict().items() if value is not False}
+        """Identity for `run.toml`; settings that are off are left out, and `alpha` beside `alphas`."""
+        return {name: value for name, value in self.to_dict().items()
+                if value is not False and value != () and not (name == "alpha" and self.alphas)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +92,7 @@ class Certificate:
     predicted: Tensor  # (B,) int64
     radius: Tensor  # (B,) float64, ℓ2, in [0, 1] pixels; 0 where abstained
     lower: Tensor  # (B,) float64: lower bound on the probability of `top`
+    upper: Tensor  # (B,) float64: upper bound on the probability of every other class
     top: Tensor  # (B,) int64: the class that the first samples selected
     samples: Tensor  # (B,) int64: forward passes, including those that selected the class
     votes: Tensor  # (B, K) float64: votes of each class (soft: summed probabilities) after the selection
@@ -84,11 +101,11 @@ class Certificate:
 
     @classmethod
     def of(cls, *, top: Tensor, radius: Tensor, lower: Tensor, votes: Tensor, n: Tensor,
-           selection_samples: Tensor | int, failure: Tensor | float) -> Certificate:
-        """Certificates that abstain where the radius is zero."""
+           selection_samples: Tensor | int, failure: Tensor | float, upper: Tensor | None = None) -> Certificate:
+        """Certificates that abstain where the radius is zero; without `upper`, the other classes share the rest."""
         certified = radius > 0
-        return cls(torch.where(certified, top, ABSTAIN), torch.where(certified, radius, 0.0), lower, top,
-                   n + selection_samples, votes, n,
+        return cls(torch.where(certified, top, ABSTAIN), torch.where(certified, radius, 0.0), lower,
+                   1 - lower if upper is None else upper, top, n + selection_samples, votes, n,
                    torch.as_tensor(failure, dtype=torch.float64).expand(len(n)).clone())
 
     def gap(self, classes: Tensor) -> Tensor:

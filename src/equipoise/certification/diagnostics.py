@@ -1,6 +1,8 @@
-"""Estimates of how a smoothed classifier behaves under attack [SmoothMix, Table 1 and Figure 3]; never certificates."""
+"""Estimates of how a smoothed classifier behaves under attack [SmoothMix, Table 1, Figures 2, 3]; no certificates."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -8,10 +10,11 @@ from torch import Tensor, nn
 
 from equipoise.certification.certificate import SmoothingPlan
 from equipoise.certification.sampler import Sampler, SamplerOptions
-from equipoise.core import checks
+from equipoise.core import ascent, checks, geometry, losses
 from equipoise.core.geometry import per_example
 from equipoise.core.modes import inference
 from equipoise.core.rng import Stream, stream
+from equipoise.core.threat import Threat
 
 
 class AveragedClassifier(nn.Module):
@@ -38,6 +41,19 @@ class AveragedClassifier(nn.Module):
         return torch.logsumexp(log_p, dim=1) - torch.tensor(copies, dtype=log_p.dtype, device=x.device).log()
 
 
+def attack_in_ball(averaged: AveragedClassifier, x: Tensor, y: Tensor, radius: float, steps: int = 20) -> Tensor:
+    """(B, C, H, W) the last iterate of PGD in the ℓ2 ball: steps of 2.5·radius/steps that raise the loss at y.
+
+    Every image moves. An attack that is to break a classifier may leave misclassified images where they are, but then
+    the mean confidence over a data set is not that at adversarial images.
+    """
+    threat = Threat("l2", radius)
+    with inference(averaged):
+        return ascent.last(ascent.ascend(
+            lambda point: losses.cross_entropy(averaged(point), y), x, norm="l2", step_size=2.5 * radius / steps,
+            steps=steps, project=lambda point: geometry.project(point, x, threat)))
+
+
 @torch.no_grad()
 def vote_shares(model: nn.Module, x: Tensor, plan: SmoothingPlan, stream: Stream,
                 options: SamplerOptions | None = None) -> Tensor:
@@ -45,6 +61,19 @@ def vote_shares(model: nn.Module, x: Tensor, plan: SmoothingPlan, stream: Stream
     with inference(model):
         zero = torch.zeros(len(x), dtype=torch.int64)
         return Sampler(model, x, stream, plan, options).votes("shares", zero, zero + plan.samples) / plan.samples
+
+
+def interpolate(x: Tensor, x_adv: Tensor, ratio: Tensor) -> Tensor:
+    """(1 − λ)·x + λ·x_adv with a ratio λ (B,) for every image."""
+    scale = per_example(ratio.to(x), x)
+    return ((1 - scale) * x + scale * x_adv).clamp(0, 1)
+
+
+def interpolated_shares(model: nn.Module, x: Tensor, x_adv: Tensor, ratios: Sequence[float], *, plan: SmoothingPlan,
+                        stream: Stream, options: SamplerOptions | None = None) -> Tensor:
+    """(B, R, K) vote shares at R points of the line from x to x_adv, with the same noise at each [Figure 2]."""
+    return torch.stack([vote_shares(model, interpolate(x, x_adv, torch.full((len(x),), ratio)), plan, stream, options)
+                        for ratio in ratios], dim=1)
 
 
 def mixing_ratios(model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, *, plan: SmoothingPlan, stream: Stream,
@@ -55,9 +84,7 @@ def mixing_ratios(model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, *, plan
     is not.
     """
     def is_kept(ratio: Tensor) -> Tensor:
-        scale = per_example(ratio.to(x), x)
-        mixed = ((1 - scale) * x + scale * x_adv).clamp(0, 1)
-        return vote_shares(model, mixed, plan, stream, options).argmax(dim=1) == y.cpu()
+        return vote_shares(model, interpolate(x, x_adv, ratio), plan, stream, options).argmax(dim=1) == y.cpu()
 
     low, high = torch.zeros(len(x)), torch.ones(len(x))
     at_start, at_end = is_kept(low), is_kept(high)

@@ -54,9 +54,10 @@ def certify_votes(sampler: Sampler, plan: SmoothingPlan) -> Certificate:
     top = sampler.votes("select", zero, zero + plan.n0).argmax(dim=1)
     n = zero + plan.samples
     votes = sampler.votes("estimate", zero, n).double()
-    lower, radius = rule(votes.numpy(), n.double().numpy(), top.numpy(), plan.failure)
-    return Certificate.of(top=top, radius=torch.from_numpy(radius), lower=torch.from_numpy(lower), votes=votes, n=n,
-                          selection_samples=plan.n0, failure=plan.failure)
+    bounds = rule.bounds(votes.numpy(), n.double().numpy(), top.numpy(), plan.failure, sampler.uniforms())
+    return Certificate.of(top=top, radius=torch.from_numpy(rule.radius(bounds)), lower=torch.from_numpy(bounds.lower),
+                          upper=torch.from_numpy(bounds.upper), votes=votes, n=n, selection_samples=plan.n0,
+                          failure=plan.failure)
 
 
 CERTIFICATES: Registry[Callable[[Sampler, SmoothingPlan], Certificate]] = Registry(

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from equipoise.certification import noise
@@ -46,14 +48,15 @@ class SamplerOptions:
 class Sampler:
     """Draws any range of the noisy copies of B images, for any purpose, and classifies them.
 
-    The arguments are those of :func:`~equipoise.certification.certify`; of the plan only the noise matters.
+    The arguments are those of :func:`~equipoise.certification.certify`; of the plan only the noise matters, and whether
+    bounds are randomised.
     """
 
     def __init__(self, model: nn.Module, x: Tensor, stream: Stream, plan: SmoothingPlan,
                  options: SamplerOptions | None = None) -> None:
         checks.images(x)
         checks.require(len(stream) == len(x), "stream", f"have one index per image, {len(x)}", len(stream))
-        self.model, self.x, self.options = model, x, options or SamplerOptions()
+        self.model, self.x, self.plan, self.options = model, x, plan, options or SamplerOptions()
         self.stream = stream.to(x.device)
         self.table = noise.alias_table(plan.sigma, x.device) if plan.sound else None
         self.clean = noise.levels(x) if plan.sound else x
@@ -66,6 +69,13 @@ class Sampler:
     def probability_error(self) -> float:
         """How far the sampler's own error may shift any probability; known only for sound noise."""
         return 0.0 if self.table is None else self.x[0].numel() * noise.ERROR_PER_PIXEL
+
+    def uniforms(self) -> NDArray[np.float64] | None:
+        """(B,) uniform numbers that are independent of the votes, if the plan randomises its bounds."""
+        if not self.plan.randomized:
+            return None
+        # In (0, 1]: drawn from 24 bits, a number stands for itself and the gap below it.
+        return np.asarray(self.stream.at("randomize").uniform().double().cpu().numpy() + 2.0**-24)
 
     def votes(self, purpose: str, start: Tensor, stop: Tensor) -> Tensor:
         """(B, K) int64 on the CPU: how often each class won among the samples start … stop − 1 of each image."""

@@ -2,65 +2,93 @@
 
 The first samples select the class and predict how many more are needed. From them alone a schedule of stages is fixed,
 and the failure probability is divided among the stages. Then fresh samples are drawn stage by stage, and each stage
-computes an exact bound with its own share of the failure probability. All bounds hold together with probability
+computes an exact bound with its own share of the failure probability. Votes that are all for one class were so at every
+earlier stage, so that one share pays for their bounds at all stages. All bounds hold together with probability
 1 − failure, whatever rule stops the sampling (`docs/guarantees.md`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from equipoise.certification.certificate import Certificate, SmoothingPlan
-from equipoise.certification.radii import Floats, Ints, VoteRule, runner_up
+from equipoise.certification.radii import Floats, Ints, ProbabilityBounds, VoteRule, runner_up
 from equipoise.certification.sampler import Sampler
 
 Bools = NDArray[np.bool_]
 # Tuned by simulating votes from an assumed distribution of class probabilities (certified accuracy falling from 67 % at
 # radius 0 to 4 % at 1.9, sigma 0.5). They affect the cost, never the validity.
-FIRST_SHARE = 0.7  # of the failure probability, for the stage that should suffice
-GROWTH = 1.4  # of the sample size from stage to stage after it
-MARGIN = 1.1  # on the predicted number of samples
+GROWTH, UNANIMOUS_GROWTH = 1.4, 1.2  # of the sample size from stage to stage; the second if all first votes agree
 PILOT = 0.06  # of the predicted number, spent on predicting it
-NEARLY_ALL = 0.8  # of all samples: then a single stage takes them all, with the whole failure probability
+PILOT_ROUNDS = 4
+NEARLY_ALL = 0.9  # of all samples: then a single stage takes them all, with the whole failure probability
 SMALLEST = 50  # samples of the first stage
+# Tolerances that an image may lose before further stages are drawn; these cost less while the votes are unanimous.
+MOST_LOST, MOST_LOST_UNANIMOUS = 2.0, 1.25
+_STEPS = 8  # of the bisection for the number of samples
+
+
+class Spending(NamedTuple):
+    """Shares of the failure probability; later stages divide the rest."""
+
+    first: Floats  # (B,) of the first stage
+    unanimous: Floats  # (B,) of all later stages together, as long as all votes are for one class
 
 
 class StoppingRule(Protocol):
     """Decides when the samples of an image suffice."""
 
-    def needed(self, shares: Floats, top: Ints) -> Ints:
+    @property
+    def margin(self) -> float:
+        """The first stage takes so many times the samples that should suffice."""
+
+    def spending(self, unanimous: Bools) -> Spending:
+        """How the failure probability is divided, given whether all first votes (B,) agree."""
+
+    def needed(self, shares: Floats, top: Ints, first_share: Floats) -> Ints:
         """(B,) samples that should suffice if the class probabilities are `shares` (B, K)."""
 
-    def is_met(self, votes: Floats, n: Floats, top: Ints, radius: Floats) -> Bools:
-        """(B,) whether the radius certified so far suffices."""
+    def is_met(self, votes: Floats, n: Floats, top: Ints, bounds: ProbabilityBounds) -> Bools:
+        """(B,) whether the bounds so far suffice."""
 
 
 @dataclass(frozen=True)
 class WithinTolerance:
-    """Stop when the radius is within `tolerance` of what all samples would give at the present shares."""
+    """Stop when the radius is expected to lose about `tolerance`, on average, against all samples.
+
+    What they give is that of the usual certificate, without randomised bounds.
+    """
 
     rule: VoteRule
     tolerance: float
+    margin: float = 1.15
 
-    def needed(self, shares: Floats, top: Ints) -> Ints:
-        """The smallest of a grid of sample sizes that loses at most the tolerance."""
-        target = self._full_radius(shares, top) - self.tolerance
-        return _smallest_size(self.rule, shares, top, lambda radius, n: radius >= target)
+    def spending(self, unanimous: Bools) -> Spending:
+        """Nearly all for the first stage, unless the number of samples that it needs is hard to predict."""
+        return Spending(np.where(unanimous, 0.65, 0.95), np.where(unanimous, 0.3, 0.0))
 
-    def is_met(self, votes: Floats, n: Floats, top: Ints, radius: Floats) -> Bools:
-        """Also met by a class that cannot win: it has no radius to lose."""
-        return np.asarray(self._full_radius(votes / n[:, None], top) - radius <= self.tolerance)
-
-    def _full_radius(self, shares: Floats, top: Ints) -> Floats:
+    def needed(self, shares: Floats, top: Ints, first_share: Floats) -> Ints:
+        """The smallest number that is expected to lose at most the tolerance."""
         n = np.full(len(shares), float(self.rule.plan.samples))
-        return self.rule(shares * n[:, None], n, top, self.rule.plan.failure)[1]
+        target = self._full_radius(shares * n[:, None], n, top) - self.tolerance
+        return _smallest_size(self.rule, shares, top, first_share,
+                              lambda bounds, n: self.rule.radius(bounds) >= target)
+
+    def is_met(self, votes: Floats, n: Floats, top: Ints, bounds: ProbabilityBounds) -> Bools:
+        """Also met by a class that cannot win: it has no radius to lose."""
+        left = (self.rule.plan.samples - n)[:, None]
+        full = self._full_radius(votes + left * _smoothed_shares(votes, top), n + left[:, 0], top)
+        most = np.where(_is_unanimous(votes, top), MOST_LOST_UNANIMOUS, MOST_LOST) * self.tolerance
+        return np.asarray(full - self.rule.radius(bounds) <= most)
+
+    def _full_radius(self, votes: Floats, n: Floats, top: Ints) -> Floats:
+        return self.rule.radius(self.rule.bounds(votes, n, top, self.rule.plan.failure))
 
 
 @dataclass(frozen=True)
@@ -69,79 +97,140 @@ class RadiusDecided:
 
     rule: VoteRule
     radius: float
+    margin: float = 1.1
 
-    def needed(self, shares: Floats, top: Ints) -> Ints:
-        """The smallest of a grid of sample sizes that decides it either way."""
-        return _smallest_size(self.rule, shares, top,
-                              lambda radius, n: self.is_met(shares * n[:, None], n, top, radius))
+    def spending(self, unanimous: Bools) -> Spending:
+        """Images near the radius need several stages."""
+        return Spending(np.full(len(unanimous), 0.7), np.zeros(len(unanimous)))
 
-    def is_met(self, votes: Floats, n: Floats, top: Ints, radius: Floats) -> Bools:
+    def needed(self, shares: Floats, top: Ints, first_share: Floats) -> Ints:
+        """The smallest number that decides it either way."""
+        return _smallest_size(self.rule, shares, top, first_share,
+                              lambda bounds, n: self.is_met(shares * n[:, None], n, top, bounds))
+
+    def is_met(self, votes: Floats, n: Floats, top: Ints, bounds: ProbabilityBounds) -> Bools:
         """Certified, or out of reach."""
         out_of_reach = self.rule.largest_radius(votes, n, top, self.rule.plan.failure) < self.radius
-        return np.asarray((radius >= self.radius) | out_of_reach)
+        return np.asarray((self.rule.radius(bounds) >= self.radius) | out_of_reach)
+
+
+@dataclass(frozen=True)
+class AtEveryAlpha:
+    """Stop when the rule of every alpha is met."""
+
+    rules: Sequence[StoppingRule]
+
+    @property
+    def margin(self) -> float:
+        """That of its rules."""
+        return self.rules[0].margin
+
+    def spending(self, unanimous: Bools) -> Spending:
+        """That of its rules."""
+        return self.rules[0].spending(unanimous)
+
+    def needed(self, shares: Floats, top: Ints, first_share: Floats) -> Ints:
+        """As many as the alpha that needs most."""
+        return np.asarray(np.max([rule.needed(shares, top, first_share) for rule in self.rules], axis=0))
+
+    def is_met(self, votes: Floats, n: Floats, top: Ints, bounds: ProbabilityBounds) -> Bools:
+        """Met at every alpha, from the same bounds."""
+        return np.asarray(np.all([rule.is_met(votes, n, top, bounds) for rule in self.rules], axis=0))
 
 
 def stopping_rule(rule: VoteRule) -> StoppingRule | None:
     """The stopping rule of the rule's plan; None: draw all samples."""
-    if rule.plan.tolerance is not None:
-        return WithinTolerance(rule, rule.plan.tolerance)
-    return None if rule.plan.decide_radius is None else RadiusDecided(rule, rule.plan.decide_radius)
+    plan = rule.plan
+    rules = [replace(rule, plan=own) for own in plan.per_alpha]
+    if plan.tolerance is not None:
+        return AtEveryAlpha([WithinTolerance(own, plan.tolerance) for own in rules])
+    if plan.decide_radius is not None:
+        return AtEveryAlpha([RadiusDecided(own, plan.decide_radius) for own in rules])
+    return None
 
 
-def schedule(first: Ints, samples: int) -> tuple[Ints, Floats]:
-    """(B, L) growing sample sizes of the stages and (B, L) shares of the failure, which sum to at most one.
+def schedule(first: Ints, samples: int, spending: Spending, growth: ArrayLike = GROWTH) -> tuple[Ints, Floats]:
+    """(B, L) growing sample sizes of the stages and (B, L) shares of the failure.
 
-    A row that needs fewer stages repeats its last size with a share of zero.
+    With the share for unanimous votes they sum to at most one. A row that needs fewer stages repeats its last size with
+    a share of zero.
     """
     single = first >= NEARLY_ALL * samples
-    first = np.where(single, samples, first)
-    stages = np.where(single, 1, 1 + np.ceil(np.log(samples / first) / math.log(GROWTH))).astype(np.int64)
+    first, factor = np.where(single, samples, first), np.broadcast_to(growth, first.shape)
+    stages = np.where(single, 1, 1 + np.ceil(np.log(samples / first) / np.log(factor))).astype(np.int64)
     number = np.arange(stages.max(initial=1))
-    sizes = np.minimum(first[:, None] * GROWTH ** number[None], samples).astype(np.int64)
+    sizes = np.minimum(first[:, None] * factor[:, None] ** number[None], samples).astype(np.int64)
     sizes = np.where(number[None] >= stages[:, None] - 1, samples, sizes)
-    rest = (1 - FIRST_SHARE) / np.maximum(stages - 1, 1)
-    shares = np.where(number[None] == 0, np.where(single, 1.0, FIRST_SHARE)[:, None], rest[:, None])
+    rest = (1 - spending.first - spending.unanimous) / np.maximum(stages - 1, 1)
+    shares = np.where(number[None] == 0, np.where(single, 1.0, spending.first)[:, None], rest[:, None])
     return sizes, np.where(number[None] < stages[:, None], shares, 0.0)
 
 
 def certify_in_stages(sampler: Sampler, rule: VoteRule, stopping: StoppingRule,
                       smallest: int = SMALLEST) -> Certificate:
-    """Certificates by the stages of a schedule, the first of at least `smallest` samples; the best radius counts."""
-    plan = rule.plan
+    """Certificates by the stages of a schedule, the first of at least `smallest` samples; the best bounds count."""
+    plan, uniform = rule.plan, sampler.uniforms()
     pilot, top, spent = _pilot(sampler, plan, stopping)
-    needed = stopping.needed(_smoothed_shares(pilot, top), top)
-    first = np.clip(needed * MARGIN, min(smallest, plan.samples), plan.samples).astype(np.int64)
-    sizes, portions = schedule(first, plan.samples)
+    agreed = _is_unanimous(pilot, top)
+    spending = stopping.spending(agreed)
+    needed = stopping.needed(_smoothed_shares(pilot, top), top, spending.first)
+    first = np.clip(needed * stopping.margin, min(smallest, plan.samples), plan.samples).astype(np.int64)
+    sizes, portions = schedule(first, plan.samples, spending, np.where(agreed, UNANIMOUS_GROWTH, GROWTH))
     count = len(first)
     votes, n, failure = np.zeros((count, sampler.num_classes)), np.zeros(count, np.int64), np.full(count, plan.failure)
-    lower, radius, active = np.zeros(count), np.zeros(count), np.ones(count, dtype=bool)
+    certified, predicted = (ProbabilityBounds(np.zeros(count), np.ones(count)) for _ in range(2))
+    active = np.ones(count, dtype=bool)
     for stage in range(sizes.shape[1]):
         active &= portions[:, stage] > 0
         if not active.any():
             break
         stop = np.where(active, sizes[:, stage], n)
         votes += sampler.votes("estimate", torch.from_numpy(n), torch.from_numpy(stop)).numpy()
-        n = stop
-        rows = active.nonzero()[0]
-        failure[rows] = plan.failure * portions[rows, stage]
-        bound, reach = rule(votes[rows], n[rows].astype(float), top[rows], failure[rows])
-        lower[rows], radius[rows] = np.maximum(lower[rows], bound), np.maximum(radius[rows], reach)
-        active[rows] = ~stopping.is_met(votes[rows], n[rows].astype(float), top[rows], radius[rows])
-    return Certificate.of(top=torch.from_numpy(top), radius=torch.from_numpy(radius), lower=torch.from_numpy(lower),
+        n, rows = stop, active.nonzero()[0]
+        drawn = votes[rows], n[rows].astype(float), top[rows]
+        share = portions[rows, stage]
+        certified.tighten(rows, rule.bounds(*drawn, plan.failure * share, _at(uniform, rows)))
+        if stage:
+            share = np.where(_is_unanimous(votes, top), spending.unanimous, 0.0)[rows].clip(share)
+        failure[rows] = plan.failure * share
+        predicted.tighten(rows, rule.predicted_bounds(*drawn, failure[rows]))
+        # With a share for unanimous votes, whether to stop must not depend on the random numbers behind the bounds.
+        judged = (np.where(spending.unanimous > 0, *pair) for pair in zip(predicted, certified, strict=True))
+        active[rows] = ~stopping.is_met(*drawn, ProbabilityBounds(*judged).at(rows))
+    rows = ((n > sizes[:, 0]) & _is_unanimous(votes, top) & (spending.unanimous > 0)).nonzero()[0]
+    certified.tighten(rows, rule.bounds(votes[rows], n[rows].astype(float), top[rows],
+                                        plan.failure * spending.unanimous[rows], _at(uniform, rows)))
+    return Certificate.of(top=torch.from_numpy(top), radius=torch.from_numpy(rule.radius(certified)),
+                          lower=torch.from_numpy(certified.lower), upper=torch.from_numpy(certified.upper),
                           votes=torch.from_numpy(votes), n=torch.from_numpy(n), failure=torch.from_numpy(failure),
                           selection_samples=torch.from_numpy(spent))
+
+
+def _at(uniform: Floats | None, rows: Ints) -> Floats | None:
+    return None if uniform is None else uniform[rows]
 
 
 def _pilot(sampler: Sampler, plan: SmoothingPlan, stopping: StoppingRule) -> tuple[Floats, Ints, Ints]:
     """Votes of the first samples, the class they select, and their number."""
     count = len(sampler.x)
-    spent = np.full(count, plan.n0, dtype=np.int64)
-    votes = sampler.votes("select", torch.zeros(count, dtype=torch.int64), torch.from_numpy(spent)).double().numpy()
-    top = votes.argmax(axis=1)
-    needed = stopping.needed(_smoothed_shares(votes, top), top)
-    more = np.maximum(spent, (PILOT * needed).astype(np.int64))
-    votes = votes + sampler.votes("select", torch.from_numpy(spent), torch.from_numpy(more)).numpy()
-    return votes, votes.argmax(axis=1), more
+    drawn, more = np.zeros(count, dtype=np.int64), np.full(count, plan.n0, dtype=np.int64)
+    votes = np.zeros((count, sampler.num_classes))
+    for _ in range(PILOT_ROUNDS):
+        votes = votes + sampler.votes("select", torch.from_numpy(drawn), torch.from_numpy(more)).numpy()
+        drawn, top = more, votes.argmax(axis=1)
+        first_share = stopping.spending(_is_unanimous(votes, top)).first
+        needed = stopping.needed(_smoothed_shares(votes, top), top, first_share)
+        more = np.maximum(drawn, (PILOT * needed).astype(np.int64))
+        if plan.tolerance is not None:
+            # Where one stage takes all samples, there is no number to predict. (A few votes near a radius that is to be
+            # decided ask for all samples too often.)
+            more = np.where(needed * stopping.margin >= NEARLY_ALL * plan.samples, drawn, more)
+    return votes, top, drawn
+
+
+def _is_unanimous(votes: Floats, top: Ints) -> Bools:
+    """(B,) whether all votes are for the top class."""
+    return np.asarray(votes[np.arange(len(votes)), top] == votes.sum(axis=1))
 
 
 def _smoothed_shares(votes: Floats, top: Ints) -> Floats:
@@ -153,12 +242,19 @@ def _smoothed_shares(votes: Floats, top: Ints) -> Floats:
     return np.asarray(votes / votes.sum(axis=1, keepdims=True))
 
 
-def _smallest_size(rule: VoteRule, shares: Floats, top: Ints, is_enough: Callable[[Floats, Floats], Bools]) -> Ints:
-    """The first of a geometric grid of sample sizes at which the predicted radius (and n) is enough; else all."""
+def _smallest_size(rule: VoteRule, shares: Floats, top: Ints, first_share: Floats,
+                   is_enough: Callable[[ProbabilityBounds, Floats], Bools]) -> Ints:
+    """The first of a geometric grid of sample sizes at which the predicted bounds (and n) are enough; else all.
+
+    By bisection, because more samples are enough wherever fewer are.
+    """
     plan = rule.plan
-    sizes = np.full(len(shares), plan.samples, dtype=np.int64)
-    for size in reversed(np.rint(np.geomspace(min(SMALLEST, plan.samples), plan.samples, 40)).astype(np.int64)):
-        n = np.full(len(shares), float(size))
-        radius = rule(shares * n[:, None], n, top, plan.failure * FIRST_SHARE)[1]
-        sizes = np.where(is_enough(radius, n), size, sizes)
-    return sizes
+    sizes = np.rint(np.geomspace(min(SMALLEST, plan.samples), plan.samples, 1 << _STEPS)).astype(np.int64)
+    low, high = np.zeros(len(shares), dtype=np.int64), np.full(len(shares), len(sizes) - 1)
+    for _ in range(_STEPS):
+        middle = (low + high) // 2
+        n = sizes[middle].astype(float)
+        bounds = rule.predicted_bounds(shares * n[:, None], n, top, plan.failure * first_share)
+        enough = is_enough(bounds, n)
+        low, high = np.where(enough, low, np.minimum(middle + 1, high)), np.where(enough, middle, high)
+    return np.asarray(sizes[high])

@@ -123,12 +123,14 @@ def _is_enough(plan: SmoothingPlan, lower: Tensor, moments: _Moments, top: Tenso
     mean = (total / drawn).cpu()
     std = ((squares / drawn).cpu() - mean**2).clamp_min(0).sqrt()
     width = math.sqrt(-2 * math.log(plan.failure))
-    radius = radii.one_sided(lower.clamp_min(0).numpy(), plan.sigma, plan.alpha)
-    if plan.decide_radius is not None:
-        best = (mean + width * std / n.sqrt() - math.log(plan.failure) / n).clamp(0, 1)
-        out_of_reach = radii.one_sided(best.numpy(), plan.sigma, plan.alpha) < plan.decide_radius
-        return torch.from_numpy((radius >= plan.decide_radius) | out_of_reach)
-    assert plan.tolerance is not None
-    largest = plan.failure ** (1 / plan.samples)
-    full = (mean - width * std / math.sqrt(plan.samples)).clamp(0, largest)
-    return torch.from_numpy(radii.one_sided(full.numpy(), plan.sigma, plan.alpha) - radius <= plan.tolerance)
+    best = (mean + width * std / n.sqrt() - math.log(plan.failure) / n).clamp(0, 1)
+    full = (mean - width * std / math.sqrt(plan.samples)).clamp(0, plan.failure ** (1 / plan.samples))
+    met = torch.ones(len(n), dtype=torch.bool)
+    for own in plan.per_alpha:
+        radius, largest, at_end = (radii.one_sided(p.clamp_min(0).numpy(), own.sigma, own.alpha)
+                                   for p in (lower, best, full))
+        if own.decide_radius is not None:
+            met &= torch.from_numpy((radius >= own.decide_radius) | (largest < own.decide_radius))
+        if own.tolerance is not None:
+            met &= torch.from_numpy(at_end - radius <= own.tolerance)
+    return met

@@ -28,6 +28,17 @@ Parts = Annotated[list[str] | None, typer.Option("--part", help=f"Only this part
                                                  show_default=False)]
 
 
+def _list_studies(requested: bool) -> None:
+    if requested:
+        options.show("\n\n".join(map(str, studies.list_studies())))
+        raise typer.Exit
+
+
+ListStudies = Annotated[bool, typer.Option("--list", callback=_list_studies, is_eager=True,
+                                           help="List the papers and their parts, what each needs and how long it "
+                                                "takes, and exit.")]
+
+
 def demo(out: options.Out = Path("runs/demo"), device: options.Device = "auto", seed: options.Seed = 0) -> None:
     """Train, fit a mixture, attack and report on embedded data, in about six minutes."""
     options.show(studies.run_demo(out, device, seed))
@@ -36,33 +47,37 @@ def demo(out: options.Out = Path("runs/demo"), device: options.Device = "auto", 
 @command
 def evaluate(model: options.Models, out: options.Out, data: DataSettings, threat: ThreatSettings,
              settings: EvaluationSettings, load: LoadOptions, device: options.Device = "auto",
-             config: options.Config = None) -> None:
+             no_report: options.NoReport = False, config: options.Config = None) -> None:
     """Clean and attacked accuracy of models on the same images; resumes where it stopped."""
     result = evaluation.evaluate(model, data.load(), threat=threat.threat(), out=out, device=device, load_options=load,
                                  command=options.typed_command(), **settings.to_dict())
     options.show(f"{result}\n{out / 'summary.json'}")
+    options.write_report(out, no_report)
 
 
 @command
 def fit(accurate: options.Reference, robust: options.Reference, out: options.Out, data: DataSettings,
         threat: ThreatSettings, settings: FitSettings, load: LoadOptions, frontier: Frontier = False,
-        device: options.Device = "auto", config: options.Config = None) -> None:
+        device: options.Device = "auto", no_report: options.NoReport = False, config: options.Config = None) -> None:
     """Fit a mixture to a target on images that are never evaluated on, and write it as `mixture:DIR`."""
     images = data.load() if settings.alpha is None and settings.published is None else None  # else nothing is fitted
     result = fitting.fit(accurate, robust, images, threat=threat.threat(), out=out, device=device, load_options=load,
                          command=options.typed_command(), **settings.to_dict())
     options.show(f"{result}\n{result.frontier_table()}" if frontier else str(result))
     options.show(f"mixture:{out}")
+    options.write_report(out, no_report)
 
 
 @command
 def certify(model: options.Models, out: options.Out, data: DataSettings, settings: CertificationSettings,
-            load: LoadOptions, device: options.Device = "auto", config: options.Config = None) -> None:
+            load: LoadOptions, device: options.Device = "auto", no_report: options.NoReport = False,
+            config: options.Config = None) -> None:
     """Certified ℓ2 radii (in [0, 1] pixels) by randomized smoothing; resumes where it stopped."""
     split = None if settings.clean is None else replace(data, start=0, count=None, every=1).load()
     result = evaluation.certify(model, data.load(), selection_images=split, out=out, device=device, load_options=load,
                                 command=options.typed_command(), **settings.to_dict())
     options.show(f"{result}\n{out / 'summary.json'}")
+    options.write_report(out, no_report)
 
 
 COMPARED_DATA = DataSettings(count=128)
@@ -110,15 +125,24 @@ def verify_data(name: DataName, data_dir: DataDir = None) -> None:
     checks.require(result.ok, name, "have the official files", ", ".join(result.wrong))
 
 
-def report(folder: Annotated[Path, typer.Argument(help="A finished run folder.")]) -> None:
+Folder = Annotated[Path, typer.Argument(help="A run folder, finished or not.", metavar="DIR")]
+
+
+def report(folder: Folder) -> None:
     """Write report.html into a run folder."""
     parallel.require_one_process("report")
     options.show(reporting.report(folder))
 
 
+def open_report(folder: Folder) -> None:
+    """Open the report of a run folder in the browser; it is written first where it is missing or out of date."""
+    parallel.require_one_process("open")
+    options.show(reporting.open_report(folder))
+
+
 @command
 def reproduce(name: Study, settings: StudySettings, out: StudyOut = None, parts: Parts = None,
-              device: options.Device = "auto") -> None:
+              device: options.Device = "auto", list_studies: ListStudies = False) -> None:
     """Run a study of a paper and write its report."""
     report = studies.reproduce(name, out=out, parts=parts or (), device=device, command=options.typed_command(),
                                **settings.to_dict())

@@ -34,6 +34,7 @@ COMMANDS = {
                      "where it stopped.",
     "certify": "Certified ℓ2 radii (in [0, 1] pixels) by randomized smoothing; resumes where it stopped.",
     "report": "Write report.html into a run folder.",
+    "open": "Open the report of a run folder in the browser; it is written first where it is missing or out of date.",
     "reproduce": "Run a study of a paper and write its report.",
     "train": "Train a classifier with an objective, or the gate of two classifiers; repeating the command resumes it.",
     "data": "Work with the official data sets.",
@@ -52,7 +53,8 @@ def load_command(name: str) -> Any:
     elif name == "data":
         loaded.add_typer(commands.data_app)
     else:
-        loaded.command(name)(getattr(commands, name.replace("-", "_")))
+        function = "open_report" if name == "open" else name.replace("-", "_")  # `open` is Python's own
+        loaded.command(name)(getattr(commands, function))
         loaded.callback()(_listed)  # without it, the one command would take the place of the group
     return typer.main.get_command(loaded).commands[name]  # type: ignore[attr-defined]
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from equipoise import reporting
 from equipoise.core import checks, config
 from equipoise.core.settings import Settings
 from equipoise.core.text import literal
@@ -37,7 +38,10 @@ def _defaults_from_file(context: typer.Context, path: Path | None) -> Path | Non
 
 
 Models = Annotated[list[str], typer.Argument(help="Model references: file:PATH, mixture:DIR, zoo:NAME, "
-                                             "python:MODULE:FACTORY, tta:N:REFERENCE (test-time augmentation), "
+                                             "python:FILE.py:NAME, timm:NAME, torchvision:NAME, hf:REPOSITORY, "
+                                             "exported:PATH, onnx:PATH, robustbench:DATASET/THREAT/ID, http:ADDRESS, "
+                                             "each with settings such as ?arch=resnet20 (docs/models.md), "
+                                             "tta:N:REFERENCE (test-time augmentation), "
                                              "smoothed:SIGMA,N:REFERENCE (randomized smoothing with N samples, 100 if "
                                              "left out), or a bare path.",
                                              metavar="MODEL", show_default=False)]
@@ -47,6 +51,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Seed = Annotated[int, typer.Option(help="Random seed.", callback=checks.seed)]
 Config = Annotated[Path | None, typer.Option(help="TOML file with defaults for these options.", is_eager=True,
                                              callback=_defaults_from_file, show_default=False)]
+
+NoReport = Annotated[bool, typer.Option("--no-report", envvar="EQUIPOISE_NO_REPORT", help="Write no report.html into "
+                                        "the run folder.")]
 
 
 def typed_command() -> str:
@@ -58,6 +65,12 @@ def show(result: object) -> None:
     """Print a result, with names in it shown literally; of several processes, only the first does."""
     if os.environ.get("RANK", "0") == "0":
         typer.echo(literal(str(result), keep="\n"))
+
+
+def write_report(out: Path, no_report: bool = False) -> None:
+    """Write the report of a run that has results, and print where it is; of several processes, only the first does."""
+    if not no_report and os.environ.get("RANK", "0") == "0" and (out / "summary.json").exists():
+        show(f"report: {reporting.report(out)}")
 
 
 def command(function: Callable[..., None], **settings: type[Settings]) -> Callable[..., None]:
@@ -99,7 +112,9 @@ def _options_of(cls: type[Settings], defaults: Settings | None = None) -> list[i
         hint = hints[field.name]
         default: Any = field.default if defaults is None else getattr(defaults, field.name)
         required = default is dataclasses.MISSING
-        if field.metadata.get("fraction") or str in typing.get_args(hint):  # such as 8/255, which the settings parse
+        if list[str] in typing.get_args(hint):
+            hint = list[str] | None
+        elif field.metadata.get("fraction") or str in typing.get_args(hint):  # such as 8/255, which the settings parse
             hint = str | None if type(None) in typing.get_args(hint) else str
             default = default if required or default is None or isinstance(default, str) else _written(float(default))
         flags = [f"--{field.name.replace('_', '-')}"] if hint is bool else []

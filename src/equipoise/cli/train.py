@@ -17,7 +17,7 @@ from equipoise.data import DataSettings
 from equipoise.mixing import load_model
 from equipoise.mixing.folder import GATE
 from equipoise.mixing.gate import WIDTH
-from equipoise.models import ARCHITECTURES, LoadOptions
+from equipoise.models import ARCHITECTURES, LoadOptions, note_loaded, require_used
 from equipoise.training import OBJECTIVES, Objective, TrainingPlan, train, train_gate
 from equipoise.training.objectives.gate import GATE_PLAN, GateLoss
 
@@ -53,22 +53,27 @@ app = typer.Typer(name="train", cls=_Objectives, no_args_is_help=True, rich_mark
 
 def _train(objective: Objective, plan: TrainingPlan, out: options.Out, arch: Arch = None,
            data: DataSettings = TRAINING_DATA, init: Init = None, mean: Mean = None, std: Std = None,
-           device: options.Device = "auto", config: options.Config = None) -> None:
+           device: options.Device = "auto", no_report: options.NoReport = False,
+           config: options.Config = None) -> None:
     result = train(objective, data=data.load(), arch=arch, init=init, mean=mean, std=std, out=out, device=device,
                    **plan.to_dict())
     options.show(f"{result}\n{out / 'best.safetensors'}")
+    options.write_report(out, no_report)
 
 
 def _train_gate(accurate: options.Reference, robust: options.Reference, out: options.Out, objective: GateLoss,
                 load: LoadOptions, plan: TrainingPlan = GATE_PLAN, data: DataSettings = TRAINING_DATA,
                 width: Width = WIDTH, layers: Layers = None, device: options.Device = "auto",
-                config: options.Config = None) -> None:
+                no_report: options.NoReport = False, config: options.Config = None) -> None:
     images = data.load()
     bases = [load_model(reference, load, num_classes=images.num_classes, image_shape=images.image_shape)
              for reference in (accurate, robust)]
+    require_used(load, bases)
+    note_loaded(dict(zip((accurate, robust), bases, strict=True)))
     train_gate(bases[0], bases[1], data=images, width=width, layers=_parse_layers(layers), out=out, device=device,
                **objective.to_dict(), **plan.to_dict())
     options.show(out / GATE)
+    options.write_report(out, no_report)
 
 
 def _parse_layers(text: str | None) -> Any:

@@ -22,7 +22,8 @@ MAX_BYTES = 1 << 32  # of all arrays of one file
 Array = NDArray[Any]
 
 # Names of schema 1: a prefix and the name of the field, except for a few.
-_PREFIXES_1 = {"fit": "nuts_", "examples": "example_", "gradients": "gradient_", "attacked": "attacked_"}
+_PREFIXES_1 = {"fit": "nuts_", "examples": "example_", "gradients": "gradient_", "attacked": "attacked_",
+               "pictures": "pictures_", "frontier": "frontier_"}
 _NAMES_1 = {"fit.clean_correct": "nuts_clean_right", "fit.attacked_correct": "nuts_attacked_right",
             "fit.families": "nuts_kinds", "fit.family_scores": "nuts_kinds_worth",
             "fit.usable": "nuts_landscape_usable", "fit.landscape_family": "nuts_landscape_of",
@@ -199,7 +200,53 @@ class GradientArrays(_Group):
         return norms
 
 
-def save(folder: Path | str, *groups: FitArrays | ExampleArrays | AttackedArrays | GradientArrays | None) -> None:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PictureArrays(_Group):
+    """Images of an evaluation before and after the attacks on one model, and what up to three models say about them."""
+
+    prefix = "pictures"
+
+    index: Array  # (P,)
+    clean: Array  # (P, 1 or 3, H, W) uint8
+    attacked: Array  # (P, 1 or 3, H, W) uint8, the attacked point of the smallest margin, rounded
+    model: str  # that was attacked
+    models: tuple[str, ...]  # M names
+    top_classes: Array  # (2, M, P, T) most probable classes of clean and attacked images, the true one among them
+    top_probabilities: Array  # (2, M, P, T)
+    class_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        shape, top = self.clean.shape, self.top_classes.shape
+        checks.require(self.clean.ndim == 4 and shape[1] in (1, 3) and min(shape) > 0 and len(top) == 4,
+                       "pictures.clean", "have shape (P, 1 or 3, H, W)", shape)
+        self._check_shapes(index=shape[:1], clean=shape, attacked=shape, top_probabilities=top,
+                           top_classes=(2, len(self.models), shape[0], None))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FrontierArrays(_Group):
+    """What T mixtures of one pair, of the fitted frontier and then of one map at other alphas, predict for N images."""
+
+    prefix = "frontier"
+
+    index: Array  # (N,)
+    alpha: Array  # (T,)
+    lost: Array  # (T,) what a mixture of the frontier may lose; NaN for the others
+    predicted: Array  # (T, N) classes of clean images
+    by_accurate: Array  # (T, N) bool: the accurate model can change the prediction for the clean image
+    standing: Array  # (T, N) bool: correct, clean and at every attacked point, whatever the accurate model says there
+    gaps: Array  # (2, N) largest minus second largest probability of the robust model, without and with the map
+    margins: Array  # (2, N) its smallest signed margin over clean and attacked points, without and with the map
+    evaluated: float  # alpha of the mixture that was attacked
+    names: tuple[str, ...]  # of the accurate base, the robust base and the mixture in rows
+
+    def __post_init__(self) -> None:
+        grid = steps, count = self.alpha.size, self.index.size
+        self._check_shapes(index=(count,), alpha=(steps,), lost=(steps,), predicted=grid, by_accurate=grid,
+                           standing=grid, gaps=(2, count), margins=(2, count))
+
+
+def save(folder: Path | str, *groups: _Group | None) -> None:
     """Write all groups into `arrays.npz` of a run folder, whole or not at all; what was there before is replaced."""
     content: dict[str, Any] = {}
     for group in groups:

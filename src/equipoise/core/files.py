@@ -100,6 +100,14 @@ def remove_stale(folder: Path) -> None:
                     os.close(descriptor)
 
 
+def exists(path: str | Path) -> bool:
+    """Whether a path exists; text that no file can have as its name is none."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # too long, null characters
+        return False
+
+
 def names(folder: Path) -> set[str]:
     """What a folder holds, except for temporary files of killed processes and files of the system."""
     return {path.name for path in folder.iterdir()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise.core.aggregation import CLEAN, WORST
 from equipoise.core.radius_curves import RadiusCurve
 from equipoise.core.results import Audit, Result, SanityCheck, SelectedAlpha, Summary
+from equipoise.core.rows import Mixture
 from equipoise.core.stats import Estimate
 from equipoise.core.text import literal as literal
 from equipoise.core.threat import SIGNS
@@ -47,6 +48,11 @@ def number(value: float, digits: int) -> str:
     return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
 
 
+def two_decimals(value: float) -> str:
+    """A number with two decimals, or with all of them if it has more."""
+    return f"{value:.2f}" if round(value, 2) == value else f"{value}"
+
+
 def value(result: Result) -> str:
     """The value of a result: in percent, unless its metric is no share of images."""
     digits = DIGITS.get(result.metric)
@@ -76,9 +82,24 @@ def counts(numbers: Iterable[int]) -> str:
     return str(distinct[0]) if len(distinct) == 1 else f"{distinct[0]} to {distinct[-1]}"
 
 
-def label(model: str, alpha: float | None) -> str:
+def label(model: str, alpha: float | None, digits: int = 4) -> str:
     """The name of a model, with its alpha where it is one of several mixtures: "mixed (alpha 0.75)"."""
-    return model if alpha is None else f"{model} (alpha {alpha:.4g})"
+    return model if alpha is None else f"{model} (alpha {alpha:.{digits}g})"
+
+
+def mixture_names(mixtures: Iterable[Mixture]) -> dict[Mixture, str]:
+    """Short names of models and mixtures; alphas have four digits, or as many as distinguish the mixtures.
+
+    >>> list(mixture_names([("m", 0.81234), ("m", 0.81233)]).values())
+    ['m (alpha 0.81234)', 'm (alpha 0.81233)']
+    """
+    distinct = list(dict.fromkeys(mixtures))
+    for digits in range(4, 18):  # 17 digits distinguish any two numbers
+        labels = {mixture: label(*mixture, digits) for mixture in distinct}
+        if len(set(labels.values())) == len(distinct):
+            break
+    names = short_names(labels.values())
+    return {mixture: names[own] for mixture, own in labels.items()}
 
 
 def short_names(models: Iterable[str]) -> dict[str, str]:

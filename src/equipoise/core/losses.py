@@ -34,6 +34,12 @@ def probability_margin(logits: Tensor, y: Tensor) -> Tensor:
     return signed_margin(torch.softmax(logits, dim=1), y)
 
 
+def top_log_odds(logits: Tensor) -> Tensor:
+    """log p_top − log(1 − p_top) of the largest probability of softmax(z): how sure a prediction is."""
+    first, rest = logits.amax(dim=1), logits.scatter(1, logits.argmax(dim=1, keepdim=True), -math.inf)
+    return first - rest.logsumexp(dim=1)
+
+
 def dlr(logits: Tensor, y: Tensor) -> Tensor:
     """Difference of logits ratio [Croce2020, Eq. (6)]: −(z_y − max_{j≠y} z_j) / (z_(1) − z_(3)).
 

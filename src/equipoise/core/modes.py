@@ -1,13 +1,19 @@
-"""Evaluation mode with frozen parameters, as a context."""
+"""Evaluation mode with frozen parameters, as a context; and functions that need gradients whatever the caller does."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
+import torch
 from torch import Tensor, nn
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass
@@ -49,3 +55,18 @@ def inference(*modules: nn.Module | None) -> Iterator[None]:
                 saved.users -= 1
                 if not saved.users:
                     setattr(saved.owner, key[1], _saved.pop(key).before)
+
+
+def outside_inference_mode(function: Callable[P, T]) -> Callable[P, T]:
+    """A function that leaves `torch.inference_mode` while it runs, in which Lightning validates and tests models.
+
+    Tensors made inside that mode can never have gradients, so neither models nor images may be made there.
+    """
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        if not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False):
+            return function(*args, **kwargs)
+
+    return run

@@ -34,7 +34,7 @@ class RadiusCurve:
     wrong: Count  # images of radius 0
     broken: Count  # images of a positive radius
     survived: Count  # images without a radius
-    median: NonNegative | None  # radius within which at least half of the images are broken; None: above the largest
+    median: NonNegative | None = None  # within it at least half of the images are broken; None: above the largest
     points: tuple[CurvePoint, ...]
 
 

@@ -6,6 +6,7 @@ process appends to its own file under `parts/`; at the end all rows are merged i
 
 from __future__ import annotations
 
+import datetime
 import json
 import shutil
 import tomllib
@@ -60,7 +61,8 @@ class Run:
                 files.remove_incomplete_line(part)
         else:
             checks.require(not files.names(self.folder), "out", "be a new folder or hold a run", str(self.folder))
-        content = {"schema": SCHEMA, "version": __version__, "identity": identity, "settings": settings}
+        started = {"date": _date_of(path) or datetime.date.today().isoformat()}
+        content = {"schema": SCHEMA, "version": __version__, "identity": identity, "settings": {**settings, **started}}
         files.write_atomic(path, config.dumps(content))
         return lock
 
@@ -116,6 +118,12 @@ class Run:
             if {**json.loads(json.dumps(previous)), "seconds": 0} == {**content, "seconds": 0}:
                 return
         files.write_atomic(path, json.dumps(content, indent=1) + "\n")
+
+
+def _date_of(path: Path) -> str | None:
+    """The day on which a run was started first, if it is recorded."""
+    date = read_description(path).settings.get("date") if path.exists() else None
+    return date if isinstance(date, str) else None
 
 
 @contextmanager

@@ -132,6 +132,7 @@ class Cost:
     parameters: Count | None = None
     flops: NonNegative | None = None
     accurate_share: Share | None = None  # share of the images on which the accurate model had to run
+    robust_passes: NonNegative | None = None  # per image, of a robust model with several views
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +153,7 @@ class FitSummary:
     objective: Share | None = None  # of Algorithm 1, lower is better
     recomputed_objective: Share | None = None  # under an attack on the mapped model
     promised: Target | None = None  # what may be lost, if it helped
+    passes: NonNegative | None = None  # of a cascade: views of the robust model per clean image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +183,7 @@ class SelectedAlpha:
     low: Share
     high: Share
     n: Count
+    baseline: str | None = None  # smoothed model whose clean accuracy is the target, if it is one's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +194,13 @@ class FrontierPoint(Estimate):
     model: str
     alpha: float
     sigma: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TheoremResult(Result):
+    """A metric of a certified mixture with the radii of one theorem, from the same bounds as those of the others."""
+
+    theorem: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +247,7 @@ class Summary:
     compile_seconds: NonNegative | None = None
     selected_alphas: tuple[SelectedAlpha, ...] = ()
     frontier: tuple[FrontierPoint, ...] = ()
+    theorems: tuple[TheoremResult, ...] = ()
     excluded: tuple[ExcludedModel, ...] = ()
     study: str | None = None
     oracle_gate: tuple[Result, ...] = ()  # a perfect gate on the images of each result

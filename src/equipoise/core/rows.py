@@ -12,6 +12,7 @@ from equipoise.core import checks, config, serialize
 from equipoise.core.checks import InputError
 from equipoise.core.serialize import Count, NonNegative, Share
 
+Mixture = tuple[str, float | None]  # name of a model, and its alpha
 RowKey = tuple[int, str, str, float | None]
 CERTIFY, SELECT_ALPHA, LIPSCHITZ, MIXING_RATIO, EPOCH = "certify", "choose", "local-lipschitz", "mixing-ratio", "epoch"
 SEARCH, CALIBRATION = "search", "calibration"  # halves of fitting images: for the map, and for its threshold
@@ -75,6 +76,7 @@ class CertificateRow(ImageRow):
     predicted: int
     radius: float
     lower: float  # lower bound on the probability of `top`
+    upper: float | None = None  # of certificates from both sides: upper bound on that of every other class
     samples: int
     top: int
     answer: int  # what PREDICT returns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 # Control and formatting characters (escapes, text direction), lone surrogates of undecodable file names, line breaks.
@@ -18,3 +19,12 @@ def literal(text: str, keep: str = "") -> str:
         return text
     return "".join(character if character in keep or unicodedata.category(character) not in _INVISIBLE else
                    character.encode("unicode_escape").decode("ascii") for character in text)
+
+
+def slug(text: str) -> str:
+    """A name as that of a folder: small letters, digits, dots and hyphens.
+
+    >>> slug("TRADES, weight 0.3")
+    'trades-weight-0.3'
+    """
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")

@@ -70,11 +70,11 @@ def picture_values(picture: Image.Image, name: str) -> NDArray[np.uint8]:
 
 
 def _as_tensor(values: Any, name: str) -> Tensor:
-    """Tensors as they are, anything else by numpy."""
+    """Tensors as they are, copied if they were made in inference mode; anything else by numpy."""
     if isinstance(values, Tensor):
         checks.require(values.layout == torch.strided and not values.is_meta, name, "hold its values",
                        f"{values.layout} on {values.device}")
-        return values.detach()
+        return values.clone() if values.is_inference() else values.detach()
     try:
         array = np.array(values)
         # torch has no unsigned integers beyond bytes.

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from equipoise.attacks import Apgd, Attack, Square, Suite, TargetedApgd, straight_through
 from equipoise.core import checks
 from equipoise.evaluation.hinge_attack import TargetedHinges
-from equipoise.mixing import AlphaPenalty, GatedClassifier, MixedClassifier
+from equipoise.mixing import AlphaPenalty, CascadedClassifier, GatedClassifier, MixedClassifier
+from equipoise.mixing.cascade import BothStages, FirstView
 from equipoise.mixing.surrogates import Sides
 from equipoise.models import check_forward
 
@@ -19,6 +20,7 @@ KINDS = {"surrogate": "adaptive", "through": "adaptive-through"}  # with their n
 BOTH_SIDES: tuple[Attack, ...] = (Apgd(loss="ce", steps=30), Apgd(loss="dlr", steps=30),
                                   TargetedApgd(steps=20, ranks=(1, 2, 3)))
 TEMPERED: tuple[Attack, ...] = (Apgd(loss="margin", steps=30), TargetedApgd(steps=20, ranks=(1, 2, 3)))
+FIRST_STAGE: tuple[Attack, ...] = (Apgd(loss="margin", steps=30), TargetedApgd(steps=30))
 SHORT, LONG = 20, 100  # steps of a run
 LONG_RUNS: tuple[Attack, ...] = (Apgd(loss="relative-margin", steps=LONG),
                                  TargetedApgd(steps=LONG, ranks=(1, 2, 3), order="distance"))
@@ -58,9 +60,11 @@ def white_box(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | No
     A suite then also uses a surrogate at the temperature of the map, and attacks both sides at once: with `both_sides`
     on scores, then every target by its two hinges (:func:`hinge_attacks`). Their long runs take the place of those that
     a suite makes on images with a small margin: the margin of a hard decision says little about what is left to do, and
-    nearly all survivors would get both. A steep gate hides its gradient only in
-    places: there a suite keeps the mixture's own gradients and gets the same attacks on a surrogate with a smoother
-    gate. Unless it is `thorough`, there is nothing beyond `both_sides`: for comparing many candidates.
+    nearly all survivors would get both. A cascade is also attacked by its stages (:func:`_by_stages`).
+
+    A steep gate hides its gradient only in places: there a suite keeps the mixture's own gradients and gets the same
+    attacks on a surrogate with a smoother gate. Unless it is `thorough`, there is nothing beyond `both_sides` (and the
+    stages of a cascade): for comparing many candidates.
     """
     if not mixture.differentiable:
         hinges = hinge_attacks(mixture, attack, stand_in) if thorough else ()
@@ -69,6 +73,8 @@ def white_box(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | No
         if thorough and mixture.logit_map is not None and not isinstance(mixture, GatedClassifier):
             tempered = mixture.tempered_surrogate(stand_in=stand_in)
             members.insert(0, Suite(attacks=TEMPERED, name="tempered", surrogate=tempered, follow="surrogate"))
+        if isinstance(mixture, CascadedClassifier):
+            members = [*_by_stages(mixture), *members]
         if thorough:
             members += _by_own_gradients(mixture, attack)
         short = _without_runs_by_margin(attack) if thorough else attack
@@ -106,6 +112,15 @@ def with_long_runs(mixture: GatedClassifier, attack: Attack) -> Attack:
     hinges = hinge_attacks(mixture, attack) if mixture.differentiable else ()  # others have them already
     return _insert_before_square(attack, Suite(attacks=(*(replace(run, surrogate=gentle) for run in runs), *hinges),
                                                name="long"))
+
+
+def _by_stages(mixture: CascadedClassifier) -> list[Suite]:
+    """Attacks on the stages of a cascade: the first view, to be sure of a wrong class, and both, to be unsure or wrong.
+
+    The hinges of other members add g: they make every stage leave the decision to it.
+    """
+    return [Suite(attacks=FIRST_STAGE, name="first-stage", surrogate=FirstView(mixture.robust), follow="surrogate"),
+            Suite(attacks=TEMPERED, name="both-stages", surrogate=BothStages(mixture), follow="surrogate")]
 
 
 def _steps_on_all_images(attack: Attack) -> int:

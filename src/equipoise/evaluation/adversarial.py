@@ -22,12 +22,14 @@ from torch import Tensor
 
 from equipoise.attacks import BatchAttack, Clean
 from equipoise.core import arrays, checks, files, format
-from equipoise.core.arrays import AttackedArrays
+from equipoise.core.arrays import AttackedArrays, FrontierArrays, PictureArrays
 from equipoise.core.records import Run
 from equipoise.core.rows import AttackRow, Row
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation.job import Job
+from equipoise.evaluation.measure import KeepImages
+from equipoise.evaluation.points import PointRecorder
 
 PARTS, FILE = "adversarial", "adversarial.safetensors"
 REMOVED = ".adversarial-removed"  # the parts, renamed at once when they are not needed any more
@@ -43,6 +45,7 @@ class AdversarialImages:
     run: Run
     shape: tuple[int, int, int]
     keep: frozenset[int] | None  # None: all
+    points: PointRecorder | None = None  # for the explorer of the report
 
     def write(self, job: Job, index: Sequence[int], images: Tensor) -> None:
         """Store attacked images (B, C, H, W), before their rows are written."""
@@ -57,6 +60,10 @@ class AdversarialImages:
         number = sum(path.name.startswith(f"{self.run.world.rank}-") for path in folder.glob("*.safetensors"))
         files.write_atomic(folder / f"{self.run.world.rank}-{number}.safetensors",
                            safetensors.torch.save(content))
+
+    def callbacks(self) -> dict[str, KeepImages]:
+        """What a measurement calls with attacked images."""
+        return {"keep": self.write, **({} if self.points is None else {"record": self.points.record})}
 
     def read(self) -> dict[str, dict[int, Tensor]]:
         """Stored images by job and index."""
@@ -99,6 +106,10 @@ def finish(images: AdversarialImages, jobs: Sequence[Job], data: Dataset, rows: 
     folder, stored = images.run.folder, images.read()
     if stored or (images.keep is None and not (folder / FILE).exists()):
         _write(images, stored, jobs, data, rows, threat, duplicates)
+    if images.points is not None:
+        if images.points.has_parts:
+            arrays.save(folder, AttackedArrays.load(folder), *images.points.finish(rows))
+        images.points.remove()
     _remove_parts(folder)
 
 
@@ -123,7 +134,7 @@ def _write(images: AdversarialImages, stored: Mapping[str, dict[int, Tensor]], j
     # Of the last attack that broke any, which for a mixture is an adaptive one.
     pictures = (_pictures(job, own, data, by_job) for job, own in reversed(attacked))
     if (selected := next((item for item in pictures if item is not None), None)) is not None:
-        arrays.save(folder, selected)
+        arrays.save(folder, selected, PictureArrays.load(folder), FrontierArrays.load(folder))
     if images.keep is None:
         _write_tensors(folder, attacked, data, by_job, threat)
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from equipoise.attacks import Attack, Clean, Pgd, TransferPgd, cached
 from equipoise.core import aggregation, checks
+from equipoise.core.records import Run
 from equipoise.core.results import Cost
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation.adaptive import KINDS, OWN_GRADIENTS, adaptive_attacks, with_logits
@@ -73,6 +74,9 @@ class AlphaSweep(EvaluationPlan):
             model = self._at(alpha)
             self.jobs += [Job("mixed", model, name, attack, alpha)
                           for name, attack in {**shared, **self._attacks_on(model)}.items()]
+
+    def points(self, run: Run, conditions: Conditions) -> None:
+        """None: attacked points of several mixtures are not shown."""
 
     def cost(self, conditions: Conditions) -> list[Cost]:
         """None: how often the accurate model runs depends on alpha."""

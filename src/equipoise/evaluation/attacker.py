@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from equipoise.attacks import Attack, BatchAttack, attack_dataset, judge_with_new_passes, make_attack
 from equipoise.core import checks, format, geometry, memory, rng, stats
 from equipoise.core.device import attack_batch_size, check_precision, full_precision, move, resolve
-from equipoise.core.modes import inference
+from equipoise.core.modes import inference, outside_inference_mode
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, as_dataset, pixels
 from equipoise.evaluation.job import MODULE, check_common
-from equipoise.models import check_forward, name_failing_model
+from equipoise.models import as_classifier, check_forward, name_failing_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +65,7 @@ def attack(model: nn.Module, data: Any, labels: None = ..., *, threat: Threat, a
 
 
 @name_failing_model
+@outside_inference_mode
 def attack(model: nn.Module, data: Any, labels: Any = None, *, threat: Threat, attack: str | Attack = "fast",
            device: str | torch.device = "auto", batch_size: int | None = None, precision: str = "auto", seed: int = 0,
            **settings: Any) -> AttackedImages | Tensor:
@@ -116,7 +117,7 @@ def attack(model: nn.Module, data: Any, labels: Any = None, *, threat: Threat, a
     images = as_dataset(data if labels is None else (data, labels))
     where = _device_of(model, images.images) if labels is not None and device == "auto" else resolve(device)
     check_precision(precision, where)
-    model = move(model, where)
+    model = move(as_classifier(model, images.image_shape), where)
     check_forward("model", model, pixels(images.images[:1].to(where)))
     attacked = _attack(model, images, chosen, name, threat=threat, device=where,
                        batch_size=attack_batch_size(batch_size, where), precision=precision, seed=seed)

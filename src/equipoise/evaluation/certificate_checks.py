@@ -1,7 +1,8 @@
-"""Attacks on smoothed classifiers: on every certified image inside its radius, and diagnostics of the confidence."""
+"""Attacks on every certified image inside its radius."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,15 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.attacks import make_attack
-from equipoise.certification import ABSTAIN, AveragedClassifier, SamplerOptions, SmoothingPlan, diagnostics, predict
+from equipoise.certification import ABSTAIN, AveragedClassifier, SamplerOptions, SmoothingPlan, predict
 from equipoise.core import device, geometry, rng, stats
 from equipoise.core.records import Run
 from equipoise.core.results import Result
-from equipoise.core.rows import MIXING_RATIO, CertificateAttackRow, CertificateRow, ConfidenceRow, MixingRatioRow, Row
+from equipoise.core.rows import CertificateAttackRow, CertificateRow, Row
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
-from equipoise.evaluation.certificates import CertificationConditions, CertificationJob, certificates, clip
+from equipoise.evaluation.certificates import CertificationConditions, CertificationJob, by_mixture, certificates
 from equipoise.evaluation.measure import measure_batches
 from equipoise.mixing import gate_of, mix
 
@@ -46,8 +46,14 @@ class CertificateAttack:
 
     def measure(self, job: CertificationJob, data: Dataset, rows: Sequence[Row], run: Run,
                 conditions: CertificationConditions) -> None:
-        """Append a :class:`CertificateAttackRow` per certified image."""
-        certified = {row.index: row for row in certificates(rows, job.name) if row.predicted != ABSTAIN}
+        """Append a :class:`CertificateAttackRow` per certified image, at every alpha."""
+        for own in job.per_alpha:
+            self._measure(own, data, rows, run, conditions)
+
+    def _measure(self, job: CertificationJob, data: Dataset, rows: Sequence[Row], run: Run,
+                 conditions: CertificationConditions) -> None:
+        certified = {row.index: row for row in certificates(rows)
+                     if row.key == job.key(row.index) and row.predicted != ABSTAIN}
         target = _AttackTarget(job, conditions.seed, data.image_shape).to(conditions.device)
         broken = 0
 
@@ -81,14 +87,17 @@ class CertificateAttack:
             distance=round(float(geometry.size(x_adv - x, "l2")), 6))
 
     def results(self, rows: Sequence[Row], plan: SmoothingPlan) -> list[Result]:
-        """The share of broken certificates of every model, and how many would be no surprise."""
+        """The share of broken certificates of every model and alpha, and how many would be no surprise."""
         results = []
         attacked = [row for row in rows if isinstance(row, CertificateAttackRow) and row.attack == self.name]
-        for model in dict.fromkeys(row.model for row in attacked):
-            broken = stats.share(not row.correct for row in attacked if row.model == model)
-            allowed = stats.binomial_upper_quantile(
-                _FALSE_ALARM, len(certificates(rows, model)), min(2 * plan.failure, 1.0))
-            results.append(Result.of(model, f"broken-{self.attack_name}", broken, allowed=allowed))
+        groups = by_mixture(rows)
+        models = Counter(model for model, _ in groups)
+        for (model, alpha), tried in groups.items():
+            own = [not row.correct for row in attacked if (row.model, row.alpha) == (model, alpha)]
+            if own:
+                allowed = stats.binomial_upper_quantile(_FALSE_ALARM, len(tried), min(2 * plan.failure, 1.0))
+                results.append(Result.of(model, f"broken-{self.attack_name}", stats.share(own), allowed=allowed,
+                                         alpha=alpha if models[model] > 1 else None))
         return results
 
 
@@ -114,74 +123,3 @@ class _AttackTarget(nn.Module):
         if self.accurate is None:
             return log_p
         return mix(F.log_softmax(self.accurate(x), dim=1), log_p, self.get_buffer("gate").to(log_p.dtype))
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """Vote shares at adversarial images of growing radius, and equal-confidence mixing ratios [SmoothMix].
-
-    The shares are estimates from a few hundred votes. The ratio is taken towards an adversarial image within a very
-    wide ball; images that are misclassified from the start, or never, have none.
-    """
-
-    at: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 2.0)  # ℓ2 radii of the attacks
-    far: float = 8.0  # ℓ2 radius of the ball for the mixing ratio
-    steps: int = 50  # of the attack in that ball
-    samples: int = 200  # votes per image
-    copies: int = 8  # noises that the attacks average over
-
-    def measure(self, job: CertificationJob, data: Dataset, rows: Sequence[Row], run: Run,
-                conditions: CertificationConditions) -> None:
-        """Append a :class:`ConfidenceRow` per image and radius, and a :class:`MixingRatioRow` per image."""
-        averaged = AveragedClassifier(job.model, job.plan.sigma, data.image_shape, copies=self.copies,
-                                      seed=conditions.seed).to(conditions.device)
-        names = [*map(_name, self.at), MIXING_RATIO]
-        measure_batches(run, data, keys=lambda index: [(index, job.name, name, None) for name in names],
-                        compute=lambda batch: self._rows(job, averaged, batch, conditions), batch_size=16,
-                        title=f"{job.name}, diagnose")
-
-    def _rows(self, job: CertificationJob, averaged: AveragedClassifier, batch: Dataset,
-              conditions: CertificationConditions) -> list[Row]:
-        x, y = pixels(batch.images.to(conditions.device)), batch.labels.to(conditions.device)
-        stream = rng.stream(conditions.seed, "diagnose", batch.index.to(conditions.device))
-        samples = max(self.samples, job.plan.n0)
-        plan = replace(job.plan, samples=samples, tolerance=None, decide_radius=None, sound=False)
-        options = SamplerOptions(conditions.batch_size)
-        own, shares = batch.labels.unsqueeze(1), {}
-        with device.autocast(conditions.precision, conditions.device):
-            for radius in self.at:
-                x_adv = x if radius == 0 else make_attack("pgd")(averaged, x, y, threat=Threat("l2", radius),
-                                                                 stream=stream.at("attack", str(radius)))
-                shares[radius] = diagnostics.vote_shares(job.model, x_adv, plan, stream, options)
-            x_adv = make_attack("pgd", steps=self.steps)(averaged, x, y, threat=Threat("l2", self.far),
-                                                         stream=stream.at("far"))
-            ratios = diagnostics.mixing_ratios(job.model, x, x_adv, y, plan=plan, stream=stream, options=options)
-        rows: list[Row] = []
-        for i, (index, label) in enumerate(zip(batch.index.tolist(), batch.labels.tolist(), strict=True)):
-            for radius, share in shares.items():
-                true, off = float(share[i, label]), float(share.scatter(1, own, -1.0)[i].max())
-                rows.append(ConfidenceRow(index=index, model=job.name, attack=_name(radius), label=label,
-                                          true=round(true, 4), off=round(off, 4), correct=true > off))
-            ratio = float(ratios[i])
-            rows.append(MixingRatioRow(index=index, model=job.name, attack=MIXING_RATIO, label=label,
-                                       correct=ratio != 0, ratio=round(ratio, 4) if ratio > 0 else None))
-        return rows
-
-    def results(self, rows: Sequence[Row], plan: SmoothingPlan) -> list[Result]:
-        """Mean confidences per radius [SmoothMix, Table 1] and the mean mixing ratio [Figure 3]."""
-        results = []
-        for model in dict.fromkeys(row.model for row in rows):
-            own = [row for row in rows if row.model == model]
-            values: dict[str, list[float]] = {}
-            for radius in self.at:
-                confidences = [row for row in own if isinstance(row, ConfidenceRow) and row.attack == _name(radius)]
-                values[f"true@{radius:.2f}"] = [row.true for row in confidences]
-                values[f"off@{radius:.2f}"] = [row.off for row in confidences]
-            values["ratio"] = [row.ratio for row in own if isinstance(row, MixingRatioRow) and row.ratio is not None]
-            results += [Result.of(model, metric, clip(stats.mean(numbers), 1.0))
-                        for metric, numbers in values.items() if numbers]
-        return results
-
-
-def _name(radius: float) -> str:
-    return f"confidence@{radius:.2f}"

@@ -12,20 +12,22 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.special import ndtri
-from torch import nn
+from torch import Tensor, nn
 
 from equipoise import __version__, certification
-from equipoise.certification import ABSTAIN, SamplerOptions, SamplingSettings, SmoothingPlan
-from equipoise.certification.mixture import SmoothedBase, frontier
-from equipoise.core import checks, device, rng, stats
+from equipoise.certification import ABSTAIN, Certificate, SamplerOptions, SamplingSettings, SmoothingPlan
+from equipoise.certification.mixture import THEOREMS, SmoothedBase, at_alpha, frontier
+from equipoise.certification.radii import SMALLEST_UNIFORM, Floats
+from equipoise.core import checks, device, format, rng, stats
 from equipoise.core.modes import inference
 from equipoise.core.records import Run
-from equipoise.core.results import ExcludedModel, FrontierPoint, Result, SelectedAlpha
-from equipoise.core.rows import CERTIFY, SELECT_ALPHA, CertificateRow, Row, RowKey
+from equipoise.core.results import ExcludedModel, FrontierPoint, Result, SelectedAlpha, TheoremResult
+from equipoise.core.rows import CERTIFY, SELECT_ALPHA, CertificateRow, Mixture, Row, RowKey
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation.measure import measure_batches
 
 RADIUS_STEP = 0.25  # between the radii of the summary
+SMALLEST_RADIUS = 1e-300  # at radius zero every certificate counts, but no abstention
 _SAMPLES_PER_WRITE = {"cpu": 100_000, "cuda": 10_000_000}
 
 
@@ -38,9 +40,18 @@ class CertificationJob:
     plan: SmoothingPlan
     accurate: nn.Module | None = None
 
+    @property
+    def per_alpha(self) -> tuple[CertificationJob, ...]:
+        """A job for each of the alphas that share the votes, or this job alone."""
+        return tuple(replace(self, plan=plan) for plan in self.plan.per_alpha)
+
     def key(self, index: int, measurement: str = CERTIFY) -> RowKey:
-        """The key of the row of one image; only mixtures have an alpha."""
+        """The key of the row of one image, at the alpha of the plan; only mixtures have one."""
         return index, self.name, measurement, None if self.accurate is None else self.plan.alpha
+
+    def keys(self, index: int, measurement: str = CERTIFY) -> list[RowKey]:
+        """The keys of all rows of one image."""
+        return [job.key(index, measurement) for job in self.per_alpha]
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class CertificationConditions:
 
 def certify_images(job: CertificationJob, data: Dataset, run: Run, conditions: CertificationConditions,
                    measurement: str = CERTIFY) -> None:
-    """Append a :class:`CertificateRow` per image to the run; the rows are named `measurement`."""
+    """Append a :class:`CertificateRow` per image and alpha to the run; the rows are named `measurement`."""
     start, drawn = time.monotonic(), 0
 
     def on_samples(count: int) -> None:
@@ -78,7 +89,7 @@ def certify_images(job: CertificationJob, data: Dataset, run: Run, conditions: C
         return {"speed": f"{rate / 1e3:.1f}k samples/s" if rate >= 1e3 else f"{rate:.0f} samples/s"}
 
     per_write = _SAMPLES_PER_WRITE[conditions.device.type] // job.plan.samples
-    measure_batches(run, data, keys=lambda index: [job.key(index, measurement)],
+    measure_batches(run, data, keys=lambda index: job.keys(index, measurement),
                     compute=lambda batch: _certificate_rows(job, batch, conditions, on_samples, measurement),
                     batch_size=conditions.images_per_write or min(max(per_write, 1), 256),
                     title=f"{job.name}, {measurement}", status=speed)
@@ -96,23 +107,37 @@ def _certificate_rows(job: CertificationJob, batch: Dataset, conditions: Certifi
             with inference(job.accurate), torch.no_grad():
                 accurate = torch.cat([job.accurate(part).argmax(dim=1) for part in x.split(128)]).cpu()
     checks.labels(y, certificate.votes.shape[1])
+    if job.plan.alphas:
+        parts = [_rows_of(own, batch, at_alpha(certificate, own.plan), accurate, measurement) for own in job.per_alpha]
+        return [row for rows in zip(*parts, strict=True) for row in rows]
+    return _rows_of(job, batch, certificate, accurate, measurement)
+
+
+def _rows_of(job: CertificationJob, batch: Dataset, certificate: Certificate, accurate: Tensor | None,
+             measurement: str) -> list[CertificateRow]:
+    """One row per image, at the alpha of the plan."""
     answers = certification.predict_from_certificate(certificate, job.plan, accurate).tolist()
     gaps = None if accurate is None else certificate.gap(accurate).tolist()
     rows = []
-    for i, (index, label) in enumerate(zip(batch.index.tolist(), y.tolist(), strict=True)):
-        predicted = int(certificate.predicted[i])
+    for i, (index, label) in enumerate(zip(batch.index.tolist(), batch.labels.tolist(), strict=True)):
+        predicted, radius = int(certificate.predicted[i]), float(certificate.radius[i])
+        decided = job.plan.decide_radius
+        # The bounds are stored in full, because a radius near certainty depends on their last digits.
         rows.append(CertificateRow(
             index=index, model=job.name, attack=measurement, alpha=job.key(index)[-1], label=label, predicted=predicted,
-            correct=predicted == label, radius=round_down(float(certificate.radius[i])),
-            lower=round_down(float(certificate.lower[i])), samples=int(certificate.samples[i]),
-            top=int(certificate.top[i]), answer=answers[i], sigma=float(job.plan.sigma),
-            accurate=None if accurate is None else int(accurate[i]), gap=None if gaps is None else round(gaps[i], 6)))
+            correct=predicted == label,
+            radius=decided if decided is not None and round_down(radius) < decided <= radius else round_down(radius),
+            lower=float(certificate.lower[i]), upper=float(certificate.upper[i]) if job.plan.two_sided else None,
+            samples=int(certificate.samples[i]), top=int(certificate.top[i]), answer=answers[i],
+            sigma=float(job.plan.sigma), accurate=None if accurate is None else int(accurate[i]),
+            gap=None if gaps is None else round(gaps[i], 6)))
     return rows
 
 
 def round_down(value: float) -> float:
     """Six decimals, never rounded up."""
-    return math.floor(value * 1e6) / 1e6
+    steps = math.floor(value * 1e6)
+    return steps / 1e6 if steps / 1e6 <= value else (steps - 1) / 1e6
 
 
 def certificates(rows: Iterable[Row], model: str | None = None, measurement: str = CERTIFY) -> list[CertificateRow]:
@@ -122,40 +147,74 @@ def certificates(rows: Iterable[Row], model: str | None = None, measurement: str
 
 
 def results(rows: Iterable[Row], settings: SamplingSettings) -> list[Result]:
-    """ACR, certified accuracy at steps of 0.25, abstentions, clean accuracy and samples of every model."""
-    groups: dict[tuple[str, float | None], list[CertificateRow]] = {}
+    """ACR, certified accuracy at steps of 0.25, abstentions, clean accuracy and samples of every model and alpha.
+
+    Where a radius was to be decided, only the certified accuracy there and the samples.
+    """
+    return [Result.of(model, metric, estimate, alpha=alpha, sigma=own[0].sigma)
+            for (model, alpha), own in by_mixture(rows).items() for metric, estimate in _metrics(own, settings).items()]
+
+
+def theorem_results(rows: Iterable[Row], settings: SamplingSettings) -> tuple[TheoremResult, ...]:
+    """ACR and certified accuracy of every mixture by each of THEOREMS, from the bounds of the same votes.
+
+    None where a radius was to be decided, which holds for our radius only.
+    """
+    if settings.decide_radius is not None:
+        return ()
+    return tuple(TheoremResult(**vars(estimate), model=model, metric=metric, alpha=alpha, sigma=own[0].sigma,
+                               theorem=theorem)
+                 for (model, alpha), own in by_mixture(rows).items() if alpha is not None for theorem in THEOREMS
+                 for metric, estimate in _radius_metrics(own, SmoothedBase.of_rows(own).radius(alpha, theorem),
+                                                         settings).items())
+
+
+def by_mixture(rows: Iterable[Row]) -> dict[Mixture, list[CertificateRow]]:
+    """The certificates of every model, and of a mixture at every alpha."""
+    groups: dict[Mixture, list[CertificateRow]] = {}
     for row in certificates(rows):
         groups.setdefault((row.model, row.alpha), []).append(row)
-    return [Result.of(model, metric, estimate, alpha=alpha, sigma=own[0].sigma)
-            for (model, alpha), own in groups.items() for metric, estimate in _metrics(own, settings).items()]
+    return groups
 
 
 def _metrics(rows: Sequence[CertificateRow], settings: SamplingSettings) -> dict[str, stats.Estimate]:
-    # The largest radius that so many samples can certify; few certify nothing.
-    largest = max(rows[0].sigma * float(ndtri(settings.failure ** (1 / settings.samples))), 0.0)
-    radius = np.array([row.radius if row.correct else 0.0 for row in rows])
-    metrics = {"acr": clip(stats.mean(radius.tolist()), largest)}
-    for step in range(max(int(largest / RADIUS_STEP), 1) + 1):
-        count = int((radius >= step * RADIUS_STEP).sum()) if step else sum(row.correct for row in rows)
-        metrics[f"certified@{step * RADIUS_STEP:.2f}"] = stats.clopper_pearson(count, len(rows))
-    metrics["abstained"] = stats.share(row.predicted == ABSTAIN for row in rows)
-    metrics["clean"] = stats.share(row.answer == row.label for row in rows)
-    if rows[0].alpha is not None:
-        # By estimated probabilities, without abstaining: the accuracy that alpha is selected for.
-        metrics["clean-estimate"] = stats.share(SmoothedBase.of_rows(rows).correct(rows[0].alpha))
+    radius, decided = np.array([row.radius if row.correct else 0.0 for row in rows]), settings.decide_radius
+    if decided is not None:
+        metrics = {f"certified@{format.two_decimals(decided)}": stats.share(radius >= decided)}
+    else:
+        metrics = _radius_metrics(rows, radius, settings)
+        metrics["abstained"] = stats.share(row.predicted == ABSTAIN for row in rows)
+        metrics["clean"] = stats.share(row.answer == row.label for row in rows)
+        if rows[0].alpha is not None:
+            # By estimated probabilities, without abstaining: the accuracy that alpha is selected for.
+            metrics["clean-estimate"] = stats.share(SmoothedBase.of_rows(rows).correct(rows[0].alpha))
     metrics["samples"] = clip(stats.mean([float(row.samples) for row in rows]), 2.0 * settings.samples)
     return metrics
 
 
+def _radius_metrics(rows: Sequence[CertificateRow], radius: Floats,
+                    settings: SamplingSettings) -> dict[str, stats.Estimate]:
+    """ACR and certified accuracy from the radii, which are 0 where the certified class is wrong."""
+    # The largest radius that so many samples can certify; few certify nothing.
+    spent = min(settings.failure / SMALLEST_UNIFORM, 0.5) if settings.randomized else settings.failure
+    largest = max(rows[0].sigma * float(ndtri(spent ** (1 / settings.samples))), 0.0)
+    metrics = {"acr": clip(stats.mean(radius.tolist()), largest)}
+    for step in range(max(int(largest / RADIUS_STEP), 1) + 1):
+        count = int((radius >= max(step * RADIUS_STEP, SMALLEST_RADIUS)).sum())
+        metrics[f"certified@{format.two_decimals(step * RADIUS_STEP)}"] = stats.clopper_pearson(count, len(rows))
+    return metrics
+
+
 def frontier_points(jobs: Sequence[CertificationJob], rows: Sequence[Row]) -> tuple[FrontierPoint, ...]:
-    """The best mixture at every radius [Bai2024, Figures 6, 7]."""
+    """The best mixture at every radius [Bai2024, Figures 6, 7], or at the radius that was to be decided."""
     mixtures = [(SmoothedBase.of_rows(certificates(rows, job.name)), job.plan.alpha) for job in jobs]
     longest = max(float(base.radius(alpha).max(initial=0.0)) for base, alpha in mixtures)
-    radii = np.arange(int(longest / RADIUS_STEP) + 1) * RADIUS_STEP
+    decided = jobs[0].plan.decide_radius
+    radii = np.arange(int(longest / RADIUS_STEP) + 1) * RADIUS_STEP if decided is None else np.array([decided])
     points = []
     for radius, best in zip(radii.tolist(), frontier(mixtures, radii)[1], strict=True):
         base, alpha = mixtures[best]
-        certified = stats.share(base.radius(alpha) >= max(radius, 1e-300))
+        certified = stats.share(base.radius(alpha) >= max(radius, SMALLEST_RADIUS))
         points.append(FrontierPoint(radius=radius, **asdict(certified), model=jobs[best].name, alpha=alpha,
                                     sigma=base.sigma))
     return tuple(points)

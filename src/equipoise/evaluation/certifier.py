@@ -13,22 +13,30 @@ from torch import nn
 
 from equipoise.attacks import ATTACKS, make_attack
 from equipoise.certification import CERTIFICATES, SamplingSettings, SmoothingPlan
+from equipoise.certification.mixture import THEOREMS
 from equipoise.core import checks, format, parallel
 from equipoise.core.device import PRECISIONS, resolve
+from equipoise.core.modes import outside_inference_mode
 from equipoise.core.records import Run
 from equipoise.core.results import Result, Summary
 from equipoise.core.rows import Row
 from equipoise.core.settings import setting, split
+from equipoise.core.threat import MAX_EPS
 from equipoise.data import Dataset, as_dataset, class_share_notes
 from equipoise.evaluation import certificates
-from equipoise.evaluation.certificate_checks import CertificateAttack, Diagnosis
+from equipoise.evaluation.alpha_sweep import parse_alphas
+from equipoise.evaluation.certificate_checks import CertificateAttack
 from equipoise.evaluation.certificates import CertificationConditions, CertificationJob, CleanTarget, other_images
-from equipoise.evaluation.evaluator import Models, RunResults, load_models, load_one, run_folder
-from equipoise.evaluation.job import MODEL, check_common, check_model, check_models, images_for
+from equipoise.evaluation.diagnosis import Diagnosis
+from equipoise.evaluation.evaluator import RunResults, run_folder
+from equipoise.evaluation.given_models import Models, load_models, load_one
+from equipoise.evaluation.job import MODEL, check_common, check_model, check_models, images_for, note_loaded
 from equipoise.models import LoadOptions, identity, name_failing_model
 
 _MAX_SIGMAS = 100
-_COMPILE_FROM = 3_000_000  # samples: fewer are drawn in less time than compilation takes
+_MAX_DIAGNOSED = 20  # radii
+_THEOREM_HEADS = {"ours": "ours", "A.2": "Theorem\nA.2", "lipschitz": "3.5,\nsharp", "3.5": "Theorem\n3.5"}
+COMPILE_FROM = 3_000_000  # samples: fewer are drawn in less time than compilation takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +45,11 @@ class CertificationSettings(SamplingSettings):
 
     sigma: str = setting(dataclasses.MISSING, "Standard deviation of the Gaussian noise, in [0, 1] pixels, as are all "
                          "radii; several by commas: one per model, or all for the one model.")
-    accurate: str | None = setting(None, "Model mixed with the smoothed one by its hard prediction; needs alpha or "
-                                   "clean.")
+    accurate: str | None = setting(None, "Model mixed with the smoothed one by its hard prediction; needs alpha, "
+                                   "alphas or clean.")
     alpha: float | None = setting(None, "Weight of the smoothed model in the mixture, in [0.5, 1].")
+    alphas: str | tuple[float, ...] | None = setting(
+        None, "Instead of alpha: several weights, such as 0.5,0.6, certified from the same votes.")
     clean: float | None = setting(None, "Instead of alpha: the largest alpha with this estimated clean accuracy, e.g. "
                                   "0.9, selected per model and sigma on other images of the split; shows the frontier "
                                   "over them.", share=True)
@@ -47,6 +57,8 @@ class CertificationSettings(SamplingSettings):
     attack: str | None = setting(None, "Attack every certified image inside its radius with this attack: "
                                  f"{', '.join(ATTACKS.builtin)}, or one that an installed package adds.")
     diagnose: bool = setting(False, "Measure confidences under attacks of growing radius, and mixing ratios.")
+    diagnose_radii: str = setting(",".join(f"{radius:g}" for radius in Diagnosis.at), "For diagnose: ℓ2 radii of the "
+                                  "attacks, separated by commas, at most 20; the SmoothMix paper has 0,1,2,3,4,5.")
     norm: str = setting("l2", "Norm of the radii: Gaussian smoothing certifies l2.")
     batch_size: int | None = setting(None, "Noisy images per batch, 64 or on CUDA 4096 if not given; halved when "
                                      "memory runs out.", least=1)
@@ -57,14 +69,29 @@ class CertificationSettings(SamplingSettings):
         super().__post_init__()
         checks.require(self.norm == "l2", "norm", "be l2, the only norm that Gaussian smoothing certifies", self.norm)
         checks.require(self.alpha is None or self.clean is None, "clean", "be left out beside `alpha`", self.clean)
+        if self.alphas is not None:
+            checks.require(self.alpha is None and self.clean is None, "alphas",
+                           "be left out beside `alpha` or `clean`", self.alphas)
+            object.__setattr__(self, "alphas", parse_alphas(self.alphas))
         checks.require(not self.soft or self.certificate in ("votes", "soft"), "soft",
                        f"be left out with the certificate {self.certificate}", self.soft)
         CERTIFICATES.get_entry(self.certificate)
+        self.diagnosis()
+
+    def diagnosis(self) -> Diagnosis | None:
+        """What `diagnose` measures, if it is asked for."""
+        radii = checks.fractions("diagnose_radii", self.diagnose_radii, most=_MAX_DIAGNOSED)
+        most = MAX_EPS["l2"]
+        checks.require(max(radii) <= most, "diagnose_radii", f"be at most {most:g}", self.diagnose_radii)
+        checks.require(min(radii) >= 0 and len({f"{radius:.2f}" for radius in radii}) == len(radii), "diagnose_radii",
+                       "not be negative, and differ in their first two decimals", self.diagnose_radii)
+        return Diagnosis(at=tuple(radii)) if self.diagnose else None
 
     def plan(self, sigma: float) -> SmoothingPlan:
         """The plan for one sigma."""
         values = {name: getattr(self, name) for name in SamplingSettings.names()}
-        return SmoothingPlan(sigma, 1.0 if self.alpha is None else self.alpha,
+        alphas = () if self.alphas is None else parse_alphas(self.alphas)
+        return SmoothingPlan(sigma, max(alphas, default=1.0 if self.alpha is None else self.alpha), alphas,
                              **{**values, "certificate": "soft" if self.soft else self.certificate})
 
 
@@ -72,17 +99,25 @@ class CertificationSettings(SamplingSettings):
 class Certification(RunResults):
     """Results of a certification: `acr`, `certified@R`, `abstained`, `clean`, `samples` and others of every model.
 
+    With `decide_radius`, only the `certified@R` that was decided, and `samples`.
+
     `str()` are the tables that the command prints.
     """
 
     failure: float
 
     def __str__(self) -> str:
-        text = "\n".join([_results_table(self.results, self.failure), *format.data_notes(self.summary)])
+        has_alphas = len({(item.model, item.alpha) for item in self.summary.theorems}) > len(
+            {item.model for item in self.summary.theorems})
+        tables = [_alphas_table(self.summary, self.failure)] if has_alphas else []
+        others = [item for item in self.results if not has_alphas or item.sigma is None]  # under attacks there is none
+        tables += [_results_table(others, self.failure)] if others else []
+        text = "\n".join([*tables, *format.data_notes(self.summary)])
         return f"{text}\n\n{_selection_text(self.summary)}" if self.summary.selected_alphas else text
 
 
 @name_failing_model
+@outside_inference_mode
 def certify(models: Models, data: Any, *, sigma: float | str | Sequence[float], accurate: str | nn.Module | None = None,
             selection_images: Any = None, out: Path | str | None = None, device: str = "auto",
             load_options: LoadOptions | None = None, command: str | None = None, **settings: Any) -> Certification:
@@ -94,7 +129,8 @@ def certify(models: Models, data: Any, *, sigma: float | str | Sequence[float], 
         models: the base classifiers to be smoothed.
         data: the images.
         sigma: standard deviation of the noise, in [0, 1] pixels; several: one per model, or all for the one model.
-        accurate: model mixed with the smoothed ones by its hard prediction, with the setting `alpha` or `clean`.
+        accurate: model mixed with the smoothed ones by its hard prediction, with the setting `alpha`, `alphas` or
+            `clean`.
         selection_images: for `clean`, images to select alpha on; those in `data` are left out.
         settings: fields of :class:`CertificationSettings`.
     """
@@ -103,14 +139,17 @@ def certify(models: Models, data: Any, *, sigma: float | str | Sequence[float], 
     checks.optional("accurate", accurate, (str, nn.Module), MODEL)
     sigmas = checks.fractions("sigma", sigma, most=_MAX_SIGMAS)
     options: CertificationSettings = split({"sigma": ",".join(map(str, sigmas)), **settings}, CertificationSettings)[0]
-    checks.require((accurate is None) == (options.alpha is None and options.clean is None), "alpha",
-                   "be given together with `accurate`, or `clean` in its place", options.alpha)
+    weight = next((name for name in ("alpha", "alphas", "clean") if getattr(options, name) is not None), None)
+    checks.require(weight is None or accurate is not None, "accurate", f"be given together with `{weight}`", None)
+    checks.require(weight is not None or accurate is None, "alpha",
+                   "be given together with `accurate`, or `alphas` or `clean` in its place", None)
     plans = [options.plan(value) for value in sigmas]
     images, where = images_for(data, models), resolve(device)
     conditions = CertificationConditions(where, options.seed, options.batch_size, options.precision,
-                                         where.type == "cuda" and len(images) * options.samples >= _COMPILE_FROM)
+                                         where.type == "cuda" and len(images) * options.samples >= COMPILE_FROM)
     load = replace(load_options or LoadOptions(), num_classes=images.num_classes, image_shape=images.image_shape)
-    other, named = None if accurate is None else load_one(accurate, load), load_models(models, load)
+    other = None if accurate is None else load_one(accurate, load)
+    named = load_models(models, load, other)
     jobs = [CertificationJob(name, model, plan, other) for name, model, plan in _with_plans(named, plans)]
     target = None
     if options.clean is not None:
@@ -120,7 +159,7 @@ def certify(models: Models, data: Any, *, sigma: float | str | Sequence[float], 
     recorded = {"references": list(named), **({} if command is None else {"command": command})}
     with parallel.process_group(where), run_folder(out) as folder:
         summary, rows = run_certification(jobs, images, conditions, folder, target=target, attack=attack,
-                                          diagnosis=Diagnosis() if options.diagnose else None, settings=recorded)
+                                          diagnosis=options.diagnosis(), settings=recorded)
     return Certification(summary, rows, None if out is None else Path(out), options.failure)
 
 
@@ -144,9 +183,10 @@ def run_certification(
     labels = {**(target.images.labels_by_index() if target is not None else {}), **data.labels_by_index()}
     run = Run(out, _identity(jobs, data, conditions, target), {**conditions.environment(), **(settings or {})},
               labels=labels)
+    note_loaded({job.name: job.model for job in jobs}, data, conditions.device, conditions.batch_size)
     if target is not None:
         jobs = target.select(jobs, run, conditions)
-    run.note_resumed([job.key(index) for job in jobs for index in data.index.tolist()])
+    run.note_resumed([key for job in jobs for index in data.index.tolist() for key in job.keys(index)])
     for job in jobs:
         certificates.certify_images(job, data, run, conditions)
     rows, plan = run.finish(), jobs[0].plan
@@ -158,7 +198,7 @@ def run_certification(
             rows = run.finish()
             results += measurement.results(rows, plan)
     summary = Summary(command="certify", seconds=time.monotonic() - start, results=tuple(results),
-                      notes=class_share_notes(data))
+                      notes=class_share_notes(data), theorems=certificates.theorem_results(rows, plan))
     if target is not None:
         summary = replace(summary, selected_alphas=target.selected(jobs, rows), excluded=target.excluded(jobs, rows),
                           frontier=certificates.frontier_points(jobs, rows))
@@ -192,23 +232,54 @@ def _with_plans(named: Mapping[str, nn.Module],
 
 
 def _results_table(results: Sequence[Result], failure: float) -> str:
-    """A line per metric: ACR first, then certified accuracy as the radius grows."""
-    n = min(result.n for result in results if result.metric == "acr")
-    sigmas = dict.fromkeys(f"{result.sigma:g}" for result in results if result.sigma is not None)
-    names = format.short_names(format.label(result.model, result.alpha) for result in results)
-    table = format.new_table(f"Certified on {n} images, σ = {', '.join(sigmas)}, failure {failure:g}, 95 % intervals",
-                             "model", "metric", "value")
+    """A line per metric: ACR first, then certified accuracy as the radius grows, or at the decided radius alone.
+
+    Where only results under attacks are left, these.
+    """
+    certified = [result for result in results if result.metric == "samples"]
+    names = format.mixture_names((result.model, result.alpha) for result in results)
+    title = f"Certified on {_conditions(certified, failure)}" if certified else "Under attacks"
+    table = format.new_table(f"{title}, 95 % intervals", "model", "metric", "value")
     table.columns[1].justify = "left"
+    previous = ""
     for result in results:
         text = f"{format.value(result)} {format.bounds(result)}"
         if result.allowed is not None:
             verdict = "as allowed" if result.count <= result.allowed else "MORE THAN ALLOWED"
             text = f"{result.count} of {result.n} broken, {result.allowed} allowed: {verdict}"
-        is_first = result.metric == "acr"
+        name = names[result.model, result.alpha]
+        is_first = result.sigma is not None and name != previous
         if is_first:
             table.add_section()
-        name = names[format.label(result.model, result.alpha)]
+        previous = name
         table.add_row(name if is_first or result.sigma is None else "", result.metric, text)
+    return format.render(table)
+
+
+def _conditions(samples: Sequence[Result], failure: float) -> str:
+    """How many images were certified and how, from the results on their numbers of samples."""
+    sigmas = dict.fromkeys(f"{result.sigma:g}" for result in samples)
+    return f"{min(result.n for result in samples)} images, σ = {', '.join(sigmas)}, failure {failure:g}"
+
+
+def _alphas_table(summary: Summary, failure: float) -> str:
+    """A line per mixture: clean accuracy, and ACR by each theorem, all from the same votes."""
+    by_name = {(item.model, item.alpha, item.theorem): item for item in summary.theorems if item.metric == "acr"}
+    names = format.short_names(item.model for item in summary.theorems)
+    samples = [result for result in summary.results if result.metric == "samples"]
+    mean = format.number(sum(result.value for result in samples) / len(samples), 0)
+    table = format.new_table(f"Average certified radius by theorem, {_conditions(samples, failure)} for all alphas of "
+                             f"an image together, {mean} samples per image, 95 % interval of ours", "model", "alpha",
+                             "clean,\nestimate", *(_THEOREM_HEADS[theorem] for theorem in THEOREMS))
+    previous = ""
+    for result in summary.results:
+        if result.metric == "clean-estimate":
+            cells = [by_name[result.model, result.alpha, theorem] for theorem in THEOREMS]
+            values = [format.value(cell) + (f" {format.bounds(cell)}" if cell.theorem == "ours" else "")
+                      for cell in cells]
+            table.add_row(names[result.model] if result.model != previous else "", f"{result.alpha:.4g}",
+                          format.percent(result.value), *values)
+            previous = result.model
     return format.render(table)
 
 
@@ -224,6 +295,6 @@ def _selection_text(summary: Summary) -> str:
     table = format.new_table("Frontier: the best of these mixtures at every radius", "radius", "certified", "model",
                              "alpha")
     for point in summary.frontier:
-        table.add_row(f"{point.radius:.2f}", f"{format.percent(point.value)} {format.bounds(point)}",
+        table.add_row(format.two_decimals(point.radius), f"{format.percent(point.value)} {format.bounds(point)}",
                       names[point.model], f"{point.alpha:.4g}")
     return "\n".join([*lines, format.render(table)])

@@ -53,16 +53,24 @@ def parameters(*modules: nn.Module) -> int:
     return sum(p.numel() for p in {p for module in modules for p in module.parameters()})
 
 
+def mean_passes(mixture: MixedClassifier, data: Dataset, device: torch.device | str = "cpu",
+                batch_size: int = 128) -> tuple[float, float]:
+    """Network passes of the robust model that `predict` makes per clean image, and the share of them that need g."""
+
+    def count(rows: slice) -> tuple[float, int]:
+        robust, accurate = mixture.passes(pixels(data.images[rows].to(device)))
+        return float(robust.double().sum()), int(accurate.sum())
+
+    with inference(mixture), torch.no_grad():
+        parts = [part for _, part in memory.in_batches(count, len(data), batch_size)]
+    robust, accurate = (sum(side) for side in zip(*parts, strict=True))
+    return robust / len(data), accurate / len(data)
+
+
 def accurate_share(mixture: MixedClassifier, data: Dataset, device: torch.device | str = "cpu",
                    batch_size: int = 128) -> float:
     """The share of clean images on which `predict` has to run the accurate model."""
-
-    def count(rows: slice) -> int:
-        x = pixels(data.images[rows].to(device))
-        return int(mixture.needs_accurate(mixture.map_robust(mixture.robust(x))).sum())
-
-    with inference(mixture), torch.no_grad():
-        return sum(n for _, n in memory.in_batches(count, len(data), batch_size)) / len(data)
+    return mean_passes(mixture, data, device, batch_size)[1]
 
 
 def costs(mixture: MixedClassifier, data: Dataset, device: torch.device | str = "cpu",
@@ -70,16 +78,18 @@ def costs(mixture: MixedClassifier, data: Dataset, device: torch.device | str = 
     """Both base models, the mixture that runs both, and the mixture that runs the robust model first
     (:meth:`~equipoise.mixing.MixedClassifier.predict`), as in [Bai2024nuts, Table 5].
 
-    A network that selects alpha is part of both mixtures; it runs where the accurate model does.
+    A network that selects alpha is part of both mixtures; it runs where the accurate model does. A robust model with
+    several views costs all of them; the second mixture counts those that it runs.
     """
     mixture = mixture.to(device)
     g, h = (Cost(model=name, parameters=parameters(base) or None, flops=flops(base, data.image_shape, device) or None)
             for name, base in (("accurate", mixture.accurate), ("robust", mixture.robust)))
-    share = accurate_share(mixture, data, device, batch_size)
+    passes, share = mean_passes(mixture, data, device, batch_size)
     both = None if g.parameters is None or h.parameters is None else parameters(mixture)
     total = gated = None
     if g.flops is not None and h.flops is not None:
         total = flops(mixture, data.image_shape, device)
-        gated = h.flops + share * (total - h.flops)
+        gated = h.flops * passes / mixture.views + share * (total - h.flops)
     return [g, h, Cost(model="mixed", parameters=both, flops=total),
-            Cost(model="mixed, gated", parameters=both, flops=gated, accurate_share=share)]
+            Cost(model="mixed, gated", parameters=both, flops=gated, accurate_share=share,
+                 robust_passes=passes if mixture.views > 1 else None)]

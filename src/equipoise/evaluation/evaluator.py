@@ -16,6 +16,7 @@ from torch import nn
 from equipoise.attacks import ATTACKS, EOT, MAX_PASSES, REPEATS
 from equipoise.core import aggregation, checks, format, parallel, progress
 from equipoise.core.device import PRECISIONS, attack_batch_setting, attack_batch_size, resolve
+from equipoise.core.modes import outside_inference_mode
 from equipoise.core.promises import Target
 from equipoise.core.radius_curves import RadiusCurve
 from equipoise.core.records import Run, nothing_left_on_refusal
@@ -30,19 +31,19 @@ from equipoise.evaluation.adversarial import AdversarialImages
 from equipoise.evaluation.alpha_sweep import AlphaSweep
 from equipoise.evaluation.audit import AUDITED, COUNT, audit_results
 from equipoise.evaluation.duplicates import copy_rows, find_duplicates
+from equipoise.evaluation.given_models import Models, load_models, load_one
 from equipoise.evaluation.job import MODEL, Conditions, Job, check_common, check_models, images_for, open_run
 from equipoise.evaluation.lipschitz_estimates import estimate_lipschitz, estimate_table
 from equipoise.evaluation.measure import measure
 from equipoise.evaluation.plan import SOURCES, Attacks, EvaluationPlan, select_attacks
+from equipoise.evaluation.random_search import random_search_notes
 from equipoise.evaluation.sanity_checks import check_jobs
 from equipoise.evaluation.stage_log import remove_stage_logs
 from equipoise.evaluation.time_estimate import estimate_time
 from equipoise.local_smoothing.smoothing import SPACES, TRUSTS
-from equipoise.mixing import load_model
-from equipoise.models import LoadOptions, name_failing_model, reference_of
+from equipoise.models import LoadOptions, name_failing_model
 
 ATTACK_SETTINGS = ("steps", "restarts", "eot", "repeats")
-Models = str | nn.Module | Sequence[str | nn.Module] | Mapping[str, str | nn.Module]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +160,7 @@ class Evaluation(RunResults):
 
 
 @name_failing_model
+@outside_inference_mode
 def evaluate(models: Models, data: Any, *, threat: Threat, attack: Attacks = "fast", out: Path | str | None = None,
              device: str | torch.device = "auto", load_options: LoadOptions | None = None,
              stand_in: str | nn.Module | None = None, command: str | None = None, **settings: Any) -> Evaluation:
@@ -201,7 +203,7 @@ def evaluate(models: Models, data: Any, *, threat: Threat, attack: Attacks = "fa
                    seed=options.seed)
     stand_in = options.stand_in if stand_in is None else stand_in
     differentiable = None if stand_in is None else load_one(stand_in, load).to(conditions.device)
-    named = load_models(models, load)
+    named = load_models(models, load, differentiable)
     common: dict[str, Any] = {
         "norm": threat.norm, "audit": options.audit, "source": options.source, "stand_in": differentiable,
         "adaptive": options.adaptive_kinds(), "device": conditions.device}
@@ -212,7 +214,7 @@ def evaluate(models: Models, data: Any, *, threat: Threat, attack: Attacks = "fa
     with parallel.process_group(conditions.device) as world, run_folder(out) as folder:
         run = open_run(folder, plan.jobs, images, conditions, recorded)
         kept = AdversarialImages(run, images.image_shape, None if options.save_adversarial else frozenset(
-            images.index[: adversarial.PICTURES].tolist()))
+            images.index[: adversarial.PICTURES].tolist()), plan.points(run, conditions))
         if world.is_leader and (estimate := estimate_time(missing_jobs(plan.jobs, images, run), images, conditions)):
             progress.note(str(estimate))
         overlap, cost = (plan.overlap(), plan.cost(conditions)) if world.is_leader else ({}, [])
@@ -236,7 +238,7 @@ def run_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: Ru
     start = time.monotonic() if start_time is None else start_time
     run.note_resumed([job.key(index) for job in jobs for index in data.index.tolist()])
     audit_seconds, duplicates = dict.fromkeys(map(str, jobs), 0.0), find_duplicates(jobs)
-    keep: dict[str, Any] = {} if images is None else {"keep": images.write}
+    keep: dict[str, Any] = {} if images is None else images.callbacks()
     if images is not None and images.keep is None:
         images.check_complete(jobs, duplicates)
     for job in jobs:
@@ -252,7 +254,8 @@ def run_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: Ru
                       promises=tuple(aggregation.promise_checks(rows, promised or {}, conditions.threat)),
                       sanity_checks=tuple(check_jobs(jobs, data, conditions, run, rows, duplicates)),
                       audits=tuple(audit_results(jobs, rows, audit_seconds, run)),
-                      as_bytes=tuple(aggregation.as_bytes(rows, conditions.threat)), notes=class_share_notes(data),
+                      as_bytes=tuple(aggregation.as_bytes(rows, conditions.threat)),
+                      notes=(*class_share_notes(data), *random_search_notes(jobs)),
                       radius_curves=tuple(aggregation.radius_curves(rows, conditions.threat.norm)),
                       copied={name: str(original) for name, original in duplicates.items()}, **sections)
     if images is not None:
@@ -266,24 +269,6 @@ def missing_jobs(jobs: Sequence[Job], data: Dataset, run: Run) -> list[Job]:
     duplicates = find_duplicates(jobs)
     return [job for job in jobs if str(job) not in duplicates
             and any(job.key(index) not in run.done for index in data.index.tolist())]
-
-
-def load_models(given: Models, options: LoadOptions) -> dict[str, nn.Module]:
-    """Models by their name in the rows: as given, else their reference, else "model"; references are loaded."""
-    if isinstance(given, Mapping):
-        named = dict(given)
-    else:
-        listed, named = [given] if isinstance(given, str | nn.Module) else list(given), {}
-        for number, model in enumerate(listed, start=1):
-            name = model if isinstance(model, str) else reference_of(model)
-            named[name or ("model" if len(listed) == 1 else f"model {number}")] = model
-        checks.require(len(named) == len(listed), "models", "be different", [str(name) for name in named])
-    return {name: load_one(model, options) for name, model in named.items()}
-
-
-def load_one(model: str | nn.Module, options: LoadOptions) -> nn.Module:
-    """The model of a reference, or the given one."""
-    return load_model(model, options) if isinstance(model, str) else model
 
 
 @contextmanager

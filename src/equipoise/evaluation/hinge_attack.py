@@ -66,7 +66,7 @@ class TargetedHinges(Attack):
         assert isinstance(self.surrogate, Sides)
         mixture = self.surrogate.mixture
         rivals = 1.0 if mixture.logit_map is None else mixture.logit_map.settings.rivals
-        sums = partial(hinge_sums, form=form, reserve=RESERVES[mixture.hard], rivals=rivals)
+        sums = partial(hinge_sums, form=form, reserve=RESERVES[mixture.hard], rivals=rivals, stages=mixture.stages)
 
         def objective(sides: Tensor, y: Tensor, target: Tensor) -> Tensor:
             return -sums(sides, y).gather(1, target.unsqueeze(1)).squeeze(1)

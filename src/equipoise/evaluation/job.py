@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from equipoise.core.records import Run
 from equipoise.core.rows import RowKey
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, as_dataset, pixels, warn_of_class_shares
+from equipoise.models import probe
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,26 @@ def open_run(folder: Path | str, jobs: Sequence[Job], data: Dataset, conditions:
     checks.require(distinct == len(data), "images", "have an index each", f"{len(data)} images with {distinct} indices")
     for name, model in {job.name: job.model for job in jobs}.items():
         check_model(name, model.to(conditions.device), data, conditions.device)
-    return Run(folder, identity(jobs, data, conditions), {**conditions.environment(), **(settings or {})},
-               labels=data.labels_by_index())
+    run = Run(folder, identity(jobs, data, conditions), {**conditions.environment(), **(settings or {})},
+              labels=data.labels_by_index())
+    note_loaded({job.name: job.model for job in jobs}, data, conditions.device, conditions.batch_size)
+    return run
+
+
+def note_loaded(named: Mapping[str, nn.Module], data: Dataset, where: torch.device,
+                batch_size: int | None = None) -> None:
+    """Show what was loaded from elsewhere in one line each, and warn of what looks wrong on the first images."""
+    models.note_loaded(named)
+    for name, model in named.items():
+        info = models.info_of(model)
+        own = () if info is None else info.class_names
+        if own != data.classes and sorted(own) == sorted(data.classes):
+            order = ",".join(str(own.index(label)) for label in data.classes)
+            warnings.warn(f"{name}: its classes are those of {data.name} in another order; ?labels={order} is that of "
+                          "the data", checks.EquipoiseWarning, stacklevel=3)
+    first = slice(0, probe.IMAGES)
+    probe.warn_of_findings(named, pixels(data.images[first].to(where)), data.labels[first].to(where),
+                           batch_size or probe.BATCH)
 
 
 MODULE = "be a torch module"
@@ -135,6 +155,7 @@ def images_for(data: Any, given: Any) -> Dataset:
     model = next((model for model in listed or () if isinstance(model, nn.Module)), None)
     if isinstance(data, Dataset) or model is None:
         return images
+    model = models.as_classifier(model, images.image_shape)
     device = next(model.parameters(), images.labels).device
     output = models.check_forward("model", model, pixels(images.images[:1].to(device)))
     classes = output.shape[1] if output.dim() == 2 else 0

@@ -36,6 +36,7 @@ from equipoise.evaluation.stage_log import STAGES, StageLog
 AUDIT = "audit/"
 BYTES_BLOCK = 8  # images per pass that are judged after rounding to bytes
 KeepImages = Callable[[Job, Sequence[int], Tensor], None]  # job, indices and attacked images
+NOTHING: KeepImages = lambda job, index, images: None  # noqa: E731
 RecordExtra = Callable[[nn.Module, Tensor, Tensor], Mapping[str, Sequence[Any]]]
 
 
@@ -62,25 +63,26 @@ def measure_batches(run: Run, data: Dataset, *, keys: Callable[[int], Sequence[R
 
 
 def measure(job: Job, data: Dataset, run: Run, conditions: Conditions, record_extra: RecordExtra | None = None,
-            keep: KeepImages = lambda job, index, images: None) -> float:
+            keep: KeepImages = NOTHING, record: KeepImages = NOTHING) -> float:
     """Attack every image of `data` that the run has no row for yet.
 
     `record_extra` computes further columns of the rows from model, attacked images (B, C, H, W) and labels (B,). A
     suite is then run batch by batch, because only then the attacked images of a whole batch are available; so is an
     attack on a randomised model, whose random numbers are those of a batch. `keep` gets attacked images with their
-    indices before their rows are written: all, or those that a suite breaks.
+    indices before their rows are written: all, or those that a suite breaks. `record` also gets the nearest points of
+    the images that a stage did not break, before the stage is logged.
 
     Returns:
         The seconds of the audit.
     """
     job.model.to(conditions.device)
     if record_extra is None and not isinstance(job.attack, BatchAttack) and job.attack.repeats is None:
-        return _measure_suite(job, data, run, conditions, keep)
+        return _measure_suite(job, data, run, conditions, keep, record)
     correct = total = 0
 
     def compute(batch: Dataset) -> list[AttackRow]:
         nonlocal correct, total
-        rows = _attack_batch(job, batch, conditions, record_extra, keep)
+        rows = _attack_batch(job, batch, conditions, record_extra, keep, record)
         correct, total = correct + sum(row.correct for row in rows), total + len(rows)
         return rows
 
@@ -90,7 +92,7 @@ def measure(job: Job, data: Dataset, run: Run, conditions: Conditions, record_ex
 
 
 def _attack_batch(job: Job, batch: Dataset, conditions: Conditions, record_extra: RecordExtra | None,
-                  keep: KeepImages) -> list[AttackRow]:
+                  keep: KeepImages, record: KeepImages) -> list[AttackRow]:
     x, y = pixels(batch.images.to(conditions.device)), batch.labels.to(conditions.device)
     stream = rng.stream(conditions.seed, job.attack_name, batch.index.to(conditions.device))
     x_adv = job.attack(job.model, x, y, threat=conditions.threat, stream=stream, precision=conditions.precision)
@@ -104,7 +106,8 @@ def _attack_batch(job: Job, batch: Dataset, conditions: Conditions, record_extra
     with inference(job.model), torch.no_grad(), device.full_precision(conditions.device):
         verdict = judge_with_new_passes(logits, y, stream, job.attack.repeats)
         extra = {} if record_extra is None else record_extra(job.model, x_adv, y)
-    keep(job, batch.index.tolist(), x_adv)
+    for store in (keep, record):
+        store(job, batch.index.tolist(), x_adv)
     columns = {"label": y.tolist(), "predicted": verdict.predicted.tolist(),
                "correct": (verdict.predicted == y).tolist(),
                "margin": [round(value, 6) for value in verdict.margin.tolist()], **extra}
@@ -158,7 +161,8 @@ def _attack_rows(job: Job, index: Sequence[int], columns: Mapping[str, Sequence[
                       **{name: values[row] for name, values in columns.items()}) for row, image in enumerate(index)]
 
 
-def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions, keep: KeepImages) -> float:
+def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions, keep: KeepImages,
+                   record: KeepImages) -> float:
     """Run the stages of an attack over this process's share of the images; decided images get a row at once.
 
     With an audit a survivor is not decided before it: the sample is one of the survivors of all processes.
@@ -170,7 +174,7 @@ def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions, ke
     if job.audit is not None:
         logs.append(StageLog(run.folder / STAGES, run.world.rank, job, job.audit.attack, "audit"))
     parallel.barrier()  # no process writes before every process has read
-    final = _run_stages(job, job.attack, missing, data, run, conditions, logs[0], keep)
+    final = _run_stages(job, job.attack, missing, data, run, conditions, logs[0], keep, record)
     if job.audit is None:
         run.append(_decided_rows(job, missing, final, torch.arange(len(missing))))
         return 0.0
@@ -182,7 +186,8 @@ def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions, ke
     before = AttackState.new([stage.name for stage in job.audit.attack.stages()], len(rows))
     before.margin, before.predicted = final.margin[rows], final.predicted[rows]
     whole = data.take(torch.isin(data.index, torch.tensor(sample, dtype=torch.int64)).nonzero().squeeze(1))
-    audited = _run_stages(job, job.audit.attack, missing.take(rows), whole, run, conditions, logs[1], keep, before)
+    audited = _run_stages(job, job.audit.attack, missing.take(rows), whole, run, conditions, logs[1], keep, record,
+                          before)
     run.append(_decided_rows(job, missing.take(rows), audited, torch.arange(len(rows)), is_audit=True))
     return max(parallel.gather(time.monotonic() - start))
 
@@ -196,7 +201,7 @@ def _sample_survivors(job: Job, plan: AuditPlan, held: list[int], run: Run, seed
 
 
 def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: Run, conditions: Conditions,
-                log: StageLog, keep: KeepImages, state: AttackState | None = None) -> AttackState:
+                log: StageLog, keep: KeepImages, record: KeepImages, state: AttackState | None = None) -> AttackState:
     """Run `attack` on images, from where the log ends; images that it breaks get a row, the others a line of the log.
 
     `state` is what is known about the images from other attacks, which an audit has and the attack of a job has not.
@@ -213,6 +218,8 @@ def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: 
         broken = result.broken.cpu()
         decided = broken if job.audit is not None and not is_audit else broken | (number == len(stages))
         columns: dict[str, Sequence[Any]] = {"broken_as_bytes": [None] * len(broken)}
+        if number:
+            record(job, images.index[result.rows].tolist(), result.images)
         if number and bool(broken.any()):
             keep(job, images.index[result.rows[broken]].tolist(), result.images[result.broken])
             labels = images.labels[result.rows].to(conditions.device)

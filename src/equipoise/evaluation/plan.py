@@ -15,6 +15,7 @@ from torch import nn
 from equipoise.attacks import ATTACKS, Attack, Clean, Suite, make_attack, standard
 from equipoise.core import aggregation, checks, format
 from equipoise.core.promises import Target
+from equipoise.core.records import Run
 from equipoise.core.results import Cost
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
@@ -22,7 +23,10 @@ from equipoise.evaluation.adaptive import OWN_GRADIENTS, adaptive_attacks, with_
 from equipoise.evaluation.audit import AUDITED, COUNT
 from equipoise.evaluation.cost import costs
 from equipoise.evaluation.job import AuditPlan, Conditions, Job
+from equipoise.evaluation.points import PointRecorder
+from equipoise.evaluation.random_search import to_random_search
 from equipoise.mixing import MixedClassifier
+from equipoise.models import has_gradients
 
 SOURCES = {"std": "accurate", "rob": "robust", "mix": None}
 Attacks = str | Attack | Sequence[str | Attack]
@@ -96,7 +100,7 @@ class EvaluationPlan:
                 self._add_mixture(prefix, name if shared_bases else f"{prefix}mixed", model)
             else:
                 self.robust[name] = model
-                self._add_jobs(name, model, lambda name, attack: {name: attack})
+                self._add_jobs(name, model, lambda name, attack: {name: attack}, not has_gradients(model))
         checks.require(source == "mix" or bool(self.pairs), "source", "be mix where no model is a mixture", source)
 
     def _add_mixture(self, prefix: str, mixed: str, model: MixedClassifier) -> None:
@@ -109,9 +113,12 @@ class EvaluationPlan:
             if name in measured:
                 continue
             with_scores = with_logits(name, base, self.data.num_classes, image)
-            # A model that returns classes has no gradients: they come from a stand-in or from the robust model.
-            surrogate = None if with_scores is base else self.stand_in or model.robust
-            self._add_jobs(name, with_scores, partial(_with_surrogate, surrogate))
+            # A model that returns classes has no gradients: they come from a stand-in or from the robust model. One
+            # that computes outside of torch is searched at random without a stand-in.
+            surrogate = self.stand_in if not has_gradients(base) else (
+                None if with_scores is base else self.stand_in or model.robust)
+            self._add_jobs(name, with_scores, partial(_with_surrogate, surrogate),
+                           surrogate is None and not has_gradients(base))
         source = None if self.source is None else getattr(model, self.source)
 
         def versions(name: str, attack: Attack) -> dict[str, Attack]:
@@ -124,16 +131,23 @@ class EvaluationPlan:
             own = {} if hidden else _with_surrogate(source, name, attack)
             return {**own, **{f"{key}{mark}": other for key, other in adaptive.items()}}
 
-        self._add_jobs(mixed, model, versions)
+        self._add_jobs(mixed, model, versions, not has_gradients(model.robust))
+        if has_gradients(model.robust) and not has_gradients(model.accurate) and self.stand_in is None:
+            # Gradients are those of the robust side: a random search sees the other one as well.
+            self.jobs += [Job(mixed, model, key, own) for key, own in to_random_search(self.attacks).items()
+                          if key not in self.attacks]
 
-    def _add_jobs(self, name: str, model: nn.Module, versions: Versions) -> None:
-        """Add the clean images and the versions of every attack for this model.
+    def _add_jobs(self, name: str, model: nn.Module, versions: Versions, by_random_search: bool) -> None:
+        """Add the clean images and the versions of every attack for this model, or a random search in their place.
 
         Each is audited by the same version of the stronger attack, except for an attack that adaptive versions follow:
         it is known to be weak on a mixture that hides its gradients.
         """
         repeats = max((attack.repeats for attack in self.attacks.values() if attack.repeats is not None), default=None)
         self.jobs.append(Job(name, model, aggregation.CLEAN, Clean(repeats=repeats)))
+        if by_random_search:
+            self.jobs += [Job(name, model, key, own) for key, own in to_random_search(self.attacks).items()]
+            return
         for attack_name, attack in self.attacks.items():
             audits = {}
             if self.audit and attack_name in self.audited:
@@ -170,6 +184,14 @@ class EvaluationPlan:
             if known.threat.norm == threat.norm and threat.eps <= known.threat.eps + 1e-12:
                 promised[name, robust] = known.target
         return promised
+
+    def points(self, run: Run, conditions: Conditions) -> PointRecorder | None:
+        """What records the attacked points; with a mixture beside other models, it is the one that is shown."""
+        if len(self.mixtures) != 1:
+            return PointRecorder(run, self.data, conditions, self.jobs)
+        mixed, mixture = next(iter(self.mixtures.items()))
+        (_, robust), (_, accurate) = self.pairs
+        return PointRecorder(run, self.data, conditions, self.jobs, mixture, (accurate, robust, mixed))
 
     def cost(self, conditions: Conditions) -> list[Cost]:
         """Cost of a prediction, if there is one mixture."""

@@ -33,9 +33,9 @@ def rows(fit: CalibratedMixture | PaperFit) -> list[AttackRow]:
         **dict.fromkeys(logits.index.tolist(), SEARCH),
         **dict.fromkeys(fit.calibration.logits.index.tolist(), CALIBRATION)}
     mixture, plain = fit.mixture, logits.clean.softmax(dim=1)
-    mapped = mixture.map_robust(logits.clean).exp()
+    mapped = mixture.robust_side(*logits.clean_outputs).exp()
     predicted = clean_predictions(mixture, logits)
-    worst = _attacked_margin(logits, mixture.map_robust)
+    worst = _attacked_margin(logits, mixture.robust_side)
     measured = [("robust", "clean", logits.correct, signed_margin(plain, logits.labels)),
                 ("robust", ATTACK, logits.survived, _attacked_margin(logits, _log_softmax)),
                 ("mixed", "clean", predicted == logits.labels, signed_margin(mapped, logits.labels)),
@@ -76,10 +76,10 @@ def _margins(mixture: MixedClassifier, logits: CachedLogits) -> dict[str, Any]:
     """The threshold, and the margins of the robust model before and after the map."""
     return {"q": mixture.q,
             "clean_before": _top_margin(logits, _log_softmax).numpy(),
-            "clean_after": _top_margin(logits, mixture.map_robust).numpy(),
+            "clean_after": _top_margin(logits, mixture.robust_side).numpy(),
             "clean_correct": logits.correct.numpy(),
             "attacked_before": _attacked_top_margin(logits, _log_softmax).numpy(),
-            "attacked_after": _attacked_top_margin(logits, mixture.map_robust).numpy(),
+            "attacked_after": _attacked_top_margin(logits, mixture.robust_side).numpy(),
             "attacked_correct": logits.survived.numpy()}
 
 
@@ -111,21 +111,21 @@ def trade_off(fit: CalibratedMixture) -> tuple[Array | None, Array | None]:
     return first, second
 
 
-def _log_softmax(z: Tensor) -> Tensor:
+def _log_softmax(z: Tensor, *_: Tensor) -> Tensor:
     return F.log_softmax(z, dim=1)
 
 
-def _top_margin(logits: CachedLogits, log_p: Callable[[Tensor], Tensor]) -> Tensor:
+def _top_margin(logits: CachedLogits, log_p: Callable[..., Tensor]) -> Tensor:
     """(N,) difference of the two largest probabilities on clean images."""
-    return _first_minus_second(log_p(logits.clean).exp())
+    return _first_minus_second(log_p(*logits.clean_outputs).exp())
 
 
-def _attacked_margin(logits: CachedLogits, log_p: Callable[[Tensor], Tensor]) -> Tensor:
+def _attacked_margin(logits: CachedLogits, log_p: Callable[..., Tensor]) -> Tensor:
     """(N,) the smallest signed margin of the true class over the attacked points."""
     return _attacked(logits, log_p)[1].amin(dim=0)
 
 
-def _attacked_top_margin(logits: CachedLogits, log_p: Callable[[Tensor], Tensor]) -> Tensor:
+def _attacked_top_margin(logits: CachedLogits, log_p: Callable[..., Tensor]) -> Tensor:
     """(N,) difference of the two largest probabilities where the signed margin of the true class is smallest.
 
     Of a misclassified point that is not the size of its signed margin: the true class need not be second.
@@ -134,10 +134,10 @@ def _attacked_top_margin(logits: CachedLogits, log_p: Callable[[Tensor], Tensor]
     return _first_minus_second(p[margins.argmin(dim=0), torch.arange(p.shape[1])])
 
 
-def _attacked(logits: CachedLogits, log_p: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def _attacked(logits: CachedLogits, log_p: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
     """(P, N, K) probabilities at the attacked points, and (P, N) signed margins of the true class."""
     points, n, classes = logits.attacked.shape
-    p = log_p(logits.attacked.reshape(-1, classes)).exp()
+    p = log_p(*(outputs.reshape(-1, classes) for outputs in logits.attacked_outputs)).exp()
     return p.view(points, n, classes), signed_margin(p, logits.labels.repeat(points)).view(points, n)
 
 

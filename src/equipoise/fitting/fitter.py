@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 from equipoise import models
 from equipoise.core import aggregation, arrays, checks, files, parallel
 from equipoise.core.device import attack_batch_size, resolve
+from equipoise.core.modes import outside_inference_mode
 from equipoise.core.records import Run, nothing_left_on_refusal
 from equipoise.core.results import Summary, read_summary
 from equipoise.core.rows import SEARCH
@@ -21,24 +23,31 @@ from equipoise.core.threat import Threat
 from equipoise.data import Dataset, class_share_notes
 from equipoise.evaluation import Conditions
 from equipoise.evaluation.cost import costs
-from equipoise.evaluation.job import MODEL, check_common, images_for
+from equipoise.evaluation.job import MODEL, check_common, images_for, note_loaded
 from equipoise.fitting import artifacts
-from equipoise.fitting.cached_logits import MarginAttack
+from equipoise.fitting.cascade import fit_cascade
 from equipoise.fitting.conformal import Target
 from equipoise.fitting.gated import select_range
-from equipoise.fitting.paper import PUBLISHED, published_provenance
-from equipoise.fitting.paper_fit import fit_paper
-from equipoise.fitting.pipeline import ReusedMap, fit_mixture
+from equipoise.fitting.margin_attack import MarginAttack
+from equipoise.fitting.paper import PUBLISHED
+from equipoise.fitting.paper_fit import PaperFit, fit_paper
+from equipoise.fitting.pipeline import CalibratedMixture, ReusedMap, fit_mixture
 from equipoise.fitting.result import Fit
 from equipoise.fitting.settings import FitSettings
 from equipoise.mixing import Gate, GatedClassifier, MixedClassifier, Provenance, load_gate, load_model
-from equipoise.mixing.folder import GATE, NAME, load_mixture, save_mixture
+from equipoise.mixing.folder import GATE, NAME, is_bundle, load_mixture, save_mixture
+from equipoise.mixing.mixednuts import released_provenance
 from equipoise.models import LoadOptions, Normalized, checkpoint
+from equipoise.models.loaded import remember_reference
+from equipoise.models.preprocessing import TTAClassifier
 
 SIDES = ("accurate", "robust")
+FitRule = Callable[[MarginAttack, Target, Path | None, ReusedMap | None], CalibratedMixture | PaperFit]
+FIT_RULES: dict[str, FitRule] = {"paper": fit_paper, "cascade": fit_cascade}
 
 
 @models.name_failing_model
+@outside_inference_mode
 def fit(accurate: str | nn.Module, robust: str | nn.Module, data: Any, *, threat: Threat,
         lose_at_most: float | None = None, beta: float | None = None, alpha: float | None = None,
         gate: Path | str | None = None, out: Path | str | None = None, device: str | torch.device = "auto",
@@ -73,10 +82,11 @@ def fit(accurate: str | nn.Module, robust: str | nn.Module, data: Any, *, threat
     folder, load_options = None if out is None else Path(out), load_options or LoadOptions()
     if alpha is not None or options.published is not None:
         with nothing_left_on_refusal(folder):
-            return _mix_unfitted(_unfitted(*_load_bases(accurate, robust, load_options, folder), options), folder)
+            bases = _load_bases(accurate, robust, load_options, folder, options.bundle)
+            return _mix_unfitted(_unfitted(*bases, options), folder, options.bundle)
     images = images_for(data, robust)
     load_options = replace(load_options, num_classes=images.num_classes, image_shape=images.image_shape)
-    bases = _load_bases(accurate, robust, load_options, folder)
+    bases = _load_bases(accurate, robust, load_options, folder, options.bundle, options.cascade_views)
     where = resolve(device)
     conditions = Conditions(threat, where, options.seed, attack_batch_size(options.batch_size, where))
     like = _map_of(options.like, LoadOptions(allow_code=load_options.allow_code))
@@ -85,26 +95,32 @@ def fit(accurate: str | nn.Module, robust: str | nn.Module, data: Any, *, threat
         return task.fit_map(folder) if gate is None else task.fit_gate(Path(gate), folder)
 
 
-def _load_bases(accurate: str | nn.Module, robust: str | nn.Module, options: LoadOptions,
-                out: Path | None) -> tuple[nn.Module, nn.Module]:
-    """Load models given by reference; to be written to `out`, modules must have a reference or be of the zoo."""
-    bases = [models.load(model, options) if isinstance(model, str) else model for model in (accurate, robust)]
+def _load_bases(accurate: str | nn.Module, robust: str | nn.Module, options: LoadOptions, out: Path | None,
+                bundle: bool, views: int | None = None) -> tuple[nn.Module, nn.Module]:
+    """Load models given by reference; to be written to `out`, modules must have a reference or be of the zoo.
+
+    A bundle may hold any network that torch can trace. With `views` the robust model gets so many of them.
+    """
+    checks.require(out is not None or not bundle, "out", "be given for a bundle", None)
+    bases = [models.load(model, options) if isinstance(model, str) else models.as_classifier(model, options.image_shape)
+             for model in (accurate, robust)]
+    models.require_used(options, bases)
     for side, base in zip(SIDES, bases, strict=True):
-        writable = out is None or models.reference_of(base) is not None or isinstance(base, Normalized)
+        writable = out is None or bundle or models.reference_of(base) is not None or isinstance(base, Normalized)
         checks.require(writable, side, "be a reference, a model loaded by one, or a model of the zoo to be written to "
                        "`out`", type(base).__name__)
-    return bases[0], bases[1]
+    return bases[0], bases[1] if views is None else _with_views(bases[1], views)
 
 
-def _save(folder: Path, mixture: MixedClassifier) -> None:
-    """Write `mixture.toml`; a model without a reference is saved beside it."""
-    references = {}
-    for side in SIDES:
-        base = getattr(mixture, side)
-        if models.reference_of(base) is None:
-            checkpoint.save(folder / f"{side}.safetensors", base)
-            references[side] = f"file:{folder / side}.safetensors"
-    save_mixture(folder, mixture, **references)
+def _with_views(robust: nn.Module, views: int) -> nn.Module:
+    """The robust model with so many views; one that has views already must have as many."""
+    if isinstance(robust, TTAClassifier):
+        checks.require(robust.count == views, "views", f"be {robust.count}, those of the robust model", views)
+        return robust
+    model, reference = TTAClassifier(robust, views).eval(), models.full_reference_of(robust)
+    if reference is not None:
+        remember_reference(model, f"tta:{views}:{reference}")
+    return model
 
 
 def _unfitted(accurate: nn.Module, robust: nn.Module, options: FitSettings) -> MixedClassifier:
@@ -115,10 +131,10 @@ def _unfitted(accurate: nn.Module, robust: nn.Module, options: FitSettings) -> M
     own = PUBLISHED[options.published]
     alpha = float(f"{own.alpha:.15g}")  # as a folder stores it
     return MixedClassifier(accurate, robust, alpha, logit_map=own.logit_map(), surrogate_alpha=own.surrogate_alpha,
-                           provenance=published_provenance(options.published), **options.accurate_side).eval()
+                           provenance=released_provenance(options.published), **options.accurate_side).eval()
 
 
-def _mix_unfitted(mixture: MixedClassifier, out: Path | None) -> Fit:
+def _mix_unfitted(mixture: MixedClassifier, out: Path | None, bundle: bool) -> Fit:
     if out is not None:
         checks.require(not out.exists() or out.is_dir(), "out", "be a folder", str(out))
         same = (out / NAME).exists() and models.identity(
@@ -126,12 +142,12 @@ def _mix_unfitted(mixture: MixedClassifier, out: Path | None) -> Fit:
         checks.require(same or not out.exists() or _is_unfinished(out, mixture), "out",
                        "be a new folder or hold the same mixture", str(out))
         out.mkdir(parents=True, exist_ok=True)
-        _save(out, mixture)
+        save_mixture(out, mixture, bundle=bundle)
     return Fit(mixture)
 
 
 def _is_unfinished(folder: Path, mixture: MixedClassifier) -> bool:
-    """Whether a folder is empty, or holds only what :func:`_save` writes first, by an interrupted call."""
+    """Whether a folder is empty, or holds only what :func:`save_mixture` writes first, by an interrupted call."""
     saved = {f"{side}.safetensors": getattr(mixture, side) for side in SIDES}
     return all(name in saved and models.weights_digest(checkpoint.load(folder / name)) == models.weights_digest(
         saved[name]) for name in files.names(folder))
@@ -152,6 +168,8 @@ class _Task:
     def __post_init__(self) -> None:
         different = models.identity(self.accurate) != models.identity(self.robust) or not list(self.robust.parameters())
         checks.require(different, "accurate and robust", "be different models", "equal weights")
+        checks.require(models.has_gradients(self.robust) or self.settings.gradient_free, "gradient_free",
+                       "be set (--gradient-free) for a robust model without gradients", False)
         self.attack.check_inputs()  # before a folder is created
 
     @property
@@ -170,6 +188,8 @@ class _Task:
                   **{name: getattr(self.settings, name) for name in ("rule", "against", "rounds")}}
         if self.settings.accurate_temperature is not None:
             search["accurate_temperature"] = self.settings.accurate_temperature
+        if self.settings.cascade_views is not None:
+            search["passes"] = self.settings.passes
         search["like"] = None if self.like is None else self.like.logit_map.describe()
         identity = {
             "command": "fit", "version": 1, "seed": self.settings.seed, "threat": self.conditions.threat.to_dict(),
@@ -179,15 +199,19 @@ class _Task:
             "models": {side: models.identity(base) for side, base in bases.items()}, "data": self.data.describe(),
             "gate": None if gate is None else models.identity(gate)}
         references = [models.reference_of(base) or type(base).__name__ for base in bases.values()]
-        return Run(out, identity, {**self.conditions.environment(), "references": references, "command": self.command},
-                   labels=self.data.labels_by_index())
+        run = Run(out, identity, {**self.conditions.environment(), "references": references, "command": self.command},
+                  labels=self.data.labels_by_index())
+        note_loaded({reference: base.to(self.conditions.device) for reference, base in
+                     zip(references, bases.values(), strict=True)}, self.data, self.conditions.device,
+                    self.conditions.batch_size)
+        return run
 
     def fit_map(self, out: Path | None) -> Fit:
         """Fit a map and its threshold."""
         start = time.monotonic()
-        fit_rule = fit_paper if self.settings.rule == "paper" else fit_mixture
+        fit_rule = FIT_RULES.get(self.settings.rule, fit_mixture)
         if out is None:
-            fitted = fit_rule(self.attack, self.target, like=self.like)
+            fitted = fit_rule(self.attack, self.target, None, self.like)
             return Fit(fitted.mixture, fitted.summary)
         run = self.open_run(out)
         if not (out / "summary.json").exists():
@@ -222,7 +246,7 @@ class _Task:
 
     def _write(self, run: Run, start: float, mixture: MixedClassifier, **sections: Any) -> None:
         """Write the mixture, and last the summary, which marks the fit as finished."""
-        _save(run.folder, mixture)
+        save_mixture(run.folder, mixture, bundle=self.settings.bundle, image_shape=self.data.image_shape)
         # Accuracies on the images that selected the map would be optimistic.
         rows = [row for row in run.finish() if getattr(row, "half", None) != SEARCH]
         results = tuple(aggregation.accuracies(rows, self.conditions.threat))
@@ -230,7 +254,11 @@ class _Task:
                                   notes=class_share_notes(self.data), **sections))
 
     def _read(self, folder: Path) -> MixedClassifier:
-        return load_mixture(folder, bases=(self.accurate, self.robust)).to(self.conditions.device)
+        """The mixture of a finished fit; a bundle of a fit that was run without `bundle` is made now."""
+        mixture = load_mixture(folder, bases=(self.accurate, self.robust))
+        if self.settings.bundle and not is_bundle(folder):
+            save_mixture(folder, mixture, bundle=True, image_shape=self.data.image_shape)
+        return mixture.to(self.conditions.device)
 
 
 def _map_of(reference: str | None, options: LoadOptions) -> ReusedMap | None:
@@ -239,7 +267,7 @@ def _map_of(reference: str | None, options: LoadOptions) -> ReusedMap | None:
         return None
     if reference.startswith("published:"):
         name = checks.one_of("like", reference.removeprefix("published:"), PUBLISHED)
-        return ReusedMap(PUBLISHED[name].logit_map(), published_provenance(name))
+        return ReusedMap(PUBLISHED[name].logit_map(), released_provenance(name))
     mixture = load_model(reference, options)
     if not isinstance(mixture, MixedClassifier) or mixture.logit_map is None:
         raise checks.InputError(f"`like` must name a mixture with a map, got {reference!r}")

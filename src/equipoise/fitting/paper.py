@@ -14,8 +14,9 @@ from torch import Tensor
 
 from equipoise.core import checks
 from equipoise.core.arrays import Array
-from equipoise.mixing import LogitMap, Provenance
+from equipoise.mixing import LogitMap
 from equipoise.mixing.logit_maps import CLAMPS, layer_norm, power
+from equipoise.mixing.mixednuts import RELEASED, ReleasedNumbers
 
 STEPS = 8  # values of s, of p and of c
 BELOW_ONE = 1 - 1e-9  # the objective counts margins from here on at the latest, as in the published code
@@ -30,14 +31,25 @@ class PublishedSettings:
     s: tuple[float, float]
     p: tuple[float, float]
     c: tuple[float, float]
-    optimum: tuple[float, float, float]  # s, p, c
-    alpha: float
-    surrogate_alpha: float  # α_d
+    released: ReleasedNumbers
     surrogate_beta: float  # the β that gave α_d
     beta: float = 0.985
     saturation: float = 3e-6  # thresholds as near to 1 as this are numerically doubtful
-    split: str = "test"
-    images: tuple[str, ...] = ("0-999",)  # that selected the released optimum, as far as their positions are known
+
+    @property
+    def optimum(self) -> tuple[float, float, float]:
+        """The released s, p, c."""
+        return self.released.s, self.released.p, self.released.c
+
+    @property
+    def alpha(self) -> float:
+        """The released alpha."""
+        return self.released.alpha
+
+    @property
+    def surrogate_alpha(self) -> float:
+        """The released α_d."""
+        return self.released.surrogate_alpha
 
     def axes(self) -> Axes:
         """Eight values each: of s on a logarithmic scale, of p and c on a linear one."""
@@ -46,25 +58,13 @@ class PublishedSettings:
 
     def logit_map(self) -> LogitMap:
         """The map of the released optimum."""
-        return LogitMap(*self.optimum, "gelu")
+        return self.released.logit_map()
 
 
-# As released; the c for CIFAR-100 is no point of its grid, but of one that ends at 0 instead of −0.4.
 PUBLISHED = {
-    "cifar10": PublishedSettings(10, (0.05, 5.0), (1.0, 4.0), (-1.1, 0.0), (5.0, 4.0, -1.1), 0.9987500602493457,
-                                 0.9570535356459247, 0.95),
-    "cifar100": PublishedSettings(100, (0.05, 4.0), (1.0, 4.0), (-2.5, -0.4),
-                                  (0.6115753843212784, 3.571428571428571, -2.142857142857143), 0.9860300534207915,
-                                  0.9706995384302841, 0.935),
-    "imagenet": PublishedSettings(1000, (0.01, 0.2), (2.0, 3.0), (-2.0, 0.0),
-                                  (0.023535468936502525, 2.7142857142857144, -0.2857142857142858), 0.9971266414518896,
-                                  0.90683792395046, 0.95, 0.99, 1e-7, "val", ())}
-
-
-def published_provenance(name: str) -> Provenance:
-    """The images that selected the released optimum for a data set: on CIFAR the first 1000 test images."""
-    own = PUBLISHED[name]
-    return Provenance(name, own.split, own.images, f"promises nothing: published numbers for {name}", "paper")
+    "cifar10": PublishedSettings(10, (0.05, 5.0), (1.0, 4.0), (-1.1, 0.0), RELEASED["cifar10"], 0.95),
+    "cifar100": PublishedSettings(100, (0.05, 4.0), (1.0, 4.0), (-2.5, -0.4), RELEASED["cifar100"], 0.935),
+    "imagenet": PublishedSettings(1000, (0.01, 0.2), (2.0, 3.0), (-2.0, 0.0), RELEASED["imagenet"], 0.95, 0.99, 1e-7)}
 
 
 def published_for(classes: int) -> str:

@@ -14,8 +14,9 @@ from equipoise.core.losses import signed_margin
 from equipoise.core.promises import allowed_losses
 from equipoise.core.results import FitSummary
 from equipoise.fitting import paper
-from equipoise.fitting.cached_logits import CachedLogits, MarginAttack
+from equipoise.fitting.cached_logits import CachedLogits
 from equipoise.fitting.conformal import Target, threshold
+from equipoise.fitting.margin_attack import MarginAttack
 from equipoise.fitting.paper import PUBLISHED, GridSearch
 from equipoise.fitting.pipeline import ReusedMap, attacked_logits
 from equipoise.fitting.search import MIN_Q
@@ -117,7 +118,7 @@ def clean_predictions(mixture: MixedClassifier, logits: CachedLogits) -> torch.T
 
     A soft accurate side needs its cached logits.
     """
-    h = mixture.map_robust(logits.clean)
+    h = mixture.robust_side(*logits.clean_outputs)
     if not mixture.hard and logits.accurate_logits is not None:
         return mixture.mix_sides(logits.accurate_logits, h).argmax(dim=1)
     p = h.exp()

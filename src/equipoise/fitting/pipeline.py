@@ -10,13 +10,15 @@ from torch import Tensor
 
 from equipoise.core.results import FitSummary
 from equipoise.data import Dataset
-from equipoise.fitting.cached_logits import ANY_CLASS, PAIR_ALPHA, CachedLogits, MarginAttack, load_logits, save_logits
+from equipoise.fitting.cached_logits import CachedLogits, load_logits, save_logits
 from equipoise.fitting.conformal import Target, lose_at_most, threshold
+from equipoise.fitting.margin_attack import PAIR_ALPHA, MarginAttack
 from equipoise.fitting.margin_grid import MapFamily, MarginGrid
 from equipoise.fitting.search import MIN_Q, MapSearch, SearchSpace, SelectedMap, families
 from equipoise.mixing import FrontierMixture, LogitMap, MixedClassifier, Provenance
+from equipoise.mixing.cascade import mixture_at
 from equipoise.mixing.logit_maps import confidence_switch
-from equipoise.mixing.provenance import RULES, Frontier, pareto_frontier, rule_of
+from equipoise.mixing.provenance import RULES, Frontier, pareto_frontier
 
 FRONTIER_TARGETS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # points of robust accuracy
 ADVERSARIES = {"any": "whatever the accurate model predicts at the attacked points",
@@ -87,7 +89,8 @@ class Calibration:
         family = selected.family
         # A share of the robust images is at most the same share of all images. How many of these are robust is only
         # known for the calibration half, for which nothing is promised.
-        return FrontierMixture(target.share, clean, 1 / (1 + q), family.clamp, s, p, c, family.rivals, family.unit), q
+        return FrontierMixture(target.share, clean, 1 / (1 + q), family.clamp, s, p, c, family.rivals, family.unit,
+                               selected.first_q), q
 
     def frontier(self, *mixtures: FrontierMixture) -> Frontier:
         """The Pareto frontier of these mixtures and those for other targets, if more accurate than the robust model."""
@@ -157,14 +160,13 @@ def calibrated_mixture(calibration: Calibration, attack: MarginAttack, notes: li
         bound = "conformal risk control" if target.confidence is None else "an exact binomial bound"
         promise = (f"loses at most {target} {target.kind}, {ADVERSARIES[attack.settings.against]}, by {bound} on "
                    f"{calibration.count} images that did not select the map")
-        mixture = MixedClassifier(
-            attack.accurate, attack.robust, alpha, logit_map=best.logit_map(), hard=True,
-            frontier=calibration.frontier(best), surrogate_alpha=calibration.surrogate_alpha())
+        mixture = mixture_at(best, attack.accurate, attack.robust, frontier=calibration.frontier(best),
+                             surrogate_alpha=calibration.surrogate_alpha())
     else:
         clean, q, alpha = calibration.robust_clean, 0.0, 1.0
         promise = f"no mixture helps: {failure}; this is the robust model"
         mixture = MixedClassifier(attack.accurate, attack.robust, alpha, hard=True, frontier=calibration.frontier())
-    rule = rule_of(mixture.logit_map, alpha)
+    rule = mixture.rule
     mixture.provenance = Provenance.of(
         attack.data, promise, rule, target=calibration.target, threat=attack.threat, seed=attack.settings.seed,
         like=None if like is None else like.provenance)
@@ -192,7 +194,7 @@ def fit_mixture(attack: MarginAttack, target: Target, folder: Path | None = None
     """
     notes: list[str] = []
     attack, logits = attacked_logits(attack, folder, notes)
-    search, logits = _search(attack, logits, target, notes, None if like is None else like.logit_map)
+    search, logits = search_map(attack, logits, target, notes, None if like is None else like.logit_map)
     if like is None:
         return calibrated_mixture(Calibration(search, logits, target), attack, notes)
     calibration = Calibration(search, logits, target, like.logit_map, like.selecting(attack.data))
@@ -219,8 +221,8 @@ def attacked_logits(attack: MarginAttack, folder: Path | None, notes: list[str])
 def _first_attack(attack: MarginAttack) -> CachedLogits:
     clean = attack.clean_logits()
     clean.with_points(clean.clean.unsqueeze(0)).checked()  # errors that need no attack are raised before it
-    h, g = attack.run(LogitMap(1.0, 1.0, 0.0, "linear"))
-    logits = clean.with_points(h, g if attack.settings.against == "pair" else None).checked()
+    h, g, first = attack.run(LogitMap(1.0, 1.0, 0.0, "linear"))
+    logits = clean.with_points(h, g if attack.settings.against == "pair" else None, first).checked()
     if attack.settings.rule in ("nuts", "paper"):
         return logits
     # A confidence switch depends on the top probability only: it needs the points where that is lowest, too.
@@ -233,8 +235,8 @@ def _confidence(logits: CachedLogits) -> LogitMap:
     return confidence_switch(unit, unit)
 
 
-def _search(attack: MarginAttack, logits: CachedLogits, target: Target, notes: list[str],
-            like: LogitMap | None) -> tuple[MapSearch, CachedLogits]:
+def search_map(attack: MarginAttack, logits: CachedLogits, target: Target, notes: list[str],
+               like: LogitMap | None = None) -> tuple[MapSearch, CachedLogits]:
     """Search, attack the selected map, and search again with the new points added [Bai2024nuts, D.9].
 
     With a reused map nothing is searched: it is the only candidate.
@@ -268,10 +270,5 @@ def _search(attack: MarginAttack, logits: CachedLogits, target: Target, notes: l
 def _attack_survivors(attack: MarginAttack, logits: CachedLogits, logit_map: LogitMap, *, both: bool) -> CachedLogits:
     """Attack the images that h still survives and add the points; the other images repeat a point they have."""
     rows = logits.survived.nonzero().squeeze(1)
-    h, g = replace(attack, data=attack.data.take(rows)).run(logit_map, both=both)
-    points = logits.attacked[:1].expand(len(h), -1, -1).clone()
-    points[:, rows] = h
-    classes = torch.full((len(h), len(logits)), ANY_CLASS)
-    if attack.settings.against == "pair":
-        classes[:, rows] = g
-    return logits.with_points(points, classes).checked()
+    points = replace(attack, data=attack.data.take(rows)).run(logit_map, both=both)
+    return logits.with_points_of(rows, points, use_accurate=attack.settings.against == "pair").checked()

@@ -55,6 +55,8 @@ class Fit:
                       "images that did not select it")
             lines.append(f"on {images}: clean {format.percent(self.summary.clean)} {robust}; {self.summary.method}, "
                          f"{self.mixture.logit_map}, alpha {self.mixture.alpha:.6g}")
+            if self.summary.passes is not None:
+                lines.append(f"{self.summary.passes:.2f} passes of the robust model per clean image")
         elif self.frontier:
             first = self.frontier[0]
             lines.append(f"a mixture that may lose {100 * first.lose_at_most:.3g} points helps: clean "

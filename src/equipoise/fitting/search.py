@@ -90,6 +90,7 @@ class SelectedMap:
     family: MapFamily
     candidate: Tensor  # (3,) s, p, c
     score: float
+    first_q: float | None = None  # of a cascade: threshold of the first view
 
 
 class MapSearch:
@@ -215,13 +216,14 @@ class MapSearch:
 
 
 def families(rule: str, logits: CachedLogits, clamp: str) -> list[MapFamily]:
-    """The families of a rule: `nuts` the paper's maps, `switch` confidence switches, `auto` both.
+    """The families of a rule: `nuts` the paper's maps, `switch` and `cascade` confidence switches, `auto` both.
 
     The unit of unnormalized logits is their mean standard deviation, so that one search space serves all models.
     """
     unit = float(logits.clean.std(dim=1).mean())
     switches = [MapFamily(clamp, 0.0, unit), MapFamily("linear", 0.0, unit, scale_only=True)]
-    return {"nuts": [MapFamily(clamp)], "switch": switches, "auto": [MapFamily(clamp), *switches]}[rule]
+    return {"nuts": [MapFamily(clamp)], "switch": switches, "cascade": switches,
+            "auto": [MapFamily(clamp), *switches]}[rule]
 
 
 def is_fragile(margins: Tensor, q: Tensor) -> Tensor:

@@ -13,8 +13,10 @@ from equipoise.fitting import conformal
 from equipoise.fitting.conformal import Target
 from equipoise.fitting.paper import PUBLISHED, published_for
 from equipoise.mixing.logit_maps import CLAMPS
+from equipoise.models.preprocessing import SHIFTS
 
 DEFAULT_CONFIDENCE = 0.95
+DEFAULT_VIEWS, DEFAULT_PASSES = 6, 2.6  # of a cascade
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +44,13 @@ class FitSettings(Settings):
     clamp: str | None = setting(None, "gelu-monotone, gelu, relu, elu, softplus or linear; gelu-monotone if not given, "
                                 "gelu with rule paper.", among=CLAMPS)
     rule: str = setting("auto", "What chooses the map: paper (MixedNUTS, Algorithm 1 literally; promises nothing), "
-                        "nuts (our search of the paper's maps), switch (the confidence switch) or auto (the better of "
-                        "nuts and switch).", among=("auto", "nuts", "switch", "paper"))
+                        "nuts (our search of the paper's maps), switch (the confidence switch), auto (the better of "
+                        "nuts and switch) or cascade (a switch over one view of the robust model, then over all).",
+                        among=("auto", "nuts", "switch", "paper", "cascade"))
+    views: int | None = setting(None, "Views of the robust model with rule cascade, as of tta:N:REFERENCE: 2, 6 or 10; "
+                                "6 if not given.")
+    passes: float | None = setting(None, "With rule cascade: most passes of the robust model per clean image, on "
+                                   "average; 2.6 if not given.")
     accurate_temperature: float | None = setting(None, "Temperature of the accurate model's probabilities, with rule "
                                                  "paper, published or alpha: 0 is its class alone; 0 if not given, 1 "
                                                  "with alpha.")
@@ -56,6 +63,8 @@ class FitSettings(Settings):
     gradient_free: bool = setting(False, "Attack by random search.")
     like: str | None = setting(None, "A mixture whose map is reused, or published:NAME; only the threshold is "
                                "fitted.")
+    bundle: bool = setting(False, "Write the weights of both bases into the mixture folder, which then loads alone, on "
+                                  "any machine.")
     batch_size: int | None = attack_batch_setting()
     seed: int = setting(0, "Random seed.", least=0)
     cache: Path | None = setting(  # noqa: RUF009
@@ -102,6 +111,7 @@ class FitSettings(Settings):
                            self.objective)
             checks.require(self.clamp != "gelu-monotone", "clamp", "be one of the paper with rule paper", self.clamp)
             checks.require(self.rounds <= 1, "rounds", "be 0 or 1 with rule paper, which searches once", self.rounds)
+        self._check_cascade()
         if self.accurate_temperature is not None:
             checks.require(self.accurate_temperature >= 0, "accurate_temperature", "not be negative",
                            self.accurate_temperature)
@@ -109,10 +119,30 @@ class FitSettings(Settings):
             checks.require(allowed, "accurate_temperature", "be 0 with this rule, whose promise and search rest on the "
                            "accurate model's class alone", self.accurate_temperature)
 
+    def _check_cascade(self) -> None:
+        """Refuse settings of a cascade with other rules, and those that it does not have."""
+        if self.rule != "cascade":
+            for name in ("views", "passes"):
+                value = getattr(self, name)
+                checks.require(value is None, name, "be left out unless `rule` is cascade", value)
+            return
+        checks.require(self.views is None or self.views in SHIFTS, "views", f"be one of {', '.join(map(str, SHIFTS))}",
+                       self.views)
+        checks.require(self.passes is None or self.passes >= 1, "passes", "be at least 1", self.passes)
+        checks.require(self.against == "any", "against", "be any with rule cascade", self.against)
+        for name in ("gate", "like"):
+            value = getattr(self, name)
+            checks.require(value is None, name, "be left out with rule cascade", value)
+
     @property
     def target_is_default(self) -> bool:
         """Whether no target was given."""
         return self.lose_at_most is None and self.beta is None and self.alpha is None
+
+    @property
+    def cascade_views(self) -> int | None:
+        """Views of the robust model with rule cascade; None with other rules."""
+        return (self.views or DEFAULT_VIEWS) if self.rule == "cascade" else None
 
     @property
     def search_objective(self) -> str:

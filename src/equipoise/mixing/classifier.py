@@ -16,7 +16,9 @@ from equipoise.mixing.formula import gate_of, mix
 from equipoise.mixing.logit_maps import LogitMap, at_least_float32, one_hot, require_classes
 from equipoise.mixing.provenance import RULES, Frontier, Provenance, rule_of, select_mixture
 from equipoise.mixing.surrogates import Hinges, Surrogate
+from equipoise.models.black_box import has_gradients
 from equipoise.models.inspection import Described, name_failing_model
+from equipoise.models.preprocessing import TTAClassifier
 
 TOLERANCE = 1e-5  # margins this close to q count as ties, because fp32 cannot distinguish them
 
@@ -38,6 +40,7 @@ class MixedClassifier(Described):
 
     description: tuple[str, ...] = ("mixture", "alpha", "hard", "surrogate_alpha")
     settings_buffers = ("gate",)
+    stages = 1  # of the robust side
     gate: Tensor
 
     def __init__(
@@ -89,8 +92,12 @@ class MixedClassifier(Described):
 
     def base_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """What both bases return for images (B, C, H, W): everything else about a mixture is a function of it."""
-        h = self.robust(x)
-        return self.accurate(x), h
+        outputs = self.robust_outputs(x)
+        return self.accurate(x), *outputs
+
+    def robust_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What :meth:`base_outputs` holds of the robust base: its logits (B, K)."""
+        return (self.robust(x),)
 
     def from_base_outputs(self, *outputs: Tensor) -> Tensor:
         """(B, K) log-probabilities of the mixture from :meth:`base_outputs`."""
@@ -116,6 +123,10 @@ class MixedClassifier(Described):
         """(B, K) logits of h → log-probabilities, in fp32 at least: half precision would round margins to a tie."""
         require_classes(h, f"logits of {self._name_of('robust')}")
         return F.log_softmax(at_least_float32(h) if self.logit_map is None else self.logit_map(h), dim=1)
+
+    def robust_side(self, h: Tensor, *_: Tensor) -> Tensor:
+        """(B, K) log-probabilities of the robust side from :meth:`robust_outputs`, by which g may change the class."""
+        return self.map_robust(h)
 
     def _accurate_log_probabilities(self, g: Tensor, h: Tensor) -> Tensor:
         """(B, K) from the logits (B, K) or classes (B,) of g, and the log-probabilities of the robust side."""
@@ -144,15 +155,34 @@ class MixedClassifier(Described):
         x = as_images(x)
         x = x.to(next((weight.dtype for weight in self.robust.parameters() if weight.is_floating_point()), x.dtype))
         version = None if x.is_inference() else x._version
-        logits, features = self._robust_with_features(x)
-        h = self.map_robust(checks.logits(logits, len(x), f"logits of {self._name_of('robust')}"))
+        classes = self._predict(x)
         if version is not None and x._version != version:
             raise checks.InputError(f"{self._name_of('robust')} must not change its images in place; work on a copy")
+        return classes
+
+    def _predict(self, x: Tensor) -> Tensor:
+        """(B,) classes of valid images."""
+        logits, features = self._robust_with_features(x)
+        h = self.map_robust(checks.logits(logits, len(x), f"logits of {self._name_of('robust')}"))
+        return self._predict_by_margin(x, h, features)
+
+    def _predict_by_margin(self, x: Tensor, h: Tensor, features: Sequence[Tensor] = ()) -> Tensor:
+        """(B,) classes, given the log-probabilities h of the robust side; g runs where its margin is small."""
         classes = h.argmax(dim=1)
         rows = self.needs_accurate(h).nonzero().squeeze(1)
         if len(rows):
             classes[rows] = self._predict_with_accurate(x[rows], h[rows], [maps[rows] for maps in features])
         return classes
+
+    @property
+    def views(self) -> int:
+        """Network passes of the robust base for one image: more than one with test-time augmentation."""
+        return self.robust.count if isinstance(self.robust, TTAClassifier) else 1
+
+    def passes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) network passes of the robust base that :meth:`predict` makes, and (B,) bool where it runs g."""
+        needs_accurate = self.needs_accurate(self.map_robust(self.robust(x)))
+        return torch.full_like(needs_accurate, self.views, dtype=torch.float32), needs_accurate
 
     def _robust_with_features(self, x: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
         """Logits of h, and what else of its pass :meth:`_predict_with_accurate` needs: one tensor per row and kind."""
@@ -182,8 +212,8 @@ class MixedClassifier(Described):
 
     @property
     def differentiable(self) -> bool:
-        """Whether the mixture's own gradients are useful to attacks: it has no logit map and no hard labels."""
-        return self.logit_map is None and not self.hard
+        """Whether the mixture's own gradients are useful: no logit map, no hard labels, and gradients of g."""
+        return self.logit_map is None and not self.hard and has_gradients(self.accurate)
 
     def surrogate(self, *, stand_in: nn.Module | None = None) -> nn.Module:
         """The differentiable mixture that adaptive attacks take gradients from [Bai2024nuts, Eq. (8)].
@@ -201,18 +231,23 @@ class MixedClassifier(Described):
         """Scores for an attack on both sides at once; see :meth:`surrogate`."""
         return Hinges(stand_in or self.accurate, self.robust, self.logit_map, self.q)
 
-    def sides(self, *outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Logits of g (or classes (B,)) and of h (B, K), log-probabilities of the robust side, and log q (B,)."""
+    def sides(self, *outputs: Tensor) -> tuple[Tensor, ...]:
+        """Logits of g (or classes (B,)) and of h (B, K), log-probabilities of the robust side, and log q (B,).
+
+        A robust side with several stages has the last three for each of them.
+        """
         g, h = outputs
         g = g if self.accurate_temperature == 1 else g / self.accurate_temperature
         return g, h, self.map_robust(h), -self.gate.to(h.dtype).expand(len(h))
 
     def with_target(self, lose_at_most: float) -> MixedClassifier:
         """The most accurate mixture of the frontier that loses at most so many points (of 100) of robust accuracy."""
+        from equipoise.mixing.cascade import mixture_at  # whose mixtures are subclasses of this one
+
         selected = select_mixture(self.frontier, lose_at_most)
         provenance = self.provenance and self.provenance.with_target(selected)
-        mixture = MixedClassifier(self.accurate, self.robust, selected.alpha, logit_map=selected.logit_map(), hard=True,
-                                  surrogate_alpha=self.surrogate_alpha, frontier=self.frontier, provenance=provenance)
+        mixture = mixture_at(selected, self.accurate, self.robust, surrogate_alpha=self.surrogate_alpha,
+                             frontier=self.frontier, provenance=provenance)
         return mixture.to(self.gate.device).train(self.training)
 
     def extra_repr(self) -> str:

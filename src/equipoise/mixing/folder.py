@@ -13,14 +13,20 @@ from torch import nn
 
 from equipoise import __version__, models
 from equipoise.core import checks, config, files
+from equipoise.core.modes import outside_inference_mode
 from equipoise.core.serialize import Share, from_plain, to_plain
+from equipoise.mixing.bundle import bundle_base
+from equipoise.mixing.cascade import CascadedClassifier
 from equipoise.mixing.classifier import MixedClassifier
 from equipoise.mixing.gate import Gate
 from equipoise.mixing.gated import GatedClassifier
 from equipoise.mixing.logit_maps import LogitMap, LogitMapSettings
+from equipoise.mixing.mixednuts import is_mixednuts, load_mixednuts
 from equipoise.mixing.provenance import Frontier, Provenance
 from equipoise.models import LoadOptions, Normalized, checkpoint, zoo
-from equipoise.models.reference import ALIASES, remember_reference
+from equipoise.models.loaded import remember_reference
+from equipoise.models.options import unescape
+from equipoise.models.reference import ALIASES, innermost
 
 SCHEMA = config.SCHEMAS[-1]
 NAME = "mixture.toml"
@@ -31,6 +37,7 @@ GATE = "gate.safetensors"
 class _Base:
     reference: str
     digest: str
+    bundled_from: str | None = None  # the digest of the network that was traced for a bundle, whose names differ
 
 
 @dataclass(frozen=True)
@@ -56,41 +63,54 @@ class _MixtureFile:
     hard: bool = False
     surrogate_alpha: Share = 0.9
     accurate_temperature: float | None = None  # 1 if not given
+    first_q: Share | None = None  # of a cascade
     frontier: Frontier = ()
     logit_map: LogitMapSettings | None = None
     gate: _GateSettings | None = None
     provenance: Provenance | None = None
 
 
-def save(path: Path | str, model: nn.Module, *, accurate: str | None = None, robust: str | None = None) -> None:
+def save(path: Path | str, model: nn.Module, *, accurate: str | None = None, robust: str | None = None,
+         bundle: bool = False, image_shape: tuple[int, int, int] | None = None) -> None:
     """Save a mixture into a folder (see :func:`save_mixture`), or a model of the zoo as a `.safetensors` checkpoint."""
     checks.path("path", checks.instance("path", path, (str, Path), "be a path"))
     for side, reference in (("accurate", accurate), ("robust", robust)):
         checks.optional(side, reference, str, "be a model reference")
+    checks.require(isinstance(bundle, bool), "bundle", "be true or false", bundle)
     if isinstance(model, MixedClassifier):
-        save_mixture(path, model, accurate=accurate, robust=robust)
+        save_mixture(path, model, accurate=accurate, robust=robust, bundle=bundle, image_shape=image_shape)
         return
     checks.require(isinstance(model, Normalized), "model", "be a mixture or a model of the zoo", type(model).__name__)
     checkpoint.save(path, model)
 
 
 def save_mixture(folder: Path | str, mixture: MixedClassifier, *, accurate: str | None = None,
-                 robust: str | None = None) -> None:
+                 robust: str | None = None, bundle: bool = False,
+                 image_shape: tuple[int, int, int] | None = None) -> None:
     """Write `mixture.toml`: the settings, and the model reference and digest of each base; a gate gets its own file.
 
-    Paths are stored relative to the folder, so that a folder with its checkpoints can be moved. `accurate` and `robust`
-    are references of the bases, by default those that they were loaded from.
+    Args:
+        folder: of the mixture. Paths of bases are stored relative to it: it can be moved together with them.
+        mixture: to be saved.
+        accurate, robust: references of the bases, by default those that they were loaded from. A base without one is
+            written into the folder.
+        bundle: write both bases into the folder, which then loads alone, on any machine.
+        image_shape: (C, H, W), to bundle a network that is not of the zoo; by default what is known from loading it.
     """
     folder = Path(folder)
     bases = {}
     for side, given in (("accurate", accurate), ("robust", robust)):
         base = getattr(mixture, side)
-        reference = given or models.reference_of(base)
-        if reference is None:
-            raise checks.InputError(f"`{side}` must be a model reference, because this {type(base).__name__} was not "
-                                    "loaded from one, got None")
-        relative = models.relocate(reference, lambda path: os.path.relpath(path, folder))
-        bases[side] = _Base(relative, models.weights_digest(base))
+        reference, digest = given or models.full_reference_of(base), models.weights_digest(base)
+        if reference is not None and not bundle:
+            bases[side] = _Base(models.relocate(reference, lambda path: os.path.relpath(path, folder)), digest)
+            continue
+        stored, bundled = bundle_base(folder, side, base, image_shape)
+        bases[side] = _Base(stored, bundled, digest if bundled != digest else None)
+    if isinstance(mixture, GatedClassifier):
+        for side, written in bases.items():
+            checks.require(written.bundled_from is None, side, "be a network of the zoo in a bundle with a gate, which "
+                           "reads its layers", type(getattr(mixture, side)).__name__)
     folder.mkdir(parents=True, exist_ok=True)
     gate = None
     if isinstance(mixture, GatedClassifier):
@@ -100,28 +120,42 @@ def save_mixture(folder: Path | str, mixture: MixedClassifier, *, accurate: str 
                            surrogate_alpha=mixture.surrogate_alpha,
                            accurate_temperature=(None if mixture.accurate_temperature == 1 else
                                                  mixture.accurate_temperature),
+                           first_q=mixture.first_q if isinstance(mixture, CascadedClassifier) else None,
                            logit_map=None if mixture.logit_map is None else mixture.logit_map.settings,
                            frontier=mixture.frontier, provenance=mixture.provenance, **bases)
     files.write_atomic(folder / NAME, config.dumps(to_plain(content)))
 
 
+def is_bundle(folder: Path) -> bool:
+    """Whether a mixture folder holds both of its bases."""
+    content = _read(folder / NAME)
+    return all(innermost(models.parse(base.reference)).body.startswith(f"{side}.")
+               for side, base in (("accurate", content.accurate), ("robust", content.robust)))
+
+
+@outside_inference_mode
 def load_model(reference: str | Path, options: LoadOptions | None = None, **settings: Any) -> nn.Module:
     """Load a model from any reference, in evaluation mode.
 
     Args:
         reference: `mixture:DIR` (or the bare folder), or one of :data:`equipoise.models.SCHEMES`.
         options, settings: as for :func:`equipoise.models.load`; those of a mixture are used for both bases. A base that
-            runs code, such as `python:MODULE:FACTORY` in a mixture folder, needs `allow_code=True`.
+            runs code, such as `python:MODULE:NAME` in a mixture folder, needs `allow_code=True`.
     """
     reference = str(checks.instance("model", reference, (str, Path), "be a reference or a path"))
     checks.require("\0" not in reference, "model", "be a reference without null characters", reference)
     checks.optional("options", options, LoadOptions, "be LoadOptions")
-    scheme, colon, body = reference.partition(":")
-    if (colon and scheme == "mixture") or (Path(reference) / NAME).exists():
+    address, (scheme, colon, body) = reference.partition("?")[0], reference.partition(":")
+    if (colon and scheme == "mixture") or files.exists(Path(reference) / NAME):
         mixture = load_mixture(Path(body if scheme == "mixture" else reference), options, **settings)
         remember_reference(mixture, reference)
         return mixture
-    if colon and scheme not in models.SCHEMES and not Path(reference).exists():
+    if scheme == "robustbench" and is_mixednuts(body.partition("?")[0]):
+        parsed = models.parse(reference)
+        mixture = load_mixednuts(parsed.body, parsed.settings)
+        remember_reference(mixture, reference)
+        return mixture
+    if colon and scheme not in models.SCHEMES and not any(map(files.exists, (reference, unescape(address)))):
         checks.one_of("scheme of a model", scheme, [*models.SCHEMES, *ALIASES, "mixture"])
     return models.load(reference, options, **settings)
 
@@ -147,8 +181,14 @@ def load_mixture(folder: Path, options: LoadOptions | None = None, *,
 
 def _build(content: _MixtureFile, accurate: nn.Module, robust: nn.Module, gate: Gate | None) -> MixedClassifier:
     shared: dict[str, Any] = {
-        "logit_map": content.logit_map and LogitMap(**asdict(content.logit_map)), "hard": content.hard,
+        "logit_map": content.logit_map and LogitMap(**asdict(content.logit_map)),
         "surrogate_alpha": content.surrogate_alpha, "provenance": content.provenance}
+    if content.first_q is not None:
+        checks.require(content.hard and gate is None, "first_q", "come with hard labels and without a gate",
+                       content.first_q)
+        return CascadedClassifier(accurate, robust, content.alpha, first_q=content.first_q, frontier=content.frontier,
+                                  **shared)
+    shared["hard"] = content.hard
     if gate is None or content.gate is None:
         temperature = 1.0 if content.accurate_temperature is None else content.accurate_temperature
         return MixedClassifier(accurate, robust, content.alpha, frontier=content.frontier,
@@ -170,7 +210,7 @@ def _load_base(path: Path, side: str, base: _Base, given: nn.Module | None, opti
                settings: Mapping[str, Any]) -> nn.Module:
     reference = models.relocate(base.reference, lambda relative: str(path.parent / relative))
     model = models.load(reference, options, folder=path.parent, **settings) if given is None else given
-    if models.weights_digest(model) != base.digest:
+    if models.weights_digest(model) not in (base.digest, *([] if given is None else [base.bundled_from])):
         raise checks.InputError(f"the {side} base {reference} must be the one {path} was saved with, but its weights "
                                 "have changed")
     return model

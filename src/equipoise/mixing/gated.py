@@ -215,7 +215,7 @@ class GatedClassifier(MixedClassifier):
         _refuse_stand_in(stand_in)
         return GatedHinges(self)
 
-    def sides(self, *outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def sides(self, *outputs: Tensor) -> tuple[Tensor, ...]:
         """Logits of g and of h (B, K), log-probabilities of the robust side, and log q (B,) of every image's alpha."""
         g, h, z = outputs
         scaled = [scale * at_least_float32(logits) for scale, logits in zip(self.logit_scales, (g, h), strict=True)]

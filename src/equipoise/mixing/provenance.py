@@ -22,7 +22,7 @@ from equipoise.mixing.logit_maps import LogitMap
 
 # Rules that choose a map and alpha, by the names that every table, report and message uses.
 RULES = {"plain": "plain mixing", "paper": "MixedNUTS", "nuts": "NUTS map (ours)", "switch": "confidence switch",
-         "robust": "robust model alone"}
+         "cascade": "cascade of views", "robust": "robust model alone"}
 MAX_POSITIONS = 10_000_000  # images of a fit; longer ranges in a file are never expanded
 
 
@@ -129,7 +129,7 @@ class Provenance(FittingImages):
 
     def with_target(self, selected: FrontierMixture) -> Provenance:
         """The same images with the promise and the rule of another mixture of the frontier."""
-        rule = rule_of(selected.logit_map(), selected.alpha)
+        rule = rule_of(selected.logit_map(), selected.alpha) if selected.first_q is None else "cascade"
         target = Target(selected.lose_at_most, confidence=None if self.target is None else self.target.confidence)
         return replace(self, rule=rule, target=target, promise=(
             f"loses at most {100 * selected.lose_at_most:.3g} points of robust accuracy {target.kind}, as one of "
@@ -208,6 +208,7 @@ class FrontierMixture:
     shift: float
     rivals: float = 1.0
     unit: float = 0.0  # 0 is the layer norm
+    first_q: Share | None = None  # of a cascade: threshold of the first view
 
     def logit_map(self) -> LogitMap:
         """The map of the robust side."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from equipoise.core.losses import top_log_odds
 from equipoise.mixing.logit_maps import LogitMap, finite, layer_norm
 from equipoise.models.inspection import Described
 
@@ -125,46 +127,63 @@ def hinge_scores(g: Tensor, h: Tensor, logit_map: LogitMap | None, q: float | Te
     g = g.float() if g.dim() == 2 else F.one_hot(g.long(), h.shape[1]).float()
     spread = g.detach().std(dim=1, keepdim=True).clamp_min(1e-6)
     accurate_hinge = (g.amax(dim=1, keepdim=True) - g) / spread
+    # The first class of h scores 0: an objective z_y − z_j then is the two hinges of j and nothing else.
+    return (-accurate_hinge - robust_hinge(h, logit_map, q)).scatter(1, h.argmax(dim=1, keepdim=True), 0.0)
+
+
+def robust_hinge(h: Tensor, logit_map: LogitMap | None, q: float | Tensor) -> Tensor:
+    """(B, K) how far h is from leaving the decision to another class: 0 where its margin over it is at most q."""
+    h = h.float()
     p = torch.softmax(h if logit_map is None else logit_map(h), dim=1).detach()
     active = p.amax(dim=1, keepdim=True) - p > q
     normed = layer_norm(h)
-    robust_hinge = normed.amax(dim=1, keepdim=True) - normed
+    hinge = normed.amax(dim=1, keepdim=True) - normed
     if logit_map is not None and logit_map.flattens_rivals:
         rivals = logit_map.numbers[3].to(h.dtype)
-        first, rest = h.amax(dim=1, keepdim=True), h.scatter(1, h.argmax(dim=1, keepdim=True), -math.inf)
-        confidence = F.softplus(first - rest.logsumexp(dim=1, keepdim=True))
-        robust_hinge = rivals * robust_hinge + (1 - rivals) * confidence
-    # The first class of h scores 0: an objective z_y − z_j then is the two hinges of j and nothing else.
-    return (-accurate_hinge - active * robust_hinge).scatter(1, h.argmax(dim=1, keepdim=True), 0.0)
+        confidence = F.softplus(top_log_odds(h)).unsqueeze(1)
+        hinge = rivals * hinge + (1 - rivals) * confidence
+    return active * hinge
 
 
-class Sides(Described):
-    """What decides the class of a mixture, side by side, for attacks on both sides at once (:func:`hinge_sums`).
-
-    Columns are the logits of g, the logits of h, the log-probabilities of the robust side, K each, and log q.
-    """
-
-    description = ("mixture-sides", "stand_in")
+class OfMixture(Described, ABC):
+    """A network that is a function of what the bases of one mixture return; a stand-in replaces g."""
 
     def __init__(self, mixture: MixedClassifier, stand_in: nn.Module | None = None) -> None:
         super().__init__()
         self.mixture, self.stand_in = mixture, stand_in
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, 3K + 1)."""
+        """(B, C, H, W) → (B, columns)."""
         if self.stand_in is None:
             return self.from_base_outputs(*self.mixture.base_outputs(x))
-        return self.from_base_outputs(self.stand_in(x), self.mixture.robust(x))
+        return self.from_base_outputs(self.stand_in(x), *self.mixture.robust_outputs(x))
 
     def reads_bases_of(self, model: nn.Module) -> bool:
         """Whether the mixture is this model, and no base has a stand-in."""
         return model is self.mixture and self.stand_in is None
 
+    @abstractmethod
     def from_base_outputs(self, *outputs: Tensor) -> Tensor:
-        """(B, 3K + 1) from what the bases return."""
-        g, h, log_p, log_q = self.mixture.sides(*outputs)
-        g = F.one_hot(g.long(), h.shape[1]).to(log_p.dtype) if g.dim() == 1 else g
-        columns = (finite(g), finite(h), log_p, log_q.unsqueeze(1))
+        """(B, columns) from what the bases return."""
+
+
+class Sides(OfMixture):
+    """What decides the class of a mixture, side by side, for attacks on both sides at once (:func:`hinge_sums`).
+
+    Columns are the logits of g, and for every stage of the robust side (all but cascades have one) the logits of h,
+    their log-probabilities, K each, and log q.
+    """
+
+    description = ("mixture-sides", "stand_in")
+
+    def from_base_outputs(self, *outputs: Tensor) -> Tensor:
+        """(B, K + stages·(2K + 1)) from what the bases return."""
+        g, *stages = self.mixture.sides(*outputs)
+        log_p = stages[1]
+        g = F.one_hot(g.long(), log_p.shape[1]).to(log_p.dtype) if g.dim() == 1 else g
+        columns = [finite(g)]
+        for h, own, log_q in zip(*[iter(stages)] * 3, strict=True):
+            columns += [finite(h), own, log_q.unsqueeze(1)]
         return torch.cat([column.to(log_p.dtype) for column in columns], dim=1)
 
 
@@ -172,7 +191,7 @@ FORMS = ("mapped", "logits")  # what the hinge of the robust side measures
 SLACK = 0.01  # the hinge of the robust side ends where its margin is this far below q
 
 
-def hinge_sums(sides: Tensor, y: Tensor, form: str, *, reserve: float, rivals: float = 1.0) -> Tensor:
+def hinge_sums(sides: Tensor, y: Tensor, form: str, *, reserve: float, rivals: float = 1.0, stages: int = 1) -> Tensor:
     r"""(B, K) how far a mixture is from predicting each class j instead of y *because of the accurate side*.
 
     .. math:: \frac{[\max_{k \ne j} g_k - g_j + r]_+}{\mathrm{spread}(g)} +
@@ -180,22 +199,30 @@ def hinge_sums(sides: Tensor, y: Tensor, form: str, *, reserve: float, rivals: f
 
     ℓ are the mapped log-probabilities, which have their gradient at the temperature of the map, or the logits of h,
     which have one where the map is flat. If a map flattens the rivals, the margin of logits is that over all others
-    together. The last term has the gradient of a gate.
+    together. The last term has the gradient of a gate. The second hinge is summed over the stages of the robust side:
+    each of them must leave the decision to g.
 
     Args:
-        sides: (B, 3K + 1) of :class:`Sides`.
+        sides: of :class:`Sides`.
         y: (B,) labels.
         form: a name of :data:`FORMS`.
         reserve: r, in units of the spread of g.
         rivals: that of the map.
+        stages: of the robust side.
     """
-    classes = (sides.shape[1] - 1) // 3
-    g, h, log_p, log_q = sides.split([classes, classes, classes, 1], dim=1)
-    label = y.unsqueeze(1)
+    classes = (sides.shape[1] - stages) // (2 * stages + 1)
+    g, *columns = sides.split([classes, *[classes, classes, 1] * stages], dim=1)
     first, second = g.topk(2, dim=1).values.split(1, dim=1)
     spread = g.detach().std(dim=1, keepdim=True).clamp_min(1e-6)
     highest_other = torch.where(g == first, second, first)
-    accurate = F.relu((highest_other - g) / spread + reserve)
+    total: Tensor = F.relu((highest_other - g) / spread + reserve)
+    for h, log_p, log_q in zip(*[iter(columns)] * 3, strict=True):
+        total = total + _stage_hinge(h, log_p, log_q, y.unsqueeze(1), form, rivals)
+    return total
+
+
+def _stage_hinge(h: Tensor, log_p: Tensor, log_q: Tensor, label: Tensor, form: str, rivals: float) -> Tensor:
+    """(B, K) the second hinge of :func:`hinge_sums` for one stage."""
     p = log_p.exp()
     difference = p.gather(1, label) - p
     decided_by_robust = difference.detach() > log_q.detach().exp() - SLACK
@@ -207,5 +234,4 @@ def hinge_sums(sides: Tensor, y: Tensor, form: str, *, reserve: float, rivals: f
         margin = rivals * margin + (1 - rivals) * (own - others)
     margin = margin / scores.detach().std(dim=1, keepdim=True).clamp_min(1e-6)
     excess = F.relu(difference.clamp_min(1e-6).log() - log_q)
-    total: Tensor = accurate + decided_by_robust * (margin + excess)
-    return total
+    return decided_by_robust * (margin + excess)

@@ -1,17 +1,18 @@
 """Checkpoints: one safetensors file with metadata that describe the model, read strictly and written atomically.
 
 The metadata hold `arch`, `num_classes`, `image_shape` ("3,32,32") and any further text. Weights may be stored in half
-precision and are used in fp32. State dicts of torch (`.pt`, `.pth`) are read too, weights only; they have no metadata,
-so the caller provides them. Reading never executes anything, and a damaged or foreign file is an :class:`InputError`.
+precision and are used in fp32. State dicts of torch (`.pt`, `.pth`, `.ckpt`, …) are read too, weights only; they have
+no metadata, so the caller provides them. Reading never executes anything, and a damaged or foreign file is an
+:class:`InputError`.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
@@ -20,9 +21,16 @@ from torch import Tensor, nn
 from equipoise.core import checks, files
 from equipoise.core.checks import InputError
 from equipoise.models import zoo
+from equipoise.models.loaded import LoadedModel, describe_module
+from equipoise.models.options import expand_home
 from equipoise.models.preprocessing import Normalized
+from equipoise.models.torch_files import abbreviate, is_torch_file, read_state_dict, require_file
 
-TORCH_SUFFIXES = (".pt", ".pth")
+if TYPE_CHECKING:
+    from equipoise.models.options import LoadOptions, ModelSettings
+    from equipoise.models.reference import Reference
+
+TORCH_SUFFIXES = (".pt", ".pth", ".tar", ".ckpt", ".bin")
 MAX_SIZE = 1 << 16  # of channels: products of these do not overflow
 REQUIRED = ("arch", "num_classes", "image_shape")
 # Names of the format, in the order in which its library stores tensors.
@@ -59,27 +67,35 @@ def load(path: str | Path, arch: str | None = None, *, num_classes: int | None =
     """The model of a checkpoint in fp32, in evaluation mode, on the CPU.
 
     The file and the arguments must agree. Nothing is guessed, with one exception: a `.pt` file without `image_shape`
-    is taken to be for (3, 32, 32); weights of another shape are then an error.
+    is taken to be for (3, 32, 32); weights of another shape are then an error. A safetensors file without metadata is
+    read like a `.pt` file.
 
     Args:
-        path: `.pt` and `.pth` are state dicts of torch, anything else is safetensors.
+        path: safetensors or a state dict of torch, which its first bytes tell.
         arch: required for a state dict.
         num_classes: for a state dict, by default that of its last layer `fc`.
         image_shape: (C, H, W).
         mean, std: required for a file without them; use [0, …] and [1, …] for a model that does not normalise.
     """
     path = Path(path)
-    if path.suffix in TORCH_SUFFIXES:
-        state = _read_torch(path)
+    is_torch = is_torch_file(path, TORCH_SUFFIXES)
+    state, metadata = (read_state_dict(path), {}) if is_torch else read_safetensors(path)
+    if is_torch or (arch is not None and not metadata.keys() & set(REQUIRED)):
         checks.require(arch is not None, "arch", f"be given, because {path} does not contain it", arch)
         arch, image_shape = str(arch), (3, 32, 32) if image_shape is None else image_shape
         num_classes = _count_classes(path, state) if num_classes is None else num_classes
     else:
-        state, metadata = read_safetensors(path)
         stored = _parse_config(path, metadata)
         for name, given, value in zip(REQUIRED, (arch, num_classes, image_shape), stored, strict=True):
             checks.require(given is None or given == value, name, f"be {value!r}, as in {path}", given)
         arch, num_classes, image_shape = stored
+    return from_state(path, state, arch, num_classes=num_classes, image_shape=image_shape, mean=mean, std=std)
+
+
+def from_state(path: Path, state: dict[str, Tensor], arch: str, *, num_classes: int,
+               image_shape: tuple[int, int, int], mean: Sequence[float] | None, std: Sequence[float] | None
+               ) -> Normalized:
+    """The model with the weights of a state dict, which were read from `path`; see :func:`load`."""
     try:
         model = zoo.build_empty(arch, num_classes=num_classes, image_shape=image_shape)
         model.set_normalization(mean, std)  # checks them
@@ -96,18 +112,47 @@ def load(path: str | Path, arch: str | None = None, *, num_classes: int | None =
     return model.eval()
 
 
+def load_reference(reference: Reference, options: LoadOptions) -> LoadedModel:
+    """The model of `file:PATH`."""
+    settings: dict[str, Any] = {name: getattr(options, name) for name in ("num_classes", "image_shape", "mean", "std")}
+    return describe_file(load(expand_home(reference.body), options.arch, **settings), Path(expand_home(reference.body)),
+                         options)
+
+
+def describe_file(model: Normalized, path: Path, options: ModelSettings) -> LoadedModel:
+    """A model with what is known of it; a file that does not name its architecture is not one of this package."""
+    info = describe_module(model)
+    if set(REQUIRED) <= read_metadata(path).keys():
+        return LoadedModel(model, info)
+    origin = "from the reference" if options.mean is not None or options.std is not None else "in the file"
+    return LoadedModel(model, replace(info, origin=str(path), of_zoo=False, normalization=info.normalization.replace(
+        "in the model", origin)))
+
+
 def restore(path: str | Path, model: nn.Module) -> None:
     """Replace the weights of a model by those of a safetensors file, whose names, shapes and types must be its own."""
-    state = read_safetensors(Path(path))[0]
-    _check_weights(Path(path), model, state, type(model).__name__)
-    _copy_weights(Path(path), model, state)
+    copy_weights(Path(path), model, read_safetensors(Path(path))[0], type(model).__name__)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or of a state dict of torch; nothing in it is executed."""
+    return read_state_dict(path) if is_torch_file(path, TORCH_SUFFIXES) else read_safetensors(path)[0]
+
+
+def copy_weights(path: Path, model: nn.Module, state: dict[str, Tensor], name: str) -> None:
+    """Replace the weights of a model by those of a file, whose names, shapes and types must be its own.
+
+    `name` is that of the architecture, for the message with the first three keys that differ.
+    """
+    _check_weights(path, model, state, name)
+    _copy_weights(path, model, state)
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
     """The metadata of a checkpoint, without its weights; a state dict of torch has none."""
     path = Path(path)
-    if path.suffix in TORCH_SUFFIXES:
-        _require_file(path)
+    if is_torch_file(path, TORCH_SUFFIXES):
+        require_file(path)
         return {}
     return read_safetensors(path, weights=False)[1]
 
@@ -146,7 +191,7 @@ def parse_sizes(text: str, count: int, most: int = MAX_SIZE) -> tuple[int, ...]:
 def _count_classes(path: Path, state: Mapping[str, Tensor]) -> int:
     weight = state.get("fc.weight")
     if weight is None or weight.dim() != 2:
-        raise InputError(f"`{path}` must hold the last layer as fc.weight, got {_abbreviate(state)}")
+        raise InputError(f"`{path}` must hold the last layer as fc.weight, got {abbreviate(state)}")
     return len(weight)
 
 
@@ -181,7 +226,7 @@ def _check_weights(path: Path, model: nn.Module, state: dict[str, Tensor], name:
     ):
         if keys:
             raise InputError(f"`{path}` must hold exactly the weights of {name}, got {problem} "
-                             f"{_abbreviate(keys)}")
+                             f"{abbreviate(keys)}")
 
 
 def _copy_weights(path: Path, model: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -193,66 +238,22 @@ def _copy_weights(path: Path, model: nn.Module, state: Mapping[str, Tensor]) -> 
                  and not torch.equal(value.isfinite(), state[key].isfinite())]
     if too_large:
         raise InputError(f"`{path}` must hold numbers in the range of fp32, in which they are used, got larger ones in "
-                         f"{_abbreviate(too_large)}")
+                         f"{abbreviate(too_large)}")
 
 
 def _kind(value: Tensor) -> str:
     return "real" if value.is_floating_point() else "complex" if value.is_complex() else "whole"
 
 
-def _abbreviate(keys: Iterable[str]) -> str:
-    names = list(keys)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _require_file(path: Path) -> None:
-    """Raise an :class:`InputError` unless the path is a file."""
-    if not path.is_file():
-        raise InputError(f"`{path}` must be a file{', got a folder' if path.is_dir() else ' that exists'}")
-
-
 def read_safetensors(path: Path, *, weights: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors (unless `weights` is false) and the metadata of a file."""
-    _require_file(path)
+    require_file(path, "whole safetensors file")
     try:
         with safe_open(path, framework="pt") as file:
             state = {key: file.get_tensor(key) for key in file.keys()} if weights else {}  # noqa: SIM118
             return state, file.metadata() or {}
     except Exception as error:  # a damaged file, or one with types that torch lacks, can raise any error
         raise InputError(f"`{path}` must be a whole safetensors file, got one that cannot be read ({error})") from None
-
-
-def _read_torch(path: Path) -> dict[str, Tensor]:
-    """The state dict of a torch file, unwrapped; nothing in the file is executed."""
-    _require_file(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns about old pickles; the errors below are clearer
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise InputError(f"`{path}` must hold weights only, got other content, of which nothing was executed") from None
-    except Exception as error:  # a damaged file can raise any error
-        raise InputError(f"`{path}` must be a whole torch file, got one that cannot be read "
-                         f"({type(error).__name__})") from None
-    for wrapper in ("state_dict", "model", "model_state_dict"):
-        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
-            content = content[wrapper]
-    if not isinstance(content, Mapping) or not content or not all(
-            isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()):
-        raise InputError(f"`{path}` must hold weights only (tensors by name), got {type(content).__name__}")
-    unusual = [key for key, value in content.items() if not _is_dense(value)]
-    if unusual:
-        raise InputError(f"`{path}` must hold dense tensors with all their values, got sparse, meta, nested, quantized "
-                         f"or expanded ones: {_abbreviate(unusual)}")
-    prefix = "module." if all(key.startswith("module.") for key in content) else ""
-    return {key.removeprefix(prefix): value for key, value in content.items()}
-
-
-def _is_dense(value: Tensor) -> bool:
-    """Whether every number of a tensor is stored; a small file could expand one number to any size."""
-    if value.layout != torch.strided or value.is_meta or value.is_nested or value.is_quantized:
-        return False
-    return value.untyped_storage().nbytes() >= value.numel() * value.element_size()
 
 
 def write_safetensors(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

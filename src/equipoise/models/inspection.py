@@ -66,7 +66,7 @@ def identity(model: nn.Module) -> dict[str, Any]:
     with such settings have a method `describe()`, as those of this package do (:class:`Described`). The result is
     {"weights": digest, "settings": {path of the submodule: its description}}; the model itself is "(root)".
     """
-    from equipoise.models.reference import reference_of  # which loads models, and so imports this file
+    from equipoise.models.loaded import reference_of  # which loads models, and so imports this file
 
     described = {name or "(root)": module.describe() for name, module in model.named_modules()
                  if callable(getattr(module, "describe", None))}
@@ -143,7 +143,7 @@ def name_failing_model(function: Callable[P, T]) -> Callable[P, T]:
 
 def _failing_model(error: BaseException) -> str | None:
     """Which model of the user raised an exception, on which batch and where; None if none did."""
-    from equipoise.models.reference import reference_of
+    from equipoise.models.loaded import reference_of
 
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     lines = traceback.extract_tb(error.__traceback__)

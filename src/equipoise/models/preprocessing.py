@@ -99,6 +99,18 @@ class TTAClassifier(Described):
         logits: Tensor = self.model(torch.cat([copies, copies.flip(3)]))
         return logits.view(self.count, x.shape[0], -1).mean(dim=0)
 
+    def first_view(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, K) logits for the first copy alone: one pass."""
+        logits: Tensor = self.model(shift(x, *SHIFTS[self.count][0]))
+        return logits
+
+    def complete(self, x: Tensor, first: Tensor) -> Tensor:
+        """(B, K) the mean over all copies, given the logits of :meth:`first_view`: count − 1 passes."""
+        shifts = SHIFTS[self.count]
+        mirrored = torch.cat([shift(x, *by) for by in shifts]).flip(3)
+        others: Tensor = self.model(torch.cat([*(shift(x, *by) for by in shifts[1:]), mirrored]))
+        return (first + others.view(self.count - 1, x.shape[0], -1).sum(dim=0)) / self.count
+
 
 def shift(x: Tensor, down: int, right: int) -> Tensor:
     """Move images by whole pixels and fill with black."""

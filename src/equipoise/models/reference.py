@@ -1,10 +1,12 @@
-"""Model references: one string that names a model.
+"""Model references: one string that names a model, `scheme:body?key=value&…`.
 
-`file:PATH` is a checkpoint, `zoo:NAME` an architecture with random weights, `python:MODULE:FACTORY` a function without
-arguments that returns a module from images in [0, 1] to logits, and `tta:N:REFERENCE` any of them with test-time
-augmentation over N copies of each image (2, 6 or 10); `looks:` is an old name of `tta:`. `smoothed:SIGMA:REFERENCE` is
-a randomly smoothed classifier with fixed Gaussian noise, `smoothed:SIGMA,N:REFERENCE` one with N samples instead of
-100, `smoothed:SIGMA,N,fresh:REFERENCE` one with new noise in every pass. A bare path is `file:`.
+`file:PATH` is a checkpoint, `zoo:NAME` an architecture with random weights, `python:FILE.py:NAME` and
+`python:MODULE:NAME` a function without arguments, a class or a module from images in [0, 1] to logits; docs/models.md
+has the others. `tta:N:REFERENCE` is any of them with test-time augmentation over N copies of each image (2, 6 or 10);
+`looks:` is an old name of `tta:`. `smoothed:SIGMA:REFERENCE` is a randomly smoothed classifier with fixed Gaussian
+noise, `smoothed:SIGMA,N:REFERENCE` one with N samples instead of 100, `smoothed:SIGMA,N,fresh:REFERENCE` one with new
+noise in every pass. A bare path is `file:`. Settings (:class:`ModelSettings`) belong to the innermost reference; a
+literal `?` is written `%3F`.
 
 What the user types is the user's own. A reference that a folder names may come from anybody: it must not run code
 unless `allow_code` is set, and its modules are never taken from that folder (SECURITY.md).
@@ -13,277 +15,275 @@ unless `allow_code` is set, and its modules are never taken from that folder (SE
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import PathFinder
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from equipoise.core import checks
+from equipoise.core import checks, files
 from equipoise.core.checks import InputError
+from equipoise.core.modes import outside_inference_mode
 from equipoise.core.registry import Registry
-from equipoise.core.settings import Settings, setting
 from equipoise.models import checkpoint, zoo
-from equipoise.models.inspection import one_line
-from equipoise.models.preprocessing import SHIFTS, TTAClassifier
-from equipoise.models.smoothed import MAX_SAMPLES, SAMPLES, RandomlySmoothedClassifier
+from equipoise.models.assembly import assemble
+from equipoise.models.loaded import LoadedModel, describe_module, info_of, remember_info, remember_reference
+from equipoise.models.options import (
+    DATA_OPTIONS,
+    EXPLICIT_PATH,
+    LoadOptions,
+    ModelSettings,
+    escape,
+    expand_home,
+    unescape,
+)
+from equipoise.models.wrappers import WRAPPERS
 
-MAX_CHANNELS = 1000
 ALIASES = {"looks": "tta"}  # old names of schemes
-DATA_SCHEMES = ("file", "zoo")  # read weights or build architectures; any other scheme may run what its body names
+COMMON = ("preset", "labels")  # settings that every scheme takes
+NO_SETTINGS = ModelSettings()
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A parsed reference: `scheme`:`body`; `text` is what the user wrote.
+    """A parsed reference: `scheme`:`body`?`settings`; `text` is what the user wrote.
 
-    `folder` is the folder that names the reference, None if the user gave it.
+    `folder` is the folder that names the reference, None if the user gave it. Settings of a wrapper such as `tta:` are
+    those of the model inside.
     """
 
     scheme: str
     body: str
     text: str
     folder: Path | None = None
+    settings: ModelSettings = NO_SETTINGS
+
+    def __str__(self) -> str:
+        """The reference with all its settings; :func:`parse` reads it."""
+        query = self.settings.query()
+        return f"{self.scheme}:{escape(self.body)}{'?' if query else ''}{query}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions(Settings):
-    """How to load a model beside its reference; an option that a scheme cannot use is an error.
+Loader = Callable[[Reference, LoadOptions], nn.Module | LoadedModel]
 
-    `mean` and `std` may be text such as "0.49,0.48,0.45". `num_classes` and `image_shape` are required for `zoo:`; a
-    checkpoint must agree with them. `seed` is for the random weights of `zoo:` and the noise of `smoothed:`.
+
+@dataclass(frozen=True)
+class Scheme:
+    """A scheme of this package; its loader is a function `load(reference, options)`, imported when first called.
+
+    The options of that call are the user's, overridden by the settings of the reference.
+
+    Args:
+        loader: as "module:function", of this package.
+        settings: that a reference may have beside :data:`COMMON`.
+        runs_code: whether loading may run code that the body names; False only if it reads data.
+        path: the pattern of a body that begins with a path, with the path as its first group.
+        takes_defaults: whether options that the user gave for all models apply to this body.
+        find_weights: where the file of a body and a setting `weights` lies that depends on the current folder or the
+            environment, as "module:function"; it is recorded as `weights`.
     """
 
-    arch: str | None = setting(None, "Architecture of .pt and .pth files.")
-    mean: str | Sequence[float] | None = setting(None, "Per-channel means subtracted by the model of a .pt file, "
-                                                       "e.g. 0.49,0.48,0.45.")
-    std: str | Sequence[float] | None = setting(None, "Per-channel standard deviations that it divides by.")
-    allow_code: bool = setting(False, "Run the code that a mixture folder names, such as python:MODULE:FACTORY; only "
-                                      "for folders whose author you trust.")
-    num_classes: int | None = None
-    image_shape: tuple[int, int, int] | None = None
-    seed: int = 0
+    loader: str
+    settings: tuple[str, ...] = ()
+    runs_code: bool = True
+    path: str | None = None
+    takes_defaults: Callable[[str], bool] = lambda body: False
+    find_weights: str | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("mean", "std"):
-            value = getattr(self, name)
-            numbers = None if value is None else tuple(checks.fractions(name, value, most=MAX_CHANNELS))
-            if not isinstance(value, list | tuple):
-                object.__setattr__(self, name, numbers)
-
-        shape = self.image_shape
-        valid = shape is None or (isinstance(shape, tuple | list) and len(shape) == 3
-                                  and all(type(side) is int and side >= 1 for side in shape))
-        checks.require(valid, "image_shape", "be (C, H, W)", shape)
-
-    def refuse(self, reference: Reference, *names: str) -> None:
-        """Raise an error if one of these options is given."""
-        for name in names:
-            value = getattr(self, name)
-            checks.require(value is None, name, f"be left out for {reference.text}, which has its own", value)
+    def __call__(self, reference: Reference, options: LoadOptions) -> nn.Module | LoadedModel:
+        """Load the model of a reference."""
+        loaded: nn.Module | LoadedModel = _function(self.loader)(reference, options)
+        return loaded
 
 
-def _load_file(reference: Reference, options: LoadOptions) -> nn.Module:
-    settings: dict[str, Any] = {name: getattr(options, name) for name in ("mean", "std", "num_classes", "image_shape")}
-    return checkpoint.load(reference.body, options.arch, **settings)
+def _function(name: str) -> Callable[..., Any]:
+    module, _, attribute = name.partition(":")
+    function: Callable[..., Any] = getattr(import_module(f"equipoise.models.{module}"), attribute)
+    return function
 
 
-def _load_zoo(reference: Reference, options: LoadOptions) -> nn.Module:
-    options.refuse(reference, "arch")
-    checks.one_of("model", reference.body, zoo.ARCHITECTURES)
-    settings: dict[str, Any] = {name: getattr(options, name) for name in ("num_classes", "image_shape", "mean", "std")}
-    for name in ("num_classes", "image_shape"):
-        checks.require(settings[name] is not None, name, f"be given for {reference.text}", None)
-    return zoo.build(reference.body, seed=options.seed, **settings)
-
-
-def _load_python(reference: Reference, options: LoadOptions) -> nn.Module:
-    options.refuse(reference, "arch", "mean", "std")
-    source, _, name = reference.body.partition(":")
-    checks.require(bool(source and name), "model", "read python:MODULE:FACTORY", reference.text)
-    with _importable_modules(reference.folder):
-        try:
-            factory = getattr(importlib.import_module(source), name, None)
-        except (Exception, SystemExit) as error:  # the module is the user's own and may raise anything
-            raise InputError(f"`model` must name a module that can be imported, got {source!r}, which raised "
-                             f"{one_line(error)}") from error
-        if not callable(factory):
-            raise InputError(f"`model` must name a function of {source}, got {name!r}, which is not one")
-        try:
-            model = factory()
-        except (Exception, SystemExit) as error:
-            raise InputError(f"`model` must name a function that works without arguments, got "
-                             f"{reference.text!r}, which raised {one_line(error)}") from error
-    if not isinstance(model, nn.Module):
-        raise InputError(f"`model` must name a function that returns a torch module, got {reference.text!r}, "
-                         f"which returned {type(model).__name__}")
-    return model
-
-
-def _load_tta(reference: Reference, options: LoadOptions) -> nn.Module:
-    count, inner = _split(reference)
-    return TTAClassifier(_load(inner, options), int(count))
-
-
-def _load_smoothed(reference: Reference, options: LoadOptions) -> nn.Module:
-    settings, inner = _split(reference)
-    sigma, samples, fresh = *settings.split(","), *("", "")[settings.count(",") :]
-    return RandomlySmoothedClassifier(
-        _load(inner, options), checks.positive("sigma", checks.fraction("sigma", sigma)),
-        checks.whole("samples", int(samples or SAMPLES), least=1, most=MAX_SAMPLES), seed=options.seed,
-        fresh=bool(fresh))
-
-
-# Schemes around another reference, scheme:SETTINGS:REFERENCE: what the settings look like, as a pattern and in words.
-WRAPPERS = {
-    "tta": ("|".join(map(str, SHIFTS)), f"tta:N:REFERENCE with N among {', '.join(map(str, SHIFTS))}"),
-    "smoothed": (r"[0-9][^,]{0,30}(,[0-9]{1,9}(,fresh)?)?", "smoothed:SIGMA:REFERENCE, smoothed:SIGMA,N:REFERENCE or "
-                 "smoothed:SIGMA,N,fresh:REFERENCE"),
-}
-
-
-def _split(reference: Reference) -> tuple[str, Reference]:
-    """The settings of a wrapper, and the reference of the model inside."""
-    pattern, words = WRAPPERS[reference.scheme]
-    settings, _, body = reference.body.partition(":")
-    checks.require(bool(body and re.fullmatch(pattern, settings, re.ASCII)), "model", f"read {words}", reference.text)
-    inner = innermost = parse(body, reference.folder)
-    while innermost.scheme in WRAPPERS:
-        checks.require(innermost.scheme != reference.scheme, "model", f"have {reference.scheme}: only once",
-                       reference.text)
-        innermost = _split(innermost)[1]
-    return settings, inner
-
-
-Loader = Callable[[Reference, LoadOptions], nn.Module]
+_OWN_SETTINGS = ("arch", "mean", "std", "num_classes", "image_shape")
 SCHEMES: Registry[Loader] = Registry("equipoise.model_schemes", "scheme of a model", {
-    "file": _load_file, "python": _load_python, "smoothed": _load_smoothed, "tta": _load_tta,
-    "zoo": _load_zoo})
+    "exported": Scheme("exported:load", ("mean", "std"), path="(.*)"),
+    "file": Scheme("checkpoint:load_reference", _OWN_SETTINGS, False, "(.*)",
+                   lambda body: Path(body).suffix in checkpoint.TORCH_SUFFIXES),
+    "hf": Scheme("hf_models:load", _OWN_SETTINGS, False, EXPLICIT_PATH),
+    "http": Scheme("remote:load_reference", ("mean", "std", "num_classes")),
+    "https": Scheme("remote:load_reference", ("mean", "std", "num_classes")),
+    "onnx": Scheme("onnx_model:load_reference", ("mean", "std", "num_classes"), False, "(.*)"),
+    "python": Scheme("python_code:load", path=r"(.*\.py):[^:]*"),
+    "robustbench": Scheme("robustbench:load_reference", ("weights",), False, find_weights="robustbench:find_weights"),
+    "smoothed": Scheme(""),  # wrappers, see below
+    "timm": Scheme("timm_models:load", ("mean", "std", "num_classes", "weights"), False),
+    "torchvision": Scheme("torchvision_models:load", ("mean", "std", "num_classes", "weights"), False),
+    "tta": Scheme(""),
+    "zoo": Scheme("zoo:load_reference", ("mean", "std", "num_classes", "image_shape", "seed"), False, None,
+                  lambda body: True)})
+
+
+def split_wrapper(reference: Reference) -> tuple[str, Reference]:
+    """The settings of a wrapper itself, and the reference of the model inside."""
+    wrapper = WRAPPERS[reference.scheme]
+    own, _, body = reference.body.partition(":")
+    checks.require(bool(body and re.fullmatch(wrapper.pattern, own, re.ASCII)), "model", f"read {wrapper.words}",
+                   reference.text)
+    return own, dataclasses.replace(parse(escape(body), reference.folder), settings=reference.settings)
+
+
+def _steps(reference: Reference) -> list[Reference]:
+    """The reference and those inside it, no wrapper twice; the last one is the model itself."""
+    steps = [reference]
+    while steps[-1].scheme in WRAPPERS:
+        _, inner = split_wrapper(steps[-1])
+        checks.require(inner.scheme not in [step.scheme for step in steps], "model",
+                       f"have {inner.scheme}: only once", reference.text)
+        steps.append(inner)
+    return steps
+
+
+def innermost(reference: Reference) -> Reference:
+    """The reference of the model itself, inside of all wrappers."""
+    return _steps(reference)[-1]
 
 
 def parse(text: str, folder: Path | None = None) -> Reference:
     """Parse a reference; `folder` is the folder that names it, None if the user gave it.
 
-    >>> parse("zoo:resnet8")
-    Reference(scheme='zoo', body='resnet8', text='zoo:resnet8', folder=None)
-    >>> parse("best.safetensors").scheme
-    'file'
+    >>> parse("zoo:resnet8").body
+    'resnet8'
+    >>> parse("best.pt?arch=resnet20").settings.arch
+    'resnet20'
     """
-    scheme, _, body = text.partition(":")
+    address, question, query = text.partition("?")
+    scheme, _, body = address.partition(":")
     scheme = ALIASES.get(scheme, scheme)
-    if scheme in SCHEMES and body:
-        return Reference(scheme, body, text, folder)
-    path = Path(text)
-    if text and (path.suffix in (".safetensors", *checkpoint.TORCH_SUFFIXES) or path.exists()):
-        return Reference("file", text, text, folder)
-    known = ", ".join(f"{name}:" for name in sorted(SCHEMES))
-    hint = f" (did you mean 'zoo:{text}'?)" if text in zoo.ARCHITECTURES else ""
-    raise InputError(f"`model` must be a path that exists or begin with one of {known}, got {text!r}{hint}")
+    if scheme not in SCHEMES or not body:
+        if text and files.exists(text):  # whatever characters it has
+            return Reference("file", text, text, folder)
+        scheme, body = "file", address
+        path = Path(unescape(address))
+        if not address or not (path.suffix in (".safetensors", *checkpoint.TORCH_SUFFIXES) or files.exists(path)):
+            known = ", ".join(f"{name}:" for name in sorted(SCHEMES))
+            hint = f" (did you mean 'zoo:{text}'?)" if text in zoo.ARCHITECTURES else ""
+            raise InputError(f"`model` must be a path that exists or begin with one of {known}, got {text!r}{hint}")
+    settings = ModelSettings.parse(query, checks.shorten(text, checks.VALUE_LENGTH)) if question else NO_SETTINGS
+    return Reference(scheme, unescape(body), text, folder, settings)
 
 
 def relocate(text: str, move: Callable[[str], str]) -> str:
-    """The reference with the path of its file, if it has one, changed by `move`.
+    """The reference with the paths of its files, if it has any, changed by `move`.
 
     >>> relocate("tta:2:file:a.safetensors", "/models/{}".format)
     'tta:2:file:/models/a.safetensors'
     """
-    reference = parse(text)
+    return str(_relocate(parse(text), move))
+
+
+def _relocate(reference: Reference, move: Callable[[str], str]) -> Reference:
+    scheme, body, _ = _builtin(reference), reference.body, _steps(reference)  # which are checked
     if reference.scheme in WRAPPERS:
-        settings, inner = _split(reference)
-        return f"{reference.scheme}:{settings}:{relocate(inner.text, move)}"
-    return f"file:{move(reference.body)}" if reference.scheme == "file" else text
+        own, inner = split_wrapper(reference)
+        moved = _relocate(inner, move)
+        return dataclasses.replace(reference, body=f"{own}:{moved.scheme}:{moved.body}", settings=moved.settings)
+    pattern = None if scheme is None else scheme.path
+    if pattern is not None and (match := re.fullmatch(pattern, body, re.DOTALL)):
+        body = f"{body[: match.start(1)]}{move(expand_home(match[1]))}{body[match.end(1) :]}"
+    return dataclasses.replace(reference, body=body, settings=reference.settings.relocate(move))
 
 
-def runs_code(text: str) -> bool:
+def runs_code(text: str | Reference) -> bool:
     """Whether loading a reference may run code that it names.
 
     >>> runs_code("tta:2:python:module:factory"), runs_code("tta:2:zoo:resnet8")
     (True, False)
     """
-    reference = parse(text)
-    if reference.scheme in WRAPPERS:
-        return runs_code(_split(reference)[1].text)
-    return reference.scheme not in DATA_SCHEMES
+    scheme = _builtin(_steps(parse(text) if isinstance(text, str) else text)[-1])
+    return scheme is None or scheme.runs_code
 
 
+def _builtin(reference: Reference) -> Scheme | None:
+    """The scheme, None if it is one of another package, which is not imported here and may run code."""
+    scheme = SCHEMES.builtin.get(reference.scheme)
+    return scheme if isinstance(scheme, Scheme) else None
+
+
+@outside_inference_mode
 def load(reference: str, options: LoadOptions | None = None, *, folder: Path | None = None,
          **settings: Any) -> nn.Module:
     """Load the model of a reference, in evaluation mode.
 
     Args:
         reference: of any of :data:`SCHEMES`.
+        options: defaults for references without such settings; they apply to models that have no values of their own
+            (`.pt` files and `zoo:`), and are ignored by others.
         folder: the folder that names the reference, which then runs code only with `allow_code`; None if the user
             gave it.
-        options, settings: fields of :class:`LoadOptions`.
+        settings: fields of :class:`LoadOptions` for this very model; one that its scheme cannot use is an error.
     """
     for name in settings:
         checks.one_of("option", name, LoadOptions.names())
-    model = _load(parse(reference, folder), dataclasses.replace(options or LoadOptions(), **settings)).eval()
-    remember_reference(model, reference)
+    general = {name: settings.pop(name) for name in (*DATA_OPTIONS, "allow_code") if name in settings}
+    options = dataclasses.replace(options or LoadOptions(), **general)
+    parsed, own = parse(reference, folder), ModelSettings(**settings).given()
+    for name, value in own.items():
+        written = getattr(parsed.settings, name)
+        checks.require(written in (None, value), name, f"be {written!r}, as in {reference}", value)
+    own = {**parsed.settings.given(), **own}
+    parsed = _with_defaults(dataclasses.replace(parsed, settings=ModelSettings(**own)), options)
+    model = _load(parsed, options)
+    remember_reference(model, reference, str(_with_weights(parsed)), parsed.settings)
     return model
+
+
+def _with_weights(reference: Reference) -> Reference:
+    """The reference of a loaded model, which finds the same file from everywhere."""
+    model = _steps(reference)[-1]
+    scheme = _builtin(model)
+    if scheme is None or scheme.find_weights is None:
+        return reference
+    weights = _function(scheme.find_weights)(model.body, model.settings.weights)
+    return dataclasses.replace(reference, settings=dataclasses.replace(reference.settings, weights=weights))
+
+
+def _with_defaults(reference: Reference, options: LoadOptions) -> Reference:
+    """The reference with all settings that its model is loaded with."""
+    innermost = _steps(reference)[-1]
+    scheme, own = _builtin(innermost), reference.settings.given()
+    if scheme is None:
+        return reference
+    for name, value in own.items():
+        checks.require(name in (*scheme.settings, *COMMON), name,
+                       f"be left out for {innermost.scheme}: models, which have their own", value)
+    general = _for_network(options, reference.settings)
+    defaults = {name: value for name, value in general.given().items() if name in scheme.settings}
+    return dataclasses.replace(reference, settings=ModelSettings(
+        **{**(defaults if scheme.takes_defaults(innermost.body) else {}), **own}))
+
+
+def _for_network(options: LoadOptions, settings: ModelSettings) -> LoadOptions:
+    """The options without what is known of the data but not of the network: it may have other classes and sizes."""
+    return dataclasses.replace(options, num_classes=options.num_classes if settings.labels is None else None,
+                               image_shape=options.image_shape if settings.preset is None else None)
 
 
 def _load(reference: Reference, options: LoadOptions) -> nn.Module:
     """Load the model, also that inside another reference; the one place where code in folders is refused."""
-    if reference.folder is not None and runs_code(reference.text) and not options.allow_code:
+    if reference.folder is not None and runs_code(reference) and not options.allow_code:
         raise InputError(f"`allow_code` must be set (--allow-code) to load {reference.text!r}, which runs code and was "
                          f"named by the folder {reference.folder}, got False")
-    return SCHEMES[reference.scheme](reference, options)
-
-
-_references: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-
-
-def remember_reference(model: nn.Module, reference: str) -> None:
-    """Record from which reference a model was loaded."""
-    _references[model] = reference
-
-
-def reference_of(model: nn.Module) -> str | None:
-    """The reference that a model was loaded from; None if it was not loaded by this package."""
-    return _references.get(model)
-
-
-@contextmanager
-def _importable_modules(excluded: Path | None) -> Iterator[None]:
-    """Put the current directory first on the import path, as `python -m` does; nothing is imported from `excluded`.
-
-    What the imported modules add to the import path stays there.
-    """
-    guard = _FolderImportGuard(excluded)
-    before, here = list(sys.path), str(Path.cwd())
-    path = [entry for entry in (here, *before) if not guard.covers(entry or here)]
-    sys.path[:] = path
-    sys.meta_path.insert(0, guard)
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(guard)
-        sys.path[:] = [*(entry for entry in sys.path if entry not in path), *before]
-
-
-class _FolderImportGuard(MetaPathFinder):
-    """Refuses modules that lie inside a folder, also as packages of a folder that contains it; it finds none itself."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = None if folder is None else folder.resolve()
-
-    def covers(self, path: str) -> bool:
-        return self.folder is not None and Path(path).resolve().is_relative_to(self.folder)
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        spec = None if self.folder is None else PathFinder.find_spec(name, path, target)
-        places = [] if spec is None else [*filter(None, [spec.origin]), *(spec.submodule_search_locations or ())]
-        if any(map(self.covers, places)):
-            raise ModuleNotFoundError(f"No module named {name!r} outside of {self.folder}", name=name)
+    loader = SCHEMES[reference.scheme]
+    if reference.scheme in WRAPPERS:
+        own, inner = split_wrapper(reference)
+        network = _load(inner, options)
+        model = WRAPPERS[reference.scheme].wrap(network, own, options).eval()
+        remember_info(model, info_of(network) or describe_module(network))
+        return model
+    general = _for_network(options, reference.settings)
+    own_options = dict.fromkeys(ModelSettings.names()) | {name: getattr(general, name) for name in DATA_OPTIONS}
+    loaded = loader(reference, dataclasses.replace(options, **{**own_options, **reference.settings.given()}))
+    model, info = assemble(loaded, reference.text, reference.settings, options)
+    remember_info(model, info)
+    return model.eval()

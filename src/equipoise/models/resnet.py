@@ -39,11 +39,39 @@ class BasicBlock(nn.Module):
         return F.relu(out + (x if self.downsample is None else self.downsample(x)))
 
 
-class PreActBlock(nn.Module):
-    """x' + conv(relu(bn(conv(a)))) with a = relu(bn(x)) [He2016identity]; x' is x, or a 1×1 projection of a."""
+class Bottleneck(nn.Module):
+    """The block of three convolutions of ResNet-50 [He2016], whose stride lies in the middle one."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
+        width = outputs // 4
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, inputs, H, W) → (B, outputs, ⌈H / stride⌉, ⌈W / stride⌉)."""
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = F.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        return F.relu(out + (x if self.downsample is None else self.downsample(x)))
+
+
+class PreActBlock(nn.Module):
+    """x' + conv(relu(bn(conv(a)))) with a = relu(bn(x)) [He2016identity]; x' is x, or a 1×1 projection of a.
+
+    With `raw_shortcut` the projection is that of x itself, as in some published checkpoints.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, *, raw_shortcut: bool = False) -> None:
+        super().__init__()
+        self.raw_shortcut = raw_shortcut
         self.bn1 = nn.BatchNorm2d(inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
@@ -56,30 +84,37 @@ class PreActBlock(nn.Module):
         """(B, inputs, H, W) → (B, outputs, ⌈H / stride⌉, ⌈W / stride⌉)."""
         active = F.relu(self.bn1(x))
         out = self.conv2(F.relu(self.bn2(self.conv1(active))))
-        total: Tensor = out + (x if self.downsample is None else self.downsample(active))
+        shortcut = x if self.downsample is None else self.downsample(x if self.raw_shortcut else active)
+        total: Tensor = out + shortcut
         return total
 
 
-def _add_stages(model: nn.Module, block: Callable[[int, int, int], nn.Module], inputs: int, widths: Sequence[int],
-                blocks: int) -> list[str]:
-    """Add submodules `layer1`, `layer2`, … of `blocks` blocks each; every stage but the first halves the image."""
+def add_stages(model: nn.Module, block: Callable[[int, int, int], nn.Module], inputs: int, widths: Sequence[int],
+               blocks: int | Sequence[int]) -> list[str]:
+    """Add submodules `layer1`, `layer2`, … of so many blocks each; every stage but the first halves the image."""
     names = [f"layer{number}" for number in range(1, len(widths) + 1)]
-    for name, outputs in zip(names, widths, strict=True):
+    counts = [blocks] * len(widths) if isinstance(blocks, int) else blocks
+    for name, outputs, count in zip(names, widths, counts, strict=True):
         first = block(inputs, outputs, 1 if name == "layer1" else 2)
-        model.add_module(name, nn.Sequential(first, *(block(outputs, outputs, 1) for _ in range(blocks - 1))))
+        model.add_module(name, nn.Sequential(first, *(block(outputs, outputs, 1) for _ in range(count - 1))))
         inputs = outputs
     return names
 
 
 class ResNet(Normalized):
-    """ResNet [He2016]: stages of `blocks` basic blocks with `widths` channels; torchvision's key names."""
+    """ResNet [He2016]: stages of `blocks` blocks with `widths` channels; torchvision's key names.
 
-    def __init__(self, widths: Sequence[int], blocks: int, *, num_classes: int,
-                 image_shape: tuple[int, int, int]) -> None:
+    The stem has as many channels as the first stage, or `stem`.
+    """
+
+    def __init__(self, widths: Sequence[int], blocks: int | Sequence[int], *, num_classes: int,
+                 image_shape: tuple[int, int, int], block: Callable[[int, int, int], nn.Module] = BasicBlock,
+                 stem: int | None = None) -> None:
         super().__init__(image_shape[0])
-        self.conv1 = nn.Conv2d(image_shape[0], widths[0], 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(widths[0])
-        self.stages = _add_stages(self, BasicBlock, widths[0], widths, blocks)
+        stem = widths[0] if stem is None else stem
+        self.conv1 = nn.Conv2d(image_shape[0], stem, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(stem)
+        self.stages = add_stages(self, block, stem, widths, blocks)
         self.fc = nn.Linear(widths[-1], num_classes)
         he_init(self)
 
@@ -93,14 +128,17 @@ class ResNet(Normalized):
 
 
 class PreActResNet(Normalized):
-    """Pre-activation ResNet [He2016identity]: `stem` channels, stages of pre-activation blocks, a final batch norm."""
+    """Pre-activation ResNet [He2016identity]: `stem` channels, stages of pre-activation blocks, a final batch norm.
+
+    `raw` is the variant of some published checkpoints: projections of the input itself, nothing after the last block.
+    """
 
     def __init__(self, stem: int, widths: Sequence[int], blocks: int, *, num_classes: int,
-                 image_shape: tuple[int, int, int]) -> None:
+                 image_shape: tuple[int, int, int], raw: bool = False) -> None:
         super().__init__(image_shape[0])
         self.conv1 = nn.Conv2d(image_shape[0], stem, 3, padding=1, bias=False)
-        self.stages = _add_stages(self, PreActBlock, stem, widths, blocks)
-        self.bn = nn.BatchNorm2d(widths[-1])
+        self.stages = add_stages(self, partial(PreActBlock, raw_shortcut=raw), stem, widths, blocks)
+        self.bn = None if raw else nn.BatchNorm2d(widths[-1])
         self.fc = nn.Linear(widths[-1], num_classes)
         he_init(self)
 
@@ -109,7 +147,8 @@ class PreActResNet(Normalized):
         out = self.conv1(self.normalize(x))
         for name in self.stages:
             out = self.get_submodule(name)(out)
-        logits: Tensor = self.fc(F.relu(self.bn(out)).mean(dim=(2, 3)))
+        out = out if self.bn is None else F.relu(self.bn(out))
+        logits: Tensor = self.fc(out.mean(dim=(2, 3)))
         return logits
 
 

@@ -71,7 +71,8 @@ class RandomlySmoothedClassifier(Described):
         """(N, C, H, W), computed once per shape of the images."""
         noise = self._noise
         if noise is None or noise.shape[1:] != x.shape[1:] or noise.device != x.device or noise.dtype != x.dtype:
-            numbers = rng.stream(self.seed, "smoothed", torch.arange(self.samples, device=x.device))
-            parts = [numbers[start : start + CHUNK].normal(*x.shape[1:]) for start in range(0, self.samples, CHUNK)]
-            self._noise = noise = torch.cat(parts).to(x.dtype)
+            with torch.inference_mode(False):  # a gradient may be asked for later
+                numbers = rng.stream(self.seed, "smoothed", torch.arange(self.samples, device=x.device))
+                parts = [numbers[start : start + CHUNK].normal(*x.shape[1:]) for start in range(0, self.samples, CHUNK)]
+                self._noise = noise = torch.cat(parts).to(x.dtype)
         return noise

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 
 from equipoise.core import checks
 from equipoise.core.registry import Registry
+from equipoise.models.bit_resnet import bit_resnet152x2
 from equipoise.models.cnn import CNN, LeNet
+from equipoise.models.deepmind_resnet import deepmind_preact_resnet18, deepmind_wide_resnet, robust_wide_resnet70_16
 from equipoise.models.preprocessing import Normalized
-from equipoise.models.resnet import PreActResNet, ResNet, wide_resnet
+from equipoise.models.resnet import Bottleneck, PreActResNet, ResNet, wide_resnet
+
+if TYPE_CHECKING:
+    from equipoise.models.options import LoadOptions
+    from equipoise.models.reference import Reference
 
 MAX_SIDE = 2**14  # of images: the metadata of a file may name any number, and torch overflows at very large ones
 
@@ -26,17 +32,23 @@ class Builder(Protocol):
 
 
 ARCHITECTURES: Registry[Builder] = Registry("equipoise.architectures", "arch", {
+    "bit_resnet152x2": bit_resnet152x2,
     "cnn": partial(CNN, 32),
     "cnn_small": partial(CNN, 16),
+    "deepmind_preact_resnet18": deepmind_preact_resnet18,
+    **{f"deepmind_wide_resnet{depth}_{width}": deepmind_wide_resnet(depth, width)
+       for depth, width in ((28, 10), (34, 10), (34, 20), (70, 16), (82, 8), (94, 16), (106, 16))},
     "lenet": LeNet,
     "preact_resnet18": partial(PreActResNet, 64, (64, 128, 256, 512), 2),
+    "preact_resnet18_raw": partial(PreActResNet, 64, (64, 128, 256, 512), 2, raw=True),
     "resnet8": partial(ResNet, (16, 32, 64), 1),  # 6n + 2 layers: three stages of n blocks, the stem, the last layer
     "resnet18": partial(ResNet, (64, 128, 256, 512), 2),
     "resnet20": partial(ResNet, (16, 32, 64), 3),
+    "resnet50": partial(ResNet, (256, 512, 1024, 2048), (3, 4, 6, 3), block=Bottleneck, stem=64),
     "resnet110": partial(ResNet, (16, 32, 64), 18),
-    "wide_resnet28_10": wide_resnet(28, 10),
-    "wide_resnet34_10": wide_resnet(34, 10),
-    "wide_resnet70_16": wide_resnet(70, 16),
+    "robust_wide_resnet70_16": robust_wide_resnet70_16,
+    **{f"wide_resnet{depth}_{width}": wide_resnet(depth, width)
+       for depth, width in ((28, 10), (34, 10), (34, 15), (34, 20), (40, 2), (70, 16))},
 })
 
 
@@ -54,6 +66,15 @@ def build(arch: str, *, num_classes: int, image_shape: tuple[int, int, int], mea
         model = _construct(arch, num_classes, image_shape)
     model.set_normalization(mean, std)
     return model
+
+
+def load_reference(reference: Reference, options: LoadOptions) -> Normalized:
+    """The model of `zoo:NAME`, with random weights."""
+    checks.one_of("model", reference.body, ARCHITECTURES)
+    for name in ("num_classes", "image_shape"):
+        checks.require(getattr(options, name) is not None, name, f"be given for {reference.text}", None)
+    settings: dict[str, Any] = {name: getattr(options, name) for name in ("num_classes", "image_shape", "mean", "std")}
+    return build(reference.body, seed=options.seed or 0, **settings)
 
 
 def build_empty(arch: str, *, num_classes: int, image_shape: tuple[int, int, int]) -> Normalized:

@@ -36,11 +36,13 @@ SHOWN = 6  # examples
 
 def headline(run: RunView) -> Section:
     """Accuracy of every model, clean, under each attack and in the worst case; the main result in words."""
-    metrics = [CLEAN, *run.attacks, WORST]
+    metrics = [CLEAN, WORST, *run.attacks]  # the decisive columns first: a phone shows no more
     results = [result for result in run.summary.results if result.metric in metrics]
     notes = [f"{note[:1].upper()}{note[1:]}." for note in format.data_notes(run.summary)]
     if not results:
-        return Section("Results", ["This run has no accuracies.", *notes])
+        nothing = "This run has no accuracies." if run.summary.study is None else (
+            "The results of this study are in the sections below.")
+        return Section("Results", [nothing, *notes])
     results.sort(key=lambda result: _base_models_first(result.model))
     by_model: Results = defaultdict(dict)
     for result in results:
@@ -49,7 +51,8 @@ def headline(run: RunView) -> Section:
     for difference in run.summary.differences:
         pairs[difference.model, difference.versus].append(difference)
     first = "mixed" if "mixed" in by_model else next((model for model, _ in pairs), "")
-    prose = [main_result(by_model, first), _methods(run), _fitting_images(run, results),
+    fitting = _fitting_images(run, results)  # which images a figure is of comes before it
+    prose = [fitting, main_result(by_model, first), _methods(run),
              " ".join(map(comparison, pairs.values())), " ".join(_conditions(results, run.threat)), *notes]
     tables = [result_table(f"{INTERVALS} (Clopper-Pearson)", "model", results, columns=metrics)]
     if run.summary.differences:
@@ -60,7 +63,7 @@ def headline(run: RunView) -> Section:
                             "(Bonett-Price).", ["models", "metric", "difference", "n"], body))
     if run.summary.audits:
         tables.append(_audit_table(run.summary.audits))
-    return Section("Results", [text for text in prose if text], tables)
+    return Section("Accuracy on the fitting images" if fitting else "Results", [text for text in prose if text], tables)
 
 
 def _methods(run: RunView) -> str:

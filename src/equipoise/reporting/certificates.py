@@ -3,72 +3,79 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.certification.mixture import THEOREMS
+from equipoise.certification.mixture import THEOREMS, upper_bounds
 from equipoise.core import format, stats
-from equipoise.core.results import Result
-from equipoise.core.rows import CERTIFY, CertificateRow, MixingRatioRow, Row
-from equipoise.reporting.charts import Chart, Histogram, Line, Panel, model_colors
+from equipoise.core.results import Result, SelectedAlpha
+from equipoise.core.rows import CertificateRow, MixingRatioRow, Mixture, Row
+from equipoise.evaluation.certificates import by_mixture, certificates
+from equipoise.reporting.charts import OTHERS, Chart, Histogram, Line, Panel, model_colors
 from equipoise.reporting.section import Cell, RunView, Section, Table, result_label, result_table
 
 Radii = NDArray[np.float64]  # (N,) certified radius of every image, 0 if it is misclassified or abstained
 GRID = 81
 CERTIFIED = "certified accuracy, %"
 THEOREM_TITLES = {"3.5": "Theorem 3.5, as in Figure 6 of the paper", "A.2": "Theorem A.2, as in Figure 7 of the paper",
+                  "lipschitz": "Theorem 3.5 with the smallest Lipschitz constant",
                   "ours": "Our radius from the same bounds"}
+LINE_STYLES = ("-", "--", ":", "-.")
+FRONTIER_THEOREMS = ("3.5", "A.2", "ours")
 # Metrics of estimated margins: how the share was computed, and its line style.
 KEPT = {"kept": ("by the Lipschitz estimate", "-"), "attacked-kept": ("at attacked images", "--")}
 
 
 def certified(run: RunView) -> Section | None:
-    """Certified accuracy of every model against the radius."""
-    models = collect(run.rows)
+    """Certified accuracy of every model against the radius, or at the one that was to be decided."""
+    models = by_mixture(run.rows)
     if not models:
         return None
-    radii = {name: np.array([row.radius if row.correct else 0.0 for row in rows]) for name, rows in models.items()}
-    paper = {name: theorem_radii(rows, rows[0].alpha, "A.2") for name, rows in models.items()
-             if rows[0].alpha is not None}
+    failure, decided = _plan(run).get("failure"), _plan(run).get("decide_radius")
     prose = ["An image counts at a radius if it is classified correctly and no perturbation of that Euclidean length, "
              "in units of [0, 1] pixels, can change the prediction. Bands are exact 95 % intervals over n = "
              f"{format.counts(map(len, models.values()))} images."]
-    plan = run.identity.get("plan")
-    failure = plan.get("failure") if isinstance(plan, dict) else None
     if isinstance(failure, float):
         prose[0] += f" Each certificate may be wrong with probability {failure:g}."
-    if paper:
+    if decided is not None:
+        prose.append(f"Sampling stopped as soon as it was decided whether a radius reaches "
+                     f"{format.two_decimals(decided)}, so that nothing is known about larger and smaller ones.")
+    elif any(rows[0].alpha is not None for rows in models.values()):
         prose.append("Dotted: radii of Theorem A.2 from the same bounds; ours are never smaller. The radii belong to "
                      "the class of the smoothed model, so the curve does not start at the clean accuracy.")
     prose += [_attack_check(result) for result in run.summary.results if result.allowed is not None]
-    at = np.linspace(0, max(1.05 * max(float(own.max(initial=0.0)) for own in radii.values()), 0.1), GRID)
-    names, lines = format.short_names(models), []
-    for name, color in model_colors(models).items():
-        lines.append(_curve(at, radii[name], color, names[name]))
-        if name in paper:
-            lines.append(_curve(at, paper[name], color, linestyle=":", interval=False))
-    chart = Chart("certified", "Certified accuracy against radius of " + " and ".join(models),
-                  [Panel(lines, x_range=(0, at[-1]), y_range=(0, 103))], x_label="ℓ2 radius", y_label=CERTIFIED)
+    charts = [] if decided is not None else [_certified_chart(models)]
     return Section("Certified accuracy", prose, _certified_tables(run.summary.results),
-                   [chart, *_mixing_ratios(run.rows)])
+                   [*charts, *_mixing_ratios(run.rows)])
 
 
-def collect(rows: Sequence[Row]) -> dict[str, list[CertificateRow]]:
-    """Certificates by model and alpha."""
-    models = defaultdict(list)
-    for row in rows:
-        if isinstance(row, CertificateRow) and row.attack == CERTIFY:
-            models[format.label(row.model, row.alpha)].append(row)
-    return models
+def _certified_chart(models: Mapping[Mixture, list[CertificateRow]]) -> Chart:
+    radii = {name: np.array([row.radius if row.correct else 0.0 for row in rows]) for name, rows in models.items()}
+    at = np.linspace(0, max(1.05 * max(float(own.max(initial=0.0)) for own in radii.values()), 0.1), GRID)
+    names, lines = format.mixture_names(models), []
+    colors = model_colors(names.values())
+    for mixture, rows in models.items():
+        name, alpha = names[mixture], mixture[1]
+        lines.append(_curve(at, radii[mixture], colors[name], name))
+        if alpha is not None:
+            lines.append(_curve(at, theorem_radii(rows, alpha, "A.2"), colors[name], linestyle=":", interval=False))
+    return Chart("certified", "Certified accuracy against radius of " + " and ".join(names.values()),
+                 [Panel(lines, x_range=(0, at[-1]), y_range=(0, 103))], x_label="ℓ2 radius", y_label=CERTIFIED)
+
+
+def _plan(run: RunView) -> dict[str, Any]:
+    """The settings of the certificates, as in `run.toml`."""
+    plan = run.identity.get("plan")
+    return plan if isinstance(plan, dict) else {}
 
 
 def theorem_radii(rows: Sequence[CertificateRow], alpha: float | None, theorem: str) -> Radii:
     """Radii of a mixture by one of the theorems, from the same lower bounds; 0 where the smoothed model is wrong."""
     lower = np.array([row.lower for row in rows])
-    radii = THEOREMS[theorem](lower, rows[0].sigma, 1.0 if alpha is None else alpha)
+    radii = THEOREMS[theorem](lower, rows[0].sigma, 1.0 if alpha is None else alpha, upper_bounds(rows))
     return np.where([row.top == row.label for row in rows], radii, 0.0)
 
 
@@ -88,7 +95,9 @@ def _certified_tables(results: Sequence[Result]) -> list[Table]:
     own = [result for metric in order for result in results if result.metric == metric]
     shown = [_by_metric("Average certified radius (ACR; 0 for misclassified or abstained images), certified accuracy "
                         "by radius, abstentions, clean accuracy of the smoothed prediction (for a mixture also "
-                        "estimated without abstaining) and noisy samples per image, with 95 % intervals", own)]
+                        "estimated without abstaining) and noisy samples per image, with 95 % intervals"
+                        if any(result.metric == "acr" for result in own) else
+                        "Certified accuracy and noisy samples per image, with 95 % intervals", own)]
     votes = [result for result in results if result.metric.startswith(("true@", "off@")) or result.metric == "ratio"]
     if votes:
         shown.append(_by_metric("Estimated vote shares of the true class and of the best other class under attacks of "
@@ -97,9 +106,9 @@ def _certified_tables(results: Sequence[Result]) -> list[Table]:
 
 
 def _by_metric(caption: str, results: Sequence[Result], *, collapsed: bool = False) -> Table:
-    names = format.short_names(map(result_label, results))
+    names = format.mixture_names((result.model, result.alpha) for result in results)
     return result_table(caption, "metric", results, row=lambda result: result.metric,
-                        column=lambda result: names[result_label(result)], collapsed=collapsed)
+                        column=lambda result: names[result.model, result.alpha], collapsed=collapsed)
 
 
 def _attack_check(result: Result) -> str:
@@ -127,27 +136,66 @@ def _mixing_ratios(rows: Sequence[Row]) -> list[Chart]:
                   y_label="density", height=2.6)]
 
 
+def theorems(run: RunView) -> Section | None:
+    """Certified accuracy of mixtures at several alphas by every theorem [Bai2024, Figure 3], from the same votes."""
+    results = run.summary.theorems
+    names = format.mixture_names((item.model, item.alpha) for item in results)
+    if len(names) == len({item.model for item in results}):
+        return None
+    mixtures = by_mixture(run.rows)
+    longest = max(float(theorem_radii(mixtures[mixture], mixture[1], "ours").max(initial=0.0)) for mixture in names)
+    at = np.linspace(0, max(1.05 * longest, 0.1), GRID)
+    # Three colours in turn, with another line style after each turn.
+    colors = model_colors(names.values())
+    styles = {name: LINE_STYLES[number // len(OTHERS) % len(LINE_STYLES)] for number, name in enumerate(colors)}
+    panels = [Panel([_curve(at, theorem_radii(mixtures[mixture], mixture[1], theorem), colors[name], name,
+                            linestyle=styles[name], width=1.6, interval=False) for mixture, name in names.items()],
+                    title=title, x_range=(0, at[-1]), y_range=(0, 103)) for theorem, title in THEOREM_TITLES.items()]
+    alt = "Certified accuracy against radius by every theorem, for " + " and ".join(names.values())
+    chart = Chart("certified-theorems", alt, panels, x_label="ℓ2 radius", y_label=CERTIFIED, height=8.0)
+    tables = [result_table(f"{THEOREM_TITLES[theorem]}: average certified radius and certified accuracy by radius, "
+                           "with 95 % intervals", "mixture", [item for item in results if item.theorem == theorem],
+                           row=lambda item: names[item.model, item.alpha], column=lambda item: item.metric,
+                           collapsed=theorem != "ours") for theorem in reversed(THEOREM_TITLES)]
+    prose = ["All alphas and all theorems use the same confidence bounds, which hold together with the failure "
+             "probability of one certificate. Our radius is never smaller than the others."]
+    return Section("Mixtures by alpha and theorem", prose, tables, [chart])
+
+
 def frontier(run: RunView) -> Section | None:
     """Certified accuracy of mixtures of one clean accuracy, alpha and sigma varied together [Bai2024, Figures 6, 7]."""
     selected = run.summary.selected_alphas
     if not selected:
         return None
-    mixtures = {format.label(item.model, item.alpha): item for item in selected}
     prose = ["More noise certifies larger radii but lowers clean accuracy; a smaller alpha compensates. Each smoothed "
              "model is mixed with the same accurate model, at the largest alpha with which the mixture is estimated to "
-             f"classify {format.percent(selected[0].target)} of n = {selected[0].n} other clean images correctly.",
-             "Solid: mixtures. Dashed: their smoothed models alone, from the same votes. Grey: the best mixture at "
-             "each radius, selected on these images. All three theorems use the same confidence bounds, where the "
-             "paper uses means."]
+             f"classify {format.percent(selected[0].target)} of n = {selected[0].n} other clean images correctly."]
+    charts = []
+    if "decide_radius" not in _plan(run):
+        prose.append("Solid: mixtures. Dashed: their smoothed models alone, from the same votes. Grey: the best "
+                     "mixture at each radius, selected on these images. All three theorems use the same confidence "
+                     "bounds, where the paper uses means.")
+        charts.append(_frontier_chart(run, {format.label(item.model, item.alpha): item for item in selected}))
     prose += [f"Excluded: {item.model} is estimated to reach at most {format.percent(item.most)} clean accuracy at any "
               "alpha." for item in run.summary.excluded]
-    certificates = [row for own in collect(run.rows).values() for row in own]
-    rows = {name: [row for row in certificates if row.model == item.model] for name, item in mixtures.items()}
+    alphas = [[Cell(item.model), Cell(f"{item.sigma:g}"), Cell(f"{item.alpha:.4g}"),
+               Cell(format.percent(item.clean_estimate), format.bounds(item))] for item in selected]
+    best = [[Cell(format.two_decimals(point.radius)), Cell(format.percent(point.value), format.bounds(point)),
+             Cell(f"{point.sigma:g}"), Cell(f"{point.alpha:.4g}")] for point in run.summary.frontier]
+    return Section("Alpha and sigma at equal clean accuracy", prose, [
+        Table("Selected alpha, and the estimated clean accuracy on the images that selected it.",
+              ["model", "sigma", "alpha", "clean, estimate"], alphas),
+        Table("The best mixture at each radius; the exact 95 % intervals do not account for the selection.",
+              ["radius", "certified accuracy", "sigma", "alpha"], best)], charts)
+
+
+def _frontier_chart(run: RunView, mixtures: dict[str, SelectedAlpha]) -> Chart:
+    rows = {name: certificates(run.rows, item.model) for name, item in mixtures.items()}
     longest = max(float(theorem_radii(rows[name], 1.0, "ours").max(initial=0.0)) for name in mixtures)
     at = np.linspace(0, max(1.05 * longest, 0.1), 2 * GRID)
     names = format.short_names(mixtures)
     panels = []
-    for theorem, title in THEOREM_TITLES.items():
+    for theorem in FRONTIER_THEOREMS:
         lines = []
         for name, color in model_colors(mixtures).items():
             lines += [_curve(at, theorem_radii(rows[name], alpha, theorem), color, label, linestyle=linestyle,
@@ -157,18 +205,9 @@ def frontier(run: RunView) -> Section | None:
         highest = np.max([line.y for line in lines[::2]], axis=0).tolist()
         lines.insert(0, Line(x=at.tolist(), y=highest, color="muted", label="best mixture", width=5, opacity=0.35,
                              marker="", steps=True))
-        panels.append(Panel(lines, title=title, x_range=(0, at[-1]), y_range=(0, 103)))
-    chart = Chart("frontier", "Certified accuracy against radius by three theorems, for " + " and ".join(mixtures),
-                  panels, x_label="ℓ2 radius", y_label=CERTIFIED, height=6.2)
-    alphas = [[Cell(item.model), Cell(f"{item.sigma:g}"), Cell(f"{item.alpha:.4g}"),
-               Cell(format.percent(item.clean_estimate), format.bounds(item))] for item in selected]
-    best = [[Cell(f"{point.radius:.2f}"), Cell(format.percent(point.value), format.bounds(point)),
-             Cell(f"{point.sigma:g}"), Cell(f"{point.alpha:.4g}")] for point in run.summary.frontier]
-    return Section("Alpha and sigma at equal clean accuracy", prose, [
-        Table("Selected alpha, and the estimated clean accuracy on the images that selected it.",
-              ["model", "sigma", "alpha", "clean, estimate"], alphas),
-        Table("The best mixture at each radius; the exact 95 % intervals do not account for the selection.",
-              ["radius", "certified accuracy", "sigma", "alpha"], best)], [chart])
+        panels.append(Panel(lines, title=THEOREM_TITLES[theorem], x_range=(0, at[-1]), y_range=(0, 103)))
+    return Chart("frontier", "Certified accuracy against radius by three theorems, for " + " and ".join(mixtures),
+                 panels, x_label="ℓ2 radius", y_label=CERTIFIED, height=6.2)
 
 
 def estimates(run: RunView) -> Section | None:

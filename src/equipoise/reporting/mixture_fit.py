@@ -48,12 +48,12 @@ def fitted(run: RunView) -> Section | None:
                      f"Of all fits, at most {100 * (1 - confidence):.3g} % exceed the target.")
     if fit is not None and fit.rejected:
         body = [[Cell(reason), Cell(str(count))] for reason, count in fit.rejected.items()]
-        tables.append(Table("Rejected candidates.", ["reason", "candidates"], body))
+        tables.append(Table("Rejected candidates.", ["reason", "candidates"], body, collapsed=True))
     if fit is not None and fit.notes:
         body = [[Cell(note)] for note in fit.notes]
         tables.append(Table("Notes of the search.", ["note"], body, is_text=True, collapsed=not literal))
     title = "Fitted mixture" if fit is None or not fit.method else f"Fitted mixture: {fit.method}"
-    return Section(title, prose, tables)
+    return Section(title, prose, tables, leads=run.summary.command == "fit")
 
 
 def promise(run: RunView) -> Section | None:
@@ -220,6 +220,9 @@ def cost(run: RunView) -> Section | None:
         prose.append("Gated prediction runs the robust model first, and the accurate model only where it can still "
                      f"change the prediction: for {format.percent(share)} of the clean images. The predictions are the "
                      "same.")
+    passes = next((cost.robust_passes for cost in costs if cost.robust_passes is not None), None)
+    if passes is not None:
+        prose.append(f"It runs {passes:.2f} views of the robust model per clean image.")
     return Section("Cost of a prediction", prose, [Table("", ["model", "parameters", "operations"], body)])
 
 

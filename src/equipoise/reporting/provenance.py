@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,26 +47,61 @@ def training(run: RunView) -> Section | None:
     return Section("Training", prose, [Table(f"{SAME_NUMBERS}.", head, body, collapsed=True)], [chart])
 
 
+def progress(run: RunView) -> Section | None:
+    """How far a run is that is not finished."""
+    if run.finished:
+        return None
+    done = Counter((row.model, row.attack) for row in run.rows)
+    total = run.identity.get("data", {}).get("count") if isinstance(run.identity.get("data"), Mapping) else None
+    planned = {(model, attack): 0 for model, attacks in (run.identity.get("attacks") or {}).items()
+               for attack in attacks} if isinstance(run.identity.get("attacks"), Mapping) else {}
+    body = [[Cell(model), Cell(attack), Cell(f"{count} of {total}" if total else str(count))]
+            for (model, attack), count in {**planned, **done}.items()]
+    return Section("This run is not finished", [
+        "All figures below are of the images measured so far. A suite of attacks decides the images that it breaks "
+        "first, so an attacked accuracy is too low until it ends. Repeat the command to go on."], [Table(
+            "Images measured so far.", ["model", "attack", "images"], body, is_text=True)])
+
+
 def provenance(run: RunView) -> Section:
     """Identity and settings from `run.toml`, and the command that repeats the run."""
     start = "" if run.summary.command == "train" else " since it was last started"
     prose = ["Two runs with the same identity are the same run; settings, such as versions, may differ. This report "
              f"was made from the run folder alone. The run took {run.summary.seconds:g} seconds{start}."]
-    settings = {key: value for key, value in run.settings.items() if key != "command"}
-    parts = (("Identity of the run.", "identity", run.identity), ("Settings of the run.", "setting", settings))
+    settings = {**_main_settings(run), **{key: value for key, value in run.settings.items() if key != "command"}}
+    parts = (("Settings of the run.", "setting", settings, False),
+             ("Everything that makes two runs the same run.", "identity", run.identity, True))
     tables = [Table(caption, [head, "value"], [[Cell(key), Cell(value)] for key, value in flat.items()],
-                    is_text=True) for caption, head, values in parts if (flat := flatten(values))]
+                    is_text=True, collapsed=folded) for caption, head, values, folded in parts
+              if (flat := flatten(values))]
     command = run.settings.get("command", "")
     code = shlex.join(map(str, command)) if isinstance(command, list) else str(command)
     return Section("Provenance", prose, tables, code=code)
 
 
+def _main_settings(run: RunView) -> dict[str, Any]:
+    """What a reader asks first: data, threat, attacks and seed."""
+    data, attacks = run.identity.get("data"), run.attacks
+    main = {"data": " ".join(str(data[key]) for key in ("name", "split") if data.get(key)) if isinstance(
+        data, Mapping) else None, "images": data.get("count") if isinstance(data, Mapping) else None,
+        "threat": None if run.threat is None else str(run.threat), "attacks": attacks or None,
+        "seed": run.identity.get("seed")}
+    return {key: value for key, value in main.items() if value is not None}
+
+
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested tables as dotted keys, lists as comma-separated text."""
+    """Nested tables as dotted keys, with numbers for the items of a list of tables; other lists with commas."""
     flat: dict[str, str] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
+            flat |= flatten({str(number): item for number, item in enumerate(value, start=1)}, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            flat[prefix + key] = ", ".join(map(_written, value)) if isinstance(value, list) else _written(value)
     return flat
+
+
+def _written(value: Any) -> str:
+    """A value as a user would type it."""
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

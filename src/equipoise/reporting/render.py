@@ -6,6 +6,7 @@ To add a section, write a function from a run to a section and list it in :data:
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import traceback
 from collections.abc import Callable, Iterator
@@ -22,16 +23,21 @@ from equipoise.reporting import (
     alphas,
     attacked,
     certificates,
+    certified_mixtures,
     comparison,
     gate,
     local_policy,
     local_smoothing,
+    mixednuts,
     mixture_fit,
     provenance,
     radius_curves,
+    smoothmix,
 )
 from equipoise.reporting.charts import DARK, LIGHT, Chart, Picture, styled
+from equipoise.reporting.explorer.data import explorer
 from equipoise.reporting.section import RunView, Section, read_run
+from equipoise.reporting.title import title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +46,9 @@ SectionFunction = Callable[[RunView], Section | None]
 
 # Each function returns None for runs that have nothing to show in it. Sections of other packages come before the last.
 SECTIONS: Registry[SectionFunction] = Registry("equipoise.report_sections", "report section", {
+    "progress": provenance.progress,
     "headline": accuracy.headline,
+    "explorer": explorer,
     "promise": mixture_fit.promise,
     "compared-rules": comparison.compared_rules,
     "radius-curves": radius_curves.radius_curves,
@@ -50,7 +58,22 @@ SECTIONS: Registry[SectionFunction] = Registry("equipoise.report_sections", "rep
     "attacked-images": attacked.pictures,
     "training": provenance.training,
     "certified": certificates.certified,
+    "certified-theorems": certificates.theorems,
     "frontier": certificates.frontier,
+    "certified-and-attacked": certified_mixtures.certified_and_attacked,
+    "equal-clean": certified_mixtures.equal_clean,
+    "smoothmix-methods": smoothmix.methods,
+    "smoothmix-cifar10": smoothmix.methods_on_cifar10,
+    "smoothmix-resnet110": smoothmix.methods_with_resnet110,
+    "smoothmix-confidence": smoothmix.off_class_confidence,
+    "smoothmix-interpolation": smoothmix.interpolation,
+    "smoothmix-ablations": smoothmix.ablations,
+    "mixednuts-fits": mixednuts.fits,
+    "mixednuts-parts": mixednuts.parts,
+    "mixednuts-margins": mixednuts.margins,
+    "mixednuts-examples": mixednuts.example_maps,
+    "mixednuts-map-margins": mixednuts.map_margins,
+    "mixednuts-landscape": mixednuts.landscape,
     "fit": mixture_fit.fitted,
     "fit-trade-off": mixture_fit.trade_off,
     "alpha": alphas.alpha_sweep,
@@ -90,7 +113,7 @@ def ordered(sections: Registry[SectionFunction] = SECTIONS) -> list[SectionFunct
 
 
 def report(folder: Path | str) -> Path:
-    """Write `report.html` and `figures/` into a finished run folder.
+    """Write `report.html` and `figures/` into a run folder; that of an unfinished run says how far it is.
 
     The report is a pure function of the folder (`run.toml`, `rows.jsonl`, `summary.json` and perhaps `arrays.npz` and
     runs in subfolders): the same rows give the same bytes. No model is loaded, and neither this function nor the report
@@ -100,6 +123,7 @@ def report(folder: Path | str) -> Path:
         The path of the report.
     """
     import jinja2
+    import markupsafe
 
     checks.path("folder", checks.instance("folder", folder, (str, Path), "be a path"))
     run = read_run(folder)
@@ -111,13 +135,44 @@ def report(folder: Path | str) -> Path:
                                      lstrip_blocks=True, keep_trailing_newline=True, finalize=_show_literally)
     # Non-breaking spaces between a number and its unit.
     environment.filters["keep_units"] = lambda text: text.replace(" %", "\u00a0%").replace("n = ", "n\u00a0=\u00a0")
-    source = resources.files("equipoise.reporting").joinpath("report.html").read_text("utf-8")
-    content = environment.from_string(source).render(
-        name=run.folder.resolve().name, command=run.summary.command, sections=shown, images=images, light=LIGHT,
-        dark=DARK)
+    name, details = title(run)
+    shown.sort(key=lambda section: not section.leads)
+    script, style = _asset("explorer/explorer.js"), "\n".join([
+        environment.from_string(_asset("report.css")).render(light=LIGHT, dark=DARK), _asset("explorer/explorer.css")])
+    content = environment.from_string(_asset("report.html")).render(
+        title=name, subtitle=details, sections=shown, images=images,
+        script=markupsafe.Markup(script), style=markupsafe.Markup(style), script_hash=_hash(script),
+        style_hash=_hash(style)) + "\n"
     path = run.folder / "report.html"
     files.write_atomic(path, content)
     return path
+
+
+def open_report(folder: Path | str) -> Path:
+    """Open the report of a run folder in the browser; it is written first where it is missing or out of date.
+
+    Returns:
+        The path of the report.
+    """
+    import webbrowser
+
+    checks.path("folder", checks.instance("folder", folder, (str, Path), "be a path"))
+    path = Path(folder) / "report.html"
+    sources = [source for name in ("run.toml", "summary.json", "rows.jsonl", "parts", "arrays.npz")
+               if (source := Path(folder) / name).exists()]
+    if not path.exists() or any(source.stat().st_mtime > path.stat().st_mtime for source in sources):
+        path = report(folder)
+    webbrowser.open(path.resolve().as_uri())
+    return path
+
+
+def _asset(name: str) -> str:
+    return resources.files("equipoise.reporting").joinpath(name).read_text("utf-8").strip()
+
+
+def _hash(text: str) -> str:
+    """The hash by which a Content-Security-Policy allows an inlined script or style."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _show_literally(value: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core import format, records, serialize
-from equipoise.core.aggregation import CLEAN
+from equipoise.core.aggregation import CLEAN, accuracies
 from equipoise.core.checks import InputError
 from equipoise.core.results import Result, Summary, read_summary
 from equipoise.core.rows import SEARCH, AttackRow, Row
@@ -28,6 +28,7 @@ class RunView:
     settings: Mapping[str, Any]
     summary: Summary
     rows: list[Row]
+    finished: bool = True
 
     @property
     def attacks(self) -> list[str]:
@@ -65,15 +66,23 @@ class RunView:
 
 
 def read_run(folder: Path | str) -> RunView:
-    """Open a finished run folder, of a fit without the rows of images that selected its map, which are optimistic."""
+    """Open a run folder, of a fit without the rows of images that selected its map, which are optimistic.
+
+    The summary of a run that is not finished is that of its rows so far; without a row it is refused.
+    """
     folder = Path(folder)
     if not (folder / "run.toml").exists():
         raise InputError(f"{folder} must be a finished run folder, got one without run.toml")
     described = records.read_description(folder / "run.toml")  # names the version that wrote it, so it comes first
-    summary, identity = read_summary(folder), described.identity
+    identity, finished = described.identity, (folder / "summary.json").exists()
+    summary = read_summary(folder) if finished else None
     rows = records.read_rows(folder, None if described.schema == 1 else identity)
+    if summary is None:
+        threat = serialize.from_plain(Threat, identity["threat"], "threat") if "threat" in identity else None
+        summary = read_summary(folder) if not rows else Summary(
+            command=str(identity.get("command", "run")), seconds=0.0, results=tuple(accuracies(rows, threat)))
     return RunView(folder, identity, described.settings, summary,
-                   [row for row in rows if getattr(row, "half", None) != SEARCH])
+                   [row for row in rows if getattr(row, "half", None) != SEARCH], finished)
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,14 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Explorer:
+    """What the script of the report shows: packed columns, and sprites of pictures as data URIs with their sizes."""
+
+    columns: str
+    pictures: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Section:
     """A title, a few sentences with the main result first, and the pictures and tables that show it."""
 
@@ -105,6 +122,8 @@ class Section:
     tables: Sequence[Table] = ()
     pictures: Sequence[Chart | Picture] = ()
     code: str = ""
+    explorer: Explorer | None = None
+    leads: bool = False  # comes before all others
 
 
 MISSING = Cell("–")

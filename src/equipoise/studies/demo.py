@@ -12,7 +12,7 @@ import torch
 from equipoise import reporting
 from equipoise.attacks import Clean, Pgd, Suite, fast
 from equipoise.core import aggregation, arrays, format, parallel, results, rng, serialize
-from equipoise.core.arrays import ExampleArrays, FitArrays
+from equipoise.core.arrays import ExampleArrays, FitArrays, FrontierArrays, PictureArrays
 from equipoise.core.device import resolve
 from equipoise.core.records import Run, nothing_left_on_refusal, read_rows
 from equipoise.core.results import Summary
@@ -21,6 +21,8 @@ from equipoise.core.threat import Threat
 from equipoise.data import Dataset, load_data, pixels, shapes
 from equipoise.evaluation import Conditions, open_run, run_jobs
 from equipoise.evaluation.adaptive import adaptive_attacks
+from equipoise.evaluation.adversarial import AdversarialImages
+from equipoise.evaluation.points import PointRecorder
 from equipoise.fitting import fit
 from equipoise.mixing import MixedClassifier
 from equipoise.studies.study import CHECKPOINT, jobs_for, single_thread, train_bases
@@ -101,9 +103,12 @@ def _run_demo(out: Path, device: str, seed: int, size: DemoSize) -> DemoResult:
     jobs = [*jobs_for(models, {"clean": Clean(), "fast": size.attack}),
             *jobs_for({"mixed": mixture}, adaptive_attacks(mixture, size.attack, thorough=False))]
     fitted = results.read_summary(out / "mixture")
+    points = PointRecorder(run, test, conditions, jobs, mixture, ("accurate", "robust", "mixed"))
     summary = run_jobs(jobs, test, conditions, run, [("mixed", "robust"), ("mixed", "accurate")], command="demo",
-                       start_time=start_time, fit=fitted.fit, costs=fitted.costs)
-    arrays.save(out, FitArrays.load(out / "mixture"), _examples(mixture, test, read_rows(out), conditions))
+                       start_time=start_time, fit=fitted.fit, costs=fitted.costs, images=AdversarialImages(
+                           run, test.image_shape, frozenset(), points))
+    arrays.save(out, FitArrays.load(out / "mixture"), _examples(mixture, test, read_rows(out), conditions),
+                PictureArrays.load(out), FrontierArrays.load(out))
     return DemoResult(summary, threat, reporting.report(out))
 
 

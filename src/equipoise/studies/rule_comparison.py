@@ -19,6 +19,7 @@ from equipoise.core import checks, parallel
 from equipoise.core.aggregation import ROBUST, promise_checks
 from equipoise.core.comparison import ComparedMethod
 from equipoise.core.device import PRECISIONS, attack_batch_setting, attack_batch_size, resolve
+from equipoise.core.modes import outside_inference_mode
 from equipoise.core.promises import Target
 from equipoise.core.records import Run
 from equipoise.core.results import Summary
@@ -27,7 +28,8 @@ from equipoise.core.settings import split as split_settings
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, class_share_notes
 from equipoise.evaluation import Conditions, Job
-from equipoise.evaluation.evaluator import load_one, run_folder
+from equipoise.evaluation.evaluator import run_folder
+from equipoise.evaluation.given_models import load_one
 from equipoise.evaluation.job import MODEL, check_common, images_for
 from equipoise.evaluation.plan import EvaluationPlan, select_attacks
 from equipoise.fitting import FitSettings
@@ -35,7 +37,7 @@ from equipoise.fitting.gated import with_ranges
 from equipoise.mixing import GatedClassifier, MixedClassifier, load_gate
 from equipoise.mixing.folder import GATE
 from equipoise.mixing.provenance import RULES, index_ranges
-from equipoise.models import LoadOptions
+from equipoise.models import LoadOptions, require_used
 from equipoise.studies.attack_list import folder_name, measure_list
 from equipoise.studies.comparison_table import Comparison, summarize
 from equipoise.studies.selector import MixtureSelector
@@ -92,6 +94,7 @@ class ComparisonSettings(Settings):
 
 
 @models.name_failing_model
+@outside_inference_mode
 def compare_rules(accurate: str | nn.Module, robust: str | nn.Module, fit_data: Any, data: Any, *, threat: Threat,
                   gates: Sequence[Path | str] = (), out: Path | str | None = None, export: Path | str | None = None,
                   device: str | torch.device = "auto", load_options: LoadOptions | None = None,
@@ -128,6 +131,7 @@ def compare_rules(accurate: str | nn.Module, robust: str | nn.Module, fit_data: 
     images, notes = without_fitting_images(images, fitting_images)
     load = replace(load_options or LoadOptions(), num_classes=images.num_classes, image_shape=images.image_shape)
     bases = tuple(load_one(base, load).eval() for base in (accurate, robust))
+    require_used(load, bases)
     where = resolve(device)
     batch_size = attack_batch_size(options.batch_size, where)
     conditions = Conditions(threat, where, options.seed, batch_size, options.precision)

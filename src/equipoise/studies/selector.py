@@ -67,20 +67,21 @@ class MixtureSelector:
             model, summary = selected.model, selected.summary(robust_attacked=robust, promise=_kept(selected, robust))
             model.provenance = Provenance.of(self.data, summary.promise or "")
             if self.keep:
-                save_mixture(path.parent, model, **self._references())
+                accurate, robust_reference = self._references()
+                save_mixture(path.parent, model, accurate=accurate, robust=robust_reference)
                 content = {"of": identity, "summary": serialize.to_plain(summary)}
                 files.write_atomic(path, json.dumps(content, indent=1) + "\n")
         self.promises[name] = summary.promise or ""
         return model
 
-    def _references(self) -> dict[str, str]:
-        """References of the bases; a model without one is saved in the run folder."""
-        references = {}
+    def _references(self) -> list[str]:
+        """References of the accurate and the robust base; a model without one is saved in the run folder."""
+        references = []
         for side, base in zip(("accurate", "robust"), self.bases, strict=True):
             path = self.folder / f"{side}.safetensors"
             if models.reference_of(base) is None and isinstance(base, Normalized) and not path.exists():
                 checkpoint.save(path, base)
-            references[side] = models.reference_of(base) or f"file:{path}"
+            references.append(models.reference_of(base) or f"file:{path}")
         return references
 
 

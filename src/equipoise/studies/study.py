@@ -27,11 +27,17 @@ from equipoise.evaluation import Conditions, Job, job, measure
 from equipoise.evaluation.stage_log import remove_stage_logs
 from equipoise.mixing import load_model
 from equipoise.models import LoadOptions
+from equipoise.studies.overview import DIGITS_DATA, OWN_MODELS, Requirements, StudyOverview, study_overview
+from equipoise.studies.settings import COUNT, StudySettings
 from equipoise.training import TrainingPlan, fit_model
+from equipoise.training.objective import Objective
 from equipoise.training.objectives import Adversarial, Standard
 
 CHECKPOINT = "best.safetensors"  # that of the last epoch, because no image is held out
-DIGITS_EPS = 0.12  # in [0, 1] pixels
+GPU = "a GPU"
+PAIR = "--accurate and --robust, any two classifiers of the data set"
+ANY_DATA = "any data set, cifar10 if not given"
+DIGITS_MEAN, DIGITS_STD = (0.3,), (0.37,)
 DIGITS_HELD_OUT, DIGITS_TESTED = 200, 240  # so that a study stays under five minutes on two cores
 
 
@@ -51,17 +57,25 @@ class Pair:
         """Both models by their names in rows."""
         return {"accurate": self.accurate, "robust": self.robust}
 
+    @property
+    def all_references(self) -> tuple[str, ...]:
+        """The references of all models, as they are recorded."""
+        return self.references
+
     @cached_property
     def training(self) -> Dataset:
         """All training images."""
         return self.load_training()
 
 
-def load_pair(accurate: str, robust: str, data: str, data_dir: Path | None, options: LoadOptions | None = None
-              ) -> Pair:
-    """Any two classifiers of any data set; up to 1000 test images are evaluated, and as many from the end held out."""
-    test, sample = load_data(data, split="test", data_dir=data_dir), default_sample(data)
-    count = min(1000, len(test) // 2)
+def load_pair(accurate: str, robust: str, data: str, data_dir: Path | None, options: LoadOptions | None = None,
+              count: int = COUNT, sample: str | None = None) -> Pair:
+    """Any two classifiers of any data set; up to `count` test images are evaluated, and as many from the end held out.
+
+    `sample` is the order in which they are taken, if not given that of `load_data`.
+    """
+    test = load_data(data, split="test", data_dir=data_dir)
+    count, sample = min(count, len(test) // 2), sample or default_sample(data)
     held_out, tested = (Part(start, count, sample=sample).of(test) for start in (len(test) - count, 0))
     return Pair(load_model(accurate, options), load_model(robust, options), (accurate, robust), held_out, tested,
                 partial(load_data, data, split="train", data_dir=data_dir))
@@ -73,7 +87,8 @@ def train_digits_pair(out: Path, conditions: Conditions) -> Pair:
     count = len(images) - DIGITS_HELD_OUT
     training, held_out = images.slice(0, count), images.slice(count, DIGITS_HELD_OUT)
     # Few epochs: with more, on so few digits, the robust network is also the more accurate one.
-    accurate, robust = train_bases(out, training, conditions, epochs=(30, 4), mean=(0.3,), std=(0.37,), seed_offset=5)
+    accurate, robust = train_bases(out, training, conditions, epochs=(30, 4), mean=DIGITS_MEAN, std=DIGITS_STD,
+                                   seed_offset=5)
     return Pair(accurate, robust, (str(out / "accurate" / CHECKPOINT), str(out / "robust" / CHECKPOINT)), held_out,
                 load_data("digits", split="test", count=DIGITS_TESTED), lambda: training)
 
@@ -85,17 +100,26 @@ def train_bases(out: Path, images: Dataset, conditions: Conditions, *, epochs: t
     `mean` and `std` are those of the images, per channel; `seed_offset` is added to the seed of the initial weights of
     the robust network.
     """
-    adversarial, trained = Adversarial(norm=conditions.threat.norm, eps=conditions.threat.eps, steps=4), []
-    for name, objective, count, lr, seed in (
-            ("accurate", Standard(label_smoothing=0.1), epochs[0], 3e-3, conditions.seed),
-            ("robust", adversarial, epochs[1], 5e-3, conditions.seed + seed_offset)):
-        model = models.build("cnn_small", num_classes=images.num_classes, image_shape=images.image_shape, mean=mean,
-                             std=std, seed=seed)
-        plan = TrainingPlan(epochs=count, optimizer="adamw", lr=lr, weight_decay=1e-4, schedule="one-cycle",
-                            warmup=count / 5, held_out=0, seed=conditions.seed)
-        trained.append(fit_model(model, objective, images, plan, device=conditions.device, out=out / name,
-                                 metadata={"arch": "cnn_small"}))
-    return trained
+    adversarial = Adversarial(norm=conditions.threat.norm, eps=conditions.threat.eps, steps=4)
+    return [train_small(out / name, objective, images, conditions, epochs=count, lr=lr, mean=mean, std=std, seed=seed)
+            for name, objective, count, lr, seed in (
+                ("accurate", Standard(label_smoothing=0.1), epochs[0], 3e-3, conditions.seed),
+                ("robust", adversarial, epochs[1], 5e-3, conditions.seed + seed_offset))]
+
+
+def train_small(out: Path, objective: Objective, images: Dataset, conditions: Conditions, *, epochs: int, lr: float,
+                mean: tuple[float, ...], std: tuple[float, ...], seed: int) -> nn.Module:
+    """Train a small network on all images, or read it from `out`; `seed` is that of its initial weights."""
+    model = models.build("cnn_small", num_classes=images.num_classes, image_shape=images.image_shape, mean=mean,
+                         std=std, seed=seed)
+    plan = TrainingPlan(epochs=epochs, optimizer="adamw", lr=lr, weight_decay=1e-4, schedule="one-cycle",
+                        warmup=epochs / 5, held_out=0, seed=conditions.seed)
+    return fit_model(model, objective, images, plan, device=conditions.device, out=out, metadata={"arch": "cnn_small"})
+
+
+def smoke_requirements(time: str) -> Requirements:
+    """Those of every study at smoke size."""
+    return Requirements(data=DIGITS_DATA, models=OWN_MODELS, device="one core of a CPU", time=time)
 
 
 class Study(ABC):
@@ -105,15 +129,42 @@ class Study(ABC):
     """
 
     name: ClassVar[str]
+    paper: ClassVar[str] = ""  # authors, title and what of it is reproduced
+    requirements: ClassVar[Mapping[str, Requirements]] = {}  # by size
+    minutes: ClassVar[Mapping[str, float]] = {}  # measured, of parts at full size on an H200
+    smoothing_settings: ClassVar[tuple[str, ...]] = ()  # those of `SMOOTHING_SETTINGS` that it has
     parts: ClassVar[Mapping[str, Callable[[Any], object]]]  # in the order in which they run
     sizes: ClassVar[Mapping[str, Any]]  # `smoke` and `full`: how much is computed, with at least a `batch_size`
     compared: ClassVar[Sequence[tuple[str, str]]] = ()  # models whose accuracies are compared image by image
+    uses_pair: ClassVar[bool] = True  # whether it is about two given models; else it trains its own by recipes
 
     def __init__(self, main_run: Run, pair: Pair, size: Any, conditions: Conditions) -> None:
         self.main_run, self.folder = main_run, main_run.folder
         self.pair, self.test, self.size, self.conditions = pair, pair.test, size, conditions
         for model in pair.models.values():
             model.to(conditions.device).eval().requires_grad_(False)
+
+    @classmethod
+    def size_for(cls, settings: StudySettings) -> Any:
+        """How much is computed."""
+        return cls.sizes[settings.size]
+
+    @classmethod
+    def load_models(cls, settings: StudySettings) -> Pair:
+        """The models and images of the full size."""
+        assert settings.accurate is not None
+        return load_pair(settings.accurate, settings.robust_references[0], settings.data or "cifar10",
+                         settings.data_dir, settings.load_options, settings.count or COUNT, settings.sample)
+
+    @classmethod
+    def train_models(cls, folder: Path, conditions: Conditions) -> Pair:
+        """The models of the smoke size, trained now or in an earlier run, and their images."""
+        return train_digits_pair(folder, conditions)
+
+    @classmethod
+    def overview(cls) -> StudyOverview:
+        """What the study reproduces, needs and takes."""
+        return study_overview(cls.name, cls.paper, cls.parts, cls.requirements, cls.minutes)
 
     def run(self, parts: Sequence[str] = ()) -> Path:
         """Run parts in their order (all if none is named), then write the report of all that have been run."""

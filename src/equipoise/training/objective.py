@@ -44,6 +44,7 @@ class TrainingPlan(Settings):
                             among=("constant", "step", "cosine", "one-cycle"))
     warmup: float = setting(0.0, "Epochs of linear warm-up; for one-cycle, a third of all if 0.", fraction=True)
     step_epochs: int = setting(30, "Epochs between two drops of the step schedule.", least=1)
+    step_delay: int = setting(0, "Epochs by which every drop of the step schedule comes later.", least=0)
     step_factor: float = setting(0.1, "Factor of each drop of the step schedule.", share=True)
     ema: float = setting(0.0, "Decay of the moving average of the weights, which is then saved; 0: off.", share=True)
     clip: float = setting(0.0, "Largest norm of the gradient; 0 turns clipping off.", fraction=True)
@@ -82,7 +83,7 @@ class TrainingPlan(Settings):
         """With t in epochs, E epochs in all and a warm-up of w epochs.
 
         - the warm-up is lr · (step + 1) / (w · steps per epoch), for every schedule;
-        - constant: lr; step: lr · factor^⌊t / step_epochs⌋;
+        - constant: lr; step: lr · factor^⌊(t − step_delay) / step_epochs⌋, and lr before the first drop;
         - cosine: lr · (1 + cos(π (t − w) / (E − w))) / 2;
         - one-cycle: after the warm-up, a straight line that would reach zero one step after the last.
         """
@@ -93,7 +94,8 @@ class TrainingPlan(Settings):
         if self.schedule == "constant":
             return self.lr
         if self.schedule == "step":
-            return self.lr * self.step_factor ** (step // (self.step_epochs * steps_per_epoch))
+            delayed = max(step - self.step_delay * steps_per_epoch, 0)
+            return self.lr * self.step_factor ** (delayed // (self.step_epochs * steps_per_epoch))
         total = self.epochs * steps_per_epoch
         done = max(min(1.0, (step - warmup_steps) / max(total - warmup_steps, 1)), 0.0)
         return self.lr * (1 - done) if self.schedule == "one-cycle" else self.lr * (1 + math.cos(math.pi * done)) / 2

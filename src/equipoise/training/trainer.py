@@ -12,6 +12,7 @@ from torch import nn
 from equipoise import models
 from equipoise.core import checks, parallel
 from equipoise.core import device as devices
+from equipoise.core.modes import outside_inference_mode
 from equipoise.core.settings import split
 from equipoise.data import Dataset, as_dataset, load_data, pixels, warn_of_class_shares
 from equipoise.mixing import GatedClassifier, new_gate, save_gate
@@ -27,6 +28,7 @@ PerChannel = float | str | Sequence[float] | None
 
 
 @models.name_failing_model
+@outside_inference_mode
 def train(
     objective: str | Objective | type[Objective], *, data: Any, arch: str | None = None,
     model: nn.Module | None = None, init: Path | str | None = None, mean: PerChannel = None, std: PerChannel = None,
@@ -73,6 +75,7 @@ def train(
 
 
 @models.name_failing_model
+@outside_inference_mode
 def train_gate(
     accurate: nn.Module, robust: nn.Module, *, data: Any, width: int = WIDTH, layers: PairOfLayers | None = None,
     out: Path | str | None = None, device: torch.device | str = "auto", **settings: Any,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.attacks import Pgd
-from equipoise.core import ascent, geometry, losses
+from equipoise.core import ascent, checks, geometry, losses
 from equipoise.core.geometry import per_example, project_to_ball
 from equipoise.core.modes import inference
 from equipoise.core.rng import Stream
@@ -83,6 +85,14 @@ class Adversarial(AdversarialObjective):
     [Madry2018, (2.1)]; the maximum is approximated by PGD. The attack sees the model in evaluation mode (running
     statistics of batch norm), the loss in training mode. Fewer steps in the first epochs cost little robustness at
     the end and save most of their time.
+
+    With `for_mixing` a model that is to be the robust side of a mixture learns when to be sure:
+
+    .. math:: \ell(f(x'), y) + w\,\big([f(x') = y]\,\log(1 + e^{t - c(x')}) + [f(x) \ne y]\,\log(1 + e^{c(x) - t})\big)
+
+    c is the log-odds of the predicted class and t that of a confidence. A mixture follows h where it is sure: images
+    that are kept under attack should be above the threshold even there, and clean images that h gets wrong, which g
+    may correct, below it. Both indicators are constants to the gradient. It costs one more pass, on the clean image.
     """
 
     name = "adversarial"
@@ -93,6 +103,14 @@ class Adversarial(AdversarialObjective):
     early_steps: int | None = setting(None, "Gradient steps in the early epochs, if fewer.", least=1)
     early_share: float = setting(0.5, "Share of the epochs that count as early.", share=True)
     label_smoothing: float = setting(0.0, "Label smoothing.", share=True)
+    for_mixing: bool = setting(False, "Be surer of images that are kept under attack than of clean ones that are "
+                               "misclassified: for the robust side of a mixture.")
+    mixing_weight: float = setting(1.0, "Weight of that term, with for-mixing.", fraction=True)
+    mixing_confidence: float = setting(0.5, "Confidence that separates both kinds of images, with for-mixing.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.strictly_within("mixing_confidence", self.mixing_confidence, 0, 1)
 
     def at_epoch(self, epoch: int, epochs: int) -> Self:
         """Early epochs have their own number of steps."""
@@ -107,7 +125,17 @@ class Adversarial(AdversarialObjective):
             x_adv = inner_pgd(lambda point: losses.cross_entropy(model(point), y), x, start, norm=self.norm,
                               eps=self.eps, steps=self.steps, step_size=self.step_size)[-1]
         logits = model(x_adv)
-        return ObjectiveOutput(losses.cross_entropy(logits, y, self.label_smoothing), correct_predictions(logits, y))
+        loss, kept = losses.cross_entropy(logits, y, self.label_smoothing), correct_predictions(logits, y)
+        if self.for_mixing:
+            loss = loss + self.mixing_weight * self.confidence_loss(model(x), logits, y)
+        return ObjectiveOutput(loss, kept)
+
+    def confidence_loss(self, clean: Tensor, attacked: Tensor, y: Tensor) -> Tensor:
+        """(B,) the term of `for_mixing` from logits (B, K) of the clean and of the attacked images."""
+        level = math.log(self.mixing_confidence / (1 - self.mixing_confidence))
+        too_unsure = F.softplus(level - losses.top_log_odds(attacked))
+        too_sure = F.softplus(losses.top_log_odds(clean) - level)
+        return correct_predictions(attacked, y) * too_unsure + ~correct_predictions(clean, y) * too_sure
 
 
 @dataclass(frozen=True, kw_only=True)

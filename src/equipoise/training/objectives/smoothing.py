@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -11,28 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core import losses
-from equipoise.core.geometry import per_example, project_to_ball
-from equipoise.core.modes import inference
+from equipoise.core.geometry import per_example
 from equipoise.core.rng import Stream
 from equipoise.core.settings import setting
 from equipoise.training.objective import Memory, Objective, ObjectiveOutput, correct_predictions
-from equipoise.training.objectives.adversarial import inner_pgd
-
-
-def draw_noise(x: Tensor, sigma: float, count: int, stream: Stream) -> Tensor:
-    """(B, S, C, H, W): S draws of N(0, sigma²) for every image."""
-    return sigma * stream.at("noise").normal(count, *x.shape[1:]).to(x.dtype)
-
-
-def noisy_logits(model: nn.Module, x: Tensor, noise: Tensor) -> Tensor:
-    """(B, S, K): the model on every image with each of its noises, in one pass."""
-    logits: Tensor = model((x.unsqueeze(1) + noise).flatten(0, 1))
-    return logits.to(x.dtype).view(*noise.shape[:2], -1)
-
-
-def log_average(z: Tensor) -> Tensor:
-    """(B, S, K) logits → (B, K): log of the probabilities averaged over the S noises, without forming them."""
-    return torch.logsumexp(torch.log_softmax(z, dim=2), dim=1) - math.log(z.shape[1])
+from equipoise.training.objectives.noisy_attacks import (
+    clip_last,
+    draw_noise,
+    log_average,
+    noisy_logits,
+    smoothed_ddn,
+    smoothed_pgd,
+)
 
 
 def mean_cross_entropy(z: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -42,13 +31,9 @@ def mean_cross_entropy(z: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
     return losses.cross_entropy(z.flatten(0, 1), repeated, smoothing).view(count, noises).mean(dim=1)
 
 
-def smoothed_pgd(model: nn.Module, x: Tensor, y: Tensor, noise: Tensor, *, eps: float | None, step_size: float,
-                 steps: int) -> list[Tensor]:
-    """All iterates of PGD in ℓ2 that lowers the probability of the label averaged over the noises (B, S, C, H, W)."""
-    with inference(model):
-        return inner_pgd(
-            lambda point: -log_average(noisy_logits(model, point, noise)).gather(1, y.unsqueeze(1)).squeeze(1), x, x,
-            norm="l2", eps=eps, steps=steps, step_size=step_size)
+def growth(epoch: int, warmup_epochs: int) -> float:
+    """Share of the final value that a setting has in an epoch (from 0 on) of a linear warm-up."""
+    return min(1.0, (epoch + 1) / max(warmup_epochs, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +98,9 @@ class Consistency(SmoothingObjective):
     .. math::
         \frac1m\sum_i \ell(f(x+\delta_i), y) + \lambda \frac1m \sum_i \mathrm{KL}(\bar p \,\|\, p_i) + \eta H(\bar p)
 
-    [Jeong2020, (8), (9)]; p̄ is the average of the predictions p_i, and the gradient flows through it.
+    [Jeong2020, (8), (9)]; p̄ is the average of the predictions p_i, and the gradient flows through it. With `eps` the
+    images are those of the attack of SmoothAdv within that radius, under the same noises, as in the official code for
+    "Consistency + SmoothAdv".
     """
 
     name = "consistency"
@@ -121,10 +108,23 @@ class Consistency(SmoothingObjective):
     noises: int = setting(2, "Noise samples per image, m.", least=2)
     weight: float = setting(5.0, "Weight of the divergence from the average, λ.", fraction=True)
     eta: float = setting(0.5, "Weight of the entropy.", fraction=True)
+    eps: float | None = setting(None, "With SmoothAdv: radius of its attack in ℓ2; no attack if not given.",
+                                fraction=True)
+    steps: int = setting(10, "Gradient steps of that attack.", least=1)
+    warmup_epochs: int = setting(10, "Epochs over which its radius grows.", least=0)
+
+    def at_epoch(self, epoch: int, epochs: int) -> Self:
+        """The radius of this epoch."""
+        eps = None if self.eps is None else self.eps * growth(epoch, self.warmup_epochs)
+        return dataclasses.replace(self, eps=eps, warmup_epochs=0)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> ObjectiveOutput:
         """See :class:`Objective`."""
-        z = noisy_logits(model, x, draw_noise(x, self.sigma, self.noises, stream))
+        noise = draw_noise(x, self.sigma, self.noises, stream)
+        if self.eps is not None:
+            x = smoothed_pgd(model, x, y, noise, eps=self.eps, step_size=2 * self.eps / self.steps, steps=self.steps,
+                             clips_last=True)[-1]
+        z = noisy_logits(model, x, noise)
         log_p = torch.log_softmax(z, dim=2)
         average = log_p.exp().mean(dim=1)
         divergence = losses.kl_divergence(log_p, average.unsqueeze(1).expand_as(log_p)).mean(dim=1)
@@ -190,7 +190,7 @@ class SmoothAdv(SmoothingObjective):
     Cross-entropy under noise at x' [SmoothMix, (5), (6)]. As in the official code: ℓ2, no random start, step
     2·eps/steps, evaluation mode in the attack, the same m noises in attack and loss, and a radius that grows linearly
     over the first epochs. (Where the gradient is exactly zero the official code steps at random; here such an image
-    stays.)
+    stays.) With `attack="ddn"` x' is the nearest misclassified image that DDN [Rony2019] finds, shrunk to the ball.
     """
 
     name = "smoothadv"
@@ -198,18 +198,23 @@ class SmoothAdv(SmoothingObjective):
     noises: int = setting(4, "Noise samples per image, m.", least=1)
     eps: float = setting(255 / 256, "Radius in ℓ2, in units of [0, 1] pixels.", fraction=True)
     steps: int = setting(10, "Gradient steps of the attack.", least=1)
+    attack: str = setting("pgd", "pgd, or ddn: the nearest misclassified image.", among=("pgd", "ddn"))
+    gamma: float = setting(0.05, "For ddn: relative change of the norm in a step.", share=True)
     warmup_epochs: int = setting(10, "Epochs over which the radius grows.", least=0)
 
     def at_epoch(self, epoch: int, epochs: int) -> Self:
         """The radius of this epoch."""
-        growth = min(1.0, (epoch + 1) / max(self.warmup_epochs, 1))
-        return dataclasses.replace(self, eps=self.eps * growth, warmup_epochs=0)
+        return dataclasses.replace(self, eps=self.eps * growth(epoch, self.warmup_epochs), warmup_epochs=0)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> ObjectiveOutput:
         """See :class:`Objective`."""
         noise = draw_noise(x, self.sigma, self.noises, stream)
-        iterates = smoothed_pgd(model, x, y, noise, eps=self.eps, step_size=2 * self.eps / self.steps, steps=self.steps)
-        z = noisy_logits(model, iterates[-1], noise)
+        if self.attack == "ddn":
+            x_adv = smoothed_ddn(model, x, y, noise, eps=self.eps, steps=self.steps, gamma=self.gamma)
+        else:
+            x_adv = smoothed_pgd(model, x, y, noise, eps=self.eps, step_size=2 * self.eps / self.steps,
+                                 steps=self.steps)[-1]
+        z = noisy_logits(model, x_adv, noise)
         return ObjectiveOutput(mean_cross_entropy(z, y), correct_predictions(log_average(z.detach()), y))
 
 
@@ -223,14 +228,16 @@ class SmoothMix(SmoothingObjective):
         \lambda \sim U[0, \tfrac12]
 
     (7) to (11): x̃ is reached by `steps` steps of length `step_size` that lower the averaged probability of the
-    label, in evaluation mode, with the same m noises, and no ball but [0, 1]. With `one_step` the first iterate
-    replaces x in the whole formula. In the form `code` (the default; the published figures come from it) D is the KL
-    divergence, its target carries gradient, and images whose averaged prediction is wrong have no second term; in the
-    form `paper` D is the cross-entropy (10) with a fixed target, over all images. η and the radius of `one_step` grow
-    linearly over the first epochs.
+    label, in evaluation mode, with the same m noises, and no ball but [0, 1]; with `max_norm` every iterate is first
+    projected to that ball, then clipped to [0, 1]. With `one_step` the first iterate replaces x in the whole formula.
+    In the form `code` (the default; the published figures come from it) D is the KL divergence, its target carries
+    gradient, and images whose averaged prediction is wrong have no second term; in the form `paper` D is the
+    cross-entropy (10) with a fixed target, over all images. η and the radius of `one_step` grow linearly over the first
+    epochs.
     """
 
     name = "smoothmix"
+    version = 2  # an attack with `max_norm` is clipped to [0, 1] last
 
     noises: int = setting(4, "Noise samples per image, m.", least=1)
     steps: int = setting(4, "Gradient steps of the attack, T.", least=1)
@@ -244,17 +251,18 @@ class SmoothMix(SmoothingObjective):
 
     def at_epoch(self, epoch: int, epochs: int) -> Self:
         """The weight and the first step of this epoch."""
-        growth = min(1.0, (epoch + 1) / max(self.warmup_epochs, 1))
+        share = growth(epoch, self.warmup_epochs)
         norm = self.step_size if self.one_step_norm is None else self.one_step_norm
-        return dataclasses.replace(self, eta=self.eta * growth, one_step_norm=norm * growth, warmup_epochs=0)
+        return dataclasses.replace(self, eta=self.eta * share, one_step_norm=norm * share, warmup_epochs=0)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> ObjectiveOutput:
         """See :class:`Objective`."""
         noise = draw_noise(x, self.sigma, self.noises, stream)
-        iterates = smoothed_pgd(model, x, y, noise, eps=self.max_norm, step_size=self.step_size, steps=self.steps)
+        iterates = smoothed_pgd(model, x, y, noise, eps=self.max_norm, step_size=self.step_size, steps=self.steps,
+                                clips_last=True)
         if self.one_step:
             norm = self.step_size if self.one_step_norm is None else self.one_step_norm
-            x = project_to_ball(iterates[1], x, "l2", norm)
+            x = clip_last(iterates[1], x, norm)
         z = noisy_logits(model, x, noise)
         average = torch.softmax(z, dim=2).mean(dim=1)
         correct = correct_predictions(average, y)

@@ -1,0 +1,89 @@
+"""What other mixtures of one pair predict, from the logits of its bases at clean and at attacked points."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.core.arrays import Array, FrontierArrays
+from equipoise.mixing import MixedClassifier
+
+STEPS = 40  # of the slider over alpha
+
+Points = Sequence[tuple[Tensor, Tensor]]  # positions of images (B,) and what is known about them (B, …)
+
+
+def compute_frontier(mixture: MixedClassifier, names: tuple[str, ...], index: Tensor, labels: Tensor, g: Tensor,
+                     h: Tensor, points: Points) -> FrontierArrays:
+    """Predictions of the mixtures of the fitted frontier, and of the mixture's own map at other alphas.
+
+    Args:
+        mixture: the evaluated one.
+        names: of its accurate base, its robust base and itself in rows.
+        index, labels: (N,) of the images.
+        g, h: outputs of the bases on the clean images, (N, K), or classes (N,) of g.
+        points: logits of h at attacked points.
+    """
+    steps = _steps(mixture)
+    own = next(step for lost, step in steps if lost is None and step.alpha == mixture.alpha)
+    columns = [_predict(step, g, h, points, labels) for _, step in steps]
+    sides: tuple[Callable[[Tensor], Tensor], ...] = (lambda z: z.float().softmax(dim=1),
+                                                     lambda z: own.map_robust(z).exp())
+    gaps, margins = [], []
+    for probabilities in sides:
+        top = probabilities(h).topk(2, dim=1).values
+        gaps.append((top[:, 0] - top[:, 1]).numpy())
+        margins.append(_smallest(signed_margins(probabilities(h), labels), [
+            (at, signed_margins(probabilities(z), labels[at])) for at, z in points]).numpy())
+    return FrontierArrays(
+        index=index.numpy(), alpha=np.array([step.alpha for _, step in steps]), evaluated=mixture.alpha,
+        lost=np.array([math.nan if lost is None else lost for lost, _ in steps]), gaps=np.stack(gaps),
+        margins=np.stack(margins), names=names, **{
+            name: np.stack([column[part] for column in columns])
+            for part, name in enumerate(("predicted", "by_accurate", "standing"))})
+
+
+def _steps(own: MixedClassifier) -> list[tuple[float | None, MixedClassifier]]:
+    """The mixtures of the fitted frontier with the loss they promise, then those of the same map at other alphas.
+
+    They are for logits on the CPU; their bases stay where they are.
+    """
+    logit_map = copy.deepcopy(own.logit_map)
+    logit_map = None if logit_map is None else logit_map.cpu()
+    frontier = [(point.lose_at_most, MixedClassifier(own.accurate, own.robust, point.alpha, hard=True,
+                                                     logit_map=point.logit_map())) for point in own.frontier]
+    # With hard labels the accurate model decides everything below alpha 1/2: equal steps of q = (1 − alpha)/alpha.
+    alphas = ({1 / (1 + step / STEPS) for step in range(STEPS + 1)} | {0.0} if own.hard else
+              {step / STEPS for step in range(STEPS + 1)})
+    return [*frontier, *((None, MixedClassifier(
+        own.accurate, own.robust, alpha, logit_map=logit_map, hard=own.hard,
+        accurate_temperature=own.accurate_temperature)) for alpha in sorted(alphas | {own.alpha}))]
+
+
+def _predict(step: MixedClassifier, g: Tensor, h: Tensor, points: Points, labels: Tensor) -> (
+        tuple[Array, Array, Array]):
+    """(N,) classes of clean images, where g can change them, and which images stand at every point whatever g says."""
+    classes = step.from_base_outputs(g, h).argmax(dim=1)
+    standing = classes == labels
+    for at, z in points:
+        standing[at] &= signed_margins(step.map_robust(z).exp(), labels[at]) > step.q
+    largest = np.uint8 if h.shape[1] <= 256 else np.uint16
+    return (classes.numpy().astype(largest), step.needs_accurate(step.map_robust(h)).numpy(), standing.numpy())
+
+
+def signed_margins(p: Tensor, labels: Tensor) -> Tensor:
+    """(B, K) probabilities → (B,) that of the true class minus the largest other one."""
+    true = p.gather(1, labels.unsqueeze(1)).squeeze(1)
+    return true - p.scatter(1, labels.unsqueeze(1), -math.inf).amax(dim=1)
+
+
+def _smallest(start: Tensor, points: Points) -> Tensor:
+    smallest = start.clone()
+    for at, margins in points:
+        smallest[at] = torch.minimum(smallest[at], margins)
+    return smallest

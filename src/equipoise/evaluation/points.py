@@ -1,0 +1,240 @@
+"""Attacked points of an evaluation, reduced at its end to what the explorer of the report shows.
+
+While a run is in progress, a file for each batch under `points/` holds the robust model's logits at attacked points,
+and the attacked images themselves of a bounded pool. It is written before the rows of the batch.
+At the end two groups of arrays remain: pictures of some images, and what other mixtures of the same pair would predict.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from equipoise.attacks import BatchAttack, Clean
+from equipoise.core import checks, device, files, memory
+from equipoise.core.arrays import Array, FrontierArrays, PictureArrays
+from equipoise.core.modes import inference
+from equipoise.core.records import Run
+from equipoise.core.rows import AttackRow, Row
+from equipoise.data import Dataset, pixels
+from equipoise.evaluation.duplicates import find_duplicates
+from equipoise.evaluation.frontier import compute_frontier, signed_margins
+from equipoise.evaluation.job import Conditions, Job
+from equipoise.mixing import GatedClassifier, MixedClassifier
+
+POINTS, REMOVED = "points", ".points-removed"
+MAX_LOGITS = 1 << 22  # images × classes; above it, other mixtures are not computed
+MAX_PIXELS, MAX_PICTURES, MIN_PICTURES = 600_000, 512, 12
+POOL = 4  # images whose attacked points are kept while the run lasts, per picture
+FAILURES = 0.75  # share of the pictures that failures may take
+MODELS, TOP = 3, 5  # models and classes whose probabilities are kept
+
+
+@dataclass(frozen=True)
+class PointRecorder:
+    """Records attacked points of the jobs of an evaluation, and turns them into arrays for its report.
+
+    Args:
+        run: its folder holds the points until the end.
+        data: the images.
+        conditions: device and batch size.
+        jobs: all jobs of the evaluation.
+        mixture: the only mixture of the evaluation; None without one or with several.
+        names: of its accurate base, its robust base and itself in rows.
+    """
+
+    run: Run
+    data: Dataset
+    conditions: Conditions
+    jobs: Sequence[Job]
+    mixture: MixedClassifier | None = None
+    names: tuple[str, ...] = ()
+
+    @cached_property
+    def models(self) -> dict[str, nn.Module]:
+        """The two bases and the mixture, or without one the first models of the evaluation."""
+        models = {job.name: job.model for job in self.jobs}
+        return {name: models[name] for name in self.names or list(models)[:MODELS]}
+
+    @cached_property
+    def shown(self) -> str:
+        """The model whose attacked images are shown: the mixture, or else the first."""
+        return self.names[-1] if self.names else next(iter(self.models))
+
+    @cached_property
+    def count(self) -> int:
+        """How many pictures are kept."""
+        _, height, width = self.data.image_shape
+        return max(MIN_PICTURES, min(MAX_PICTURES, MAX_PIXELS // (height * width)))
+
+    @cached_property
+    def _pool(self) -> frozenset[int]:
+        return frozenset(self.data.index[: POOL * self.count].tolist())
+
+    @cached_property
+    def _recorded(self) -> dict[str, set[str]]:
+        """By the text of a job that is measured: the names of the models that its points serve."""
+        duplicates, recorded = find_duplicates(self.jobs), dict[str, set[str]]()
+        for job in self.jobs:
+            if not isinstance(job.attack, Clean) and job.attack.repeats is None and job.alpha is None:
+                recorded.setdefault(str(duplicates.get(str(job), job)), set()).add(job.name)
+        return recorded
+
+    @property
+    def _has_frontier(self) -> bool:
+        """Whether other mixtures are computed: not for an alpha per image, randomised models or very many logits."""
+        return (self.mixture is not None and not isinstance(self.mixture, GatedClassifier)
+                and all(job.attack.repeats is None for job in self.jobs)
+                and len(self.data) * self.data.num_classes <= MAX_LOGITS)
+
+    def record(self, job: Job, index: Sequence[int], images: Tensor) -> None:
+        """Store attacked points (B, C, H, W), before their rows are written; broken or not, of every stage."""
+        names, content = self._recorded.get(str(job), set()), dict[str, Tensor]()
+        if self._has_frontier and self.mixture is not None and names & set(self.names[1:]):
+            content["robust"] = self._outputs(self.mixture.robust, images)
+        rows = [row for row, image in enumerate(index) if image in self._pool] if self.shown in names else []
+        if rows:
+            content["images"] = images[torch.tensor(rows, device=images.device)].float().cpu().contiguous()
+            content["image_index"] = torch.tensor([index[row] for row in rows])
+        if content:
+            folder = self.run.folder / POINTS
+            folder.mkdir(exist_ok=True)
+            number = sum(path.name.startswith(f"{self.run.world.rank}-") for path in folder.glob("*.safetensors"))
+            content |= {"index": torch.tensor(list(index)), "job": torch.tensor(list(str(job).encode())).byte()}
+            files.write_atomic(folder / f"{self.run.world.rank}-{number}.safetensors", safetensors.torch.save(content))
+
+    def finish(self, rows: Iterable[Row]) -> tuple[PictureArrays | None, FrontierArrays | None]:
+        """The arrays of a run whose rows are all there."""
+        parts, attacked = self._read(), [row for row in rows if isinstance(row, AttackRow) and row.alpha is None]
+        with inference(*self.models.values()), torch.no_grad(), device.full_precision(self.conditions.device):
+            frontier = self._frontier(parts, attacked) if self._has_frontier else None
+            return self._pictures(parts, attacked), frontier
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether points are stored that no arrays were made of yet."""
+        return (self.run.folder / POINTS).exists()
+
+    def remove(self) -> None:
+        """Remove the points, after their arrays were written: a kill leaves all of them or none under their name."""
+        shutil.rmtree(self.run.folder / REMOVED, ignore_errors=True)
+        if self.has_parts:
+            (self.run.folder / POINTS).rename(self.run.folder / REMOVED)
+            shutil.rmtree(self.run.folder / REMOVED)
+
+    def _read(self) -> list[tuple[str, dict[str, Tensor]]]:
+        """The stored points, with the text of their job."""
+        parts = []
+        for path in sorted((self.run.folder / POINTS).glob("*.safetensors")):
+            try:
+                content = safetensors.torch.load(path.read_bytes())
+                parts.append((bytes(content["job"].tolist()).decode(errors="replace"), content))
+            except (SafetensorError, KeyError) as error:
+                raise checks.InputError(f"{path} must hold attacked points of a run, got {error}") from None
+        return parts
+
+    def _outputs(self, model: nn.Module, images: Tensor) -> Tensor:
+        """(B, …) outputs of a model on the CPU, in full precision."""
+        place = self.conditions.device
+        with inference(model), torch.no_grad(), device.full_precision(place):
+            parts = memory.in_batches(lambda own: model.to(place)(pixels(images[own].to(place))).cpu(), len(images),
+                                      self.conditions.batch_size)
+            return torch.cat([part for _, part in parts]).contiguous()
+
+    def _pictures(self, parts: Sequence[tuple[str, dict[str, Tensor]]], rows: Sequence[AttackRow]) -> (
+            PictureArrays | None):
+        """Images with their nearest attacked points: failures first, then a sample of the others."""
+        attacked_rows = [row for row in rows if row.model == self.shown and row.attack != "clean"]
+        if self.data.image_shape[0] not in (1, 3) or not attacked_rows:
+            return None
+        failed = {row.index for row in rows if row.model == self.shown and not row.correct}
+        pool = [index for index in self.data.index.tolist() if index in self._pool]
+        failures = [index for index in pool if index in failed]
+        failures = failures[: max(int(FAILURES * self.count), self.count - (len(pool) - len(failures)))]
+        others = [index for index in pool if index not in failed]
+        wanted = min(self.count - len(failures), len(others))
+        sample = [others[position * len(others) // wanted] for position in range(wanted)]
+        place = {index: position for position, index in enumerate(self.data.index.tolist())}
+        chosen = sorted([*failures, *sample], key=place.__getitem__)
+        own = self.data.take(torch.tensor([place[index] for index in chosen]))
+        clean = pixels(own.images).cpu().float()
+        points = self._nearest(parts, {index: int(label) for index, label in zip(
+            chosen, own.labels.tolist(), strict=True)})
+        attacked = torch.stack([points.get(index, clean[row]) for row, index in enumerate(chosen)])
+        labels = own.labels.cpu()
+        tops = [[_top_classes(self._outputs(model, images), labels) for model in self.models.values()]
+                for images in (clean, attacked)]
+        classes, probabilities = (np.stack([np.stack([item[part] for item in side]) for side in tops])
+                                  for part in (0, 1))
+        return PictureArrays(index=np.array(chosen), clean=_bytes(clean), attacked=_bytes(attacked), model=self.shown,
+                             models=tuple(self.models), top_classes=classes, top_probabilities=probabilities,
+                             class_names=tuple(self.data.classes))
+
+    def _nearest(self, parts: Sequence[tuple[str, dict[str, Tensor]]], labels: Mapping[int, int]) -> dict[int, Tensor]:
+        """By image: its stored point of the smallest margin of the shown model."""
+        nearest: dict[int, tuple[float, Tensor]] = {}
+        for job, content in parts:
+            if "images" not in content or self.shown not in self._recorded.get(job, set()):
+                continue
+            index = content["image_index"].tolist()
+            rows = torch.tensor([row for row, image in enumerate(index) if image in labels], dtype=torch.int64)
+            if not len(rows):
+                continue
+            images = content["images"][rows]
+            y = torch.tensor([labels[index[row]] for row in rows.tolist()])
+            margins = signed_margins(self._outputs(self.models[self.shown], images).float().softmax(dim=1), y).tolist()
+            for row, margin, image in zip(rows.tolist(), margins, images, strict=True):
+                if index[row] not in nearest or margin < nearest[index[row]][0]:
+                    nearest[index[row]] = margin, image
+        return {index: image for index, (_, image) in nearest.items()}
+
+    def _frontier(self, parts: Sequence[tuple[str, dict[str, Tensor]]], rows: Sequence[AttackRow]) -> (
+            FrontierArrays | None):
+        """What other mixtures of the pair predict; None if the points of some rows are missing."""
+        assert self.mixture is not None
+        mixture, points = self.mixture, [(content["index"], content["robust"]) for _, content in parts
+                                         if "robust" in content]
+        if not self._is_complete(parts, rows):
+            return None
+        g, h = (self._outputs(side, self.data.images) for side in (mixture.accurate, mixture.robust))
+        place = {index: position for position, index in enumerate(self.data.index.tolist())}
+        located = [(torch.tensor([place[image] for image in index.tolist()]), logits) for index, logits in points]
+        return compute_frontier(mixture, self.names, self.data.index.cpu(), self.data.labels.cpu(), g, h, located)
+
+    def _is_complete(self, parts: Sequence[tuple[str, dict[str, Tensor]]], rows: Sequence[AttackRow]) -> bool:
+        """Whether every attacked image has a point: a run that an older version started has not."""
+        stored: dict[str, set[int]] = {}
+        for name, content in parts:
+            stored.setdefault(name, set()).update(content["index"].tolist())
+        duplicates = find_duplicates(self.jobs)
+        for job in self.jobs:
+            if job.name not in self.names[1:] or isinstance(job.attack, Clean):
+                continue
+            needed = {row.index for row in rows if row.key == job.key(row.index) and (
+                isinstance(job.attack, BatchAttack) or row.broken_by != "clean")}
+            if not needed <= stored.get(str(duplicates.get(str(job), job)), set()):
+                return False
+        return True
+
+
+def _top_classes(logits: Tensor, labels: Tensor) -> tuple[Array, Array]:
+    """(B, T) the most probable classes, the true one always among them, and their probabilities."""
+    p = logits.float().softmax(dim=1)
+    count = min(TOP, p.shape[1])
+    classes = p.topk(count, dim=1).indices
+    missing = ~(classes == labels.unsqueeze(1)).any(dim=1)
+    classes[missing, -1] = labels[missing]
+    return classes.numpy().astype(np.int32), p.gather(1, classes).numpy()
+
+
+def _bytes(images: Tensor) -> Array:
+    rounded: Array = (images.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+    return rounded

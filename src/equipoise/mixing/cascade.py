@@ -1,0 +1,198 @@
+"""The cascade of views: one view of the robust model decides where it is sure, its other views and g elsewhere."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.core import checks
+from equipoise.mixing.classifier import MixedClassifier
+from equipoise.mixing.formula import mix
+from equipoise.mixing.logit_maps import LogitMap
+from equipoise.mixing.provenance import Frontier, FrontierMixture, Provenance
+from equipoise.mixing.surrogates import OfMixture, hinge_scores, robust_hinge
+from equipoise.models.inspection import Described
+from equipoise.models.preprocessing import TTAClassifier
+
+SURE = 1e-6  # probability that a sure first view leaves to the other classes in the robust side of a cascade
+
+
+class CascadedClassifier(MixedClassifier):
+    r"""A confidence switch in two stages over the N views of a robust model with test-time augmentation.
+
+    .. math:: \text{prediction} = \begin{cases}
+              \arg\max M(h_1) & \text{if the margin of } \sigma(M(h_1)) \text{ exceeds } q_1,\\
+              \arg\max M(\bar h) & \text{otherwise, if the margin of } \sigma(M(\bar h)) \text{ exceeds } q,\\
+              \text{the class of } g & \text{otherwise,}\end{cases}
+
+    h_1 are the logits of the first view and h̄ their mean over all N, M is the logit map and q = (1 − α)/α. It is a
+    mixture whose alpha depends on the image: 1 where the first view is sure. :meth:`predict` runs the other views, and
+    g after them, only where they are needed.
+
+    Args:
+        accurate, alpha, logit_map, surrogate_alpha, frontier, provenance: see :class:`MixedClassifier`; the labels of g
+            are hard.
+        robust: h with its views.
+        first_q: q_1, in [0, 1]: at 1 the first view is never sure, and this is the mixture with all views.
+    """
+
+    description = ("cascaded-mixture", "alpha", "first_q", "surrogate_alpha")
+    stages = 2
+    robust: TTAClassifier
+
+    def __init__(self, accurate: nn.Module, robust: nn.Module, alpha: float, *, first_q: float,
+                 logit_map: LogitMap | None = None, surrogate_alpha: float = 0.9, frontier: Frontier = (),
+                 provenance: Provenance | None = None) -> None:
+        checks.instance("robust", robust, TTAClassifier, "have views (tta:N:REFERENCE)")
+        super().__init__(accurate, robust, alpha, logit_map=logit_map, hard=True, surrogate_alpha=surrogate_alpha,
+                         frontier=frontier, provenance=provenance)
+        self.first_q = float(checks.within("first_q", first_q, 0, 1))
+
+    @property
+    def rule(self) -> str:
+        """The key in :data:`~equipoise.mixing.provenance.RULES`."""
+        return "cascade" if self.alpha < 1 else "robust"
+
+    def robust_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """(B, K) mean logits over all views, and those of the first view."""
+        first = self.robust.first_view(x)
+        return self.robust.complete(x, first), first
+
+    def from_base_outputs(self, *outputs: Tensor) -> Tensor:
+        """(B, K) log-probabilities of the mixture from :meth:`base_outputs`."""
+        g, h, first = outputs
+        sure, log_p = self._stages(h, first)
+        gate = torch.where(sure, math.inf, self.gate)
+        return mix(self._accurate_log_probabilities(g, log_p), log_p, gate)
+
+    def log_probabilities(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, K) log-probabilities of the accurate side, and of the stage that is the robust one."""
+        g, h, first = self.base_outputs(x)
+        log_p = self._stages(h, first)[1]
+        return self._accurate_log_probabilities(g, log_p), log_p
+
+    def _stages(self, h: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) where the first view is sure, and (B, K) log-probabilities of the stage that decides."""
+        log_p_first = self.map_robust(first)
+        sure = self.is_sure(log_p_first)
+        return sure, torch.where(sure.unsqueeze(1), log_p_first, self.map_robust(h))
+
+    def robust_side(self, h: Tensor, *outputs: Tensor) -> Tensor:
+        """(B, K) log-probabilities of the robust side from :meth:`robust_outputs`, by which g may change the class.
+
+        Where the first view is sure, its class has nearly all probability: no g changes it.
+        """
+        first = self.map_robust(outputs[0])
+        rest = torch.full_like(first, math.log(SURE / (first.shape[1] - 1)))
+        decided = rest.scatter(1, first.argmax(dim=1, keepdim=True), math.log1p(-SURE))
+        return torch.where(self.is_sure(first).unsqueeze(1), decided, self.map_robust(h))
+
+    def is_sure(self, log_p_first: Tensor) -> Tensor:
+        """(B,) where the first view decides, given its log-probabilities (B, K)."""
+        top = log_p_first.exp().topk(2, dim=1).values
+        return top[:, 0] - top[:, 1] > self.first_q
+
+    def alphas(self, x: Tensor) -> Tensor:
+        """(B,) the weight of the robust side for every image: 1 where the first view is sure."""
+        sure = self.is_sure(self.map_robust(self.robust.first_view(x)))
+        return torch.where(sure, 1.0, self.alpha).to(x.dtype)
+
+    def _predict(self, x: Tensor) -> Tensor:
+        name = f"logits of {self._name_of('robust')}"
+        first = checks.logits(self.robust.first_view(x), len(x), name)
+        log_p_first = self.map_robust(first)
+        classes = log_p_first.argmax(dim=1)
+        rows = (~self.is_sure(log_p_first)).nonzero().squeeze(1)
+        if len(rows):
+            h = self.map_robust(checks.logits(self.robust.complete(x[rows], first[rows]), len(rows), name))
+            classes[rows] = self._predict_by_margin(x[rows], h)
+        return classes
+
+    def passes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) views that :meth:`predict` runs, and (B,) bool where it runs g."""
+        h, first = self.robust_outputs(x)
+        unsure = ~self.is_sure(self.map_robust(first))
+        views = torch.where(unsure, float(self.views), 1.0)
+        return views, unsure & self.needs_accurate(self.map_robust(h))
+
+    def hinges(self, *, stand_in: nn.Module | None = None) -> nn.Module:
+        """Scores for an attack on both stages and on g at once."""
+        return CascadeHinges(self, stand_in)
+
+    def sides(self, *outputs: Tensor) -> tuple[Tensor, ...]:
+        """As for any mixture, with the logits, log-probabilities and log q of the first view as a second stage."""
+        g, h, first = outputs
+        log_q = torch.full_like(first[:, 0], max(math.log(max(self.first_q, 1e-30)), -60.0), dtype=torch.float32)
+        return *super().sides(g, h), first, self.map_robust(first), log_q
+
+
+def mixture_at(point: FrontierMixture, accurate: nn.Module, robust: nn.Module, **settings: Any) -> MixedClassifier:
+    """The mixture of a point on a frontier; `settings` are those that the point does not hold."""
+    settings["logit_map"] = point.logit_map()
+    if point.first_q is not None:
+        return CascadedClassifier(accurate, robust, point.alpha, first_q=point.first_q, **settings)
+    return MixedClassifier(accurate, robust, point.alpha, hard=True, **settings)
+
+
+class FirstView(Described):
+    """The first view of a robust model as a network of its own, for attacks on the first stage of a cascade."""
+
+    description = ("first-view",)
+
+    def __init__(self, robust: TTAClassifier) -> None:
+        super().__init__()
+        self.robust = robust
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, K) logits."""
+        return self.robust.first_view(x)
+
+
+class BothStages(OfMixture):
+    r"""Both stages of a cascade together: an attack that lowers it lowers the confidence of both.
+
+    .. math:: \log\tfrac{1}{2}\big(\sigma(M(h_1)) + \sigma(M(\bar h))\big)
+    """
+
+    description = ("both-stages",)
+
+    def from_base_outputs(self, *outputs: Tensor) -> Tensor:
+        """(B, K) log-probabilities; those of g do not matter."""
+        stages = [self.mixture.map_robust(logits) for logits in outputs[1:]]
+        return torch.logsumexp(torch.stack(stages), dim=0) - math.log(len(stages))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, K)."""
+        return self.from_base_outputs(x, *self.mixture.robust_outputs(x))
+
+
+class CascadeMargins(OfMixture):
+    """:meth:`CascadedClassifier.robust_side` as a network: its margins are those that a fit judges a cascade by."""
+
+    description = ("cascade-margins",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, K)."""
+        return self.mixture.robust_side(*self.mixture.robust_outputs(x))
+
+    def from_base_outputs(self, *outputs: Tensor) -> Tensor:
+        """(B, K) log-probabilities; the output of g does not matter."""
+        return self.mixture.robust_side(*outputs[1:])
+
+
+class CascadeHinges(OfMixture):
+    """:class:`~equipoise.mixing.surrogates.Hinges` with a third one: the first view must not be sure either."""
+
+    description = ("cascade-hinges", "stand_in")
+
+    def from_base_outputs(self, *outputs: Tensor) -> Tensor:
+        """(B, K) scores ≤ 0."""
+        g, h, first = outputs
+        assert isinstance(self.mixture, CascadedClassifier)
+        scores = hinge_scores(g, h, self.mixture.logit_map, self.mixture.q)
+        scores = scores - robust_hinge(first, self.mixture.logit_map, self.mixture.first_q)
+        return scores.scatter(1, h.argmax(dim=1, keepdim=True), 0.0)
+

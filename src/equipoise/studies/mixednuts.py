@@ -1,0 +1,282 @@
+"""The study of MixedNUTS [Bai2024nuts] on any two models: Figures 3 to 9, Tables 1 and 4 to 10, and appendix D.
+
+Every mixture is fitted on held-out images by `fit --rule paper`, in a run folder of its own under `fits`, with one
+attack for all fits that share their models and images. Test images are attacked by the adaptive list of a mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from equipoise import fitting
+from equipoise.attacks import Apgd, Attack, Clean, Suite, TargetedApgd, make_attack
+from equipoise.core.modes import inference
+from equipoise.core.records import Run
+from equipoise.core.rows import Row
+from equipoise.core.text import slug
+from equipoise.data import Dataset, pixels
+from equipoise.evaluation import Conditions, Job
+from equipoise.evaluation.adaptive import adaptive_attacks
+from equipoise.evaluation.cost import costs
+from equipoise.fitting.result import Fit
+from equipoise.mixing import LogitMap, MixedClassifier
+from equipoise.studies.overview import Requirements
+from equipoise.studies.settings import StudySettings
+from equipoise.studies.study import (
+    ANY_DATA,
+    CHECKPOINT,
+    DIGITS_MEAN,
+    DIGITS_STD,
+    GPU,
+    PAIR,
+    Pair,
+    Study,
+    jobs_for,
+    require_part,
+    smoke_requirements,
+    train_digits_pair,
+    train_small,
+)
+from equipoise.training.objectives import IAAT, TRADES
+
+MIXEDNUTS, PLAIN, SWITCH, MAPPED = "MixedNUTS", "plain mixing", "confidence switch", "mapped robust"
+FITS, CACHE = "fits", "cache"
+ATTACK = "adaptive"
+TRADES_BETAS = (1.0, 6.0)
+SMOKE_IMAGES = 100  # so that the study stays under eight minutes on two cores
+ALPHAS = torch.linspace(0.5, 1.0, 101).tolist()
+
+
+@dataclass(frozen=True)
+class NutsStudySize:
+    """How much is computed; the defaults are the full size."""
+
+    attack: Attack | None = None  # of test images; AutoAttack if None
+    steps: int = 50  # of the attack of a fit
+    targets: int = 9
+    beta: float | None = None  # that of the paper if None
+    betas: tuple[float, ...] = (1.0, 0.96, 0.93, 0.8)  # of the curve; at β = 0 the accurate model decides
+    alphas: tuple[float, ...] = (0.5, 0.7, 0.8, 0.9)
+    counts: tuple[int, ...] = (100, 300, 1000)  # fitting images
+    part_images: int = 1000  # evaluated at most in every part but the first
+    batch_size: int = 256
+
+
+SMOKE = NutsStudySize(
+    attack=Suite((Apgd("ce", 10), TargetedApgd(10, (1, 2))), name="short"), steps=8, targets=2, beta=0.95,
+    betas=(1.0, 0.93, 0.8), alphas=(0.6, 0.8), counts=(50, 100, 200), part_images=60, batch_size=120)
+
+
+@dataclass(frozen=True)
+class RobustModels(Pair):
+    """A pair with further robust models, such as those of other training methods."""
+
+    further: tuple[tuple[str, nn.Module, str], ...] = ()  # name, model, reference
+
+    @property
+    def all_references(self) -> tuple[str, ...]:
+        """Those of the pair and of the further models."""
+        return *self.references, *(reference for _, _, reference in self.further)
+
+
+class MixedNutsStudy(Study):
+    """MixedNUTS beside its bases, plain mixing and our confidence switch, and the paper's ablations."""
+
+    name = "mixednuts"
+    paper = ("MixedNUTS: training-free accuracy-robustness balance via nonlinearly mixed classifiers [Bai2024nuts], "
+             "Figures 3 to 9, Tables 1 and 4 to 10, appendix D")
+    requirements: ClassVar = {
+        "smoke": smoke_requirements("under 8 minutes"),
+        "full": Requirements(data=ANY_DATA, models=PAIR, device=GPU, time="not measured")}
+    sizes: ClassVar = {"smoke": SMOKE, "full": NutsStudySize()}
+    compared = ((MIXEDNUTS, "robust"), (MIXEDNUTS, PLAIN))
+    pair: RobustModels
+
+    def __init__(self, main_run: Run, pair: RobustModels, size: NutsStudySize, conditions: Conditions) -> None:
+        super().__init__(main_run, pair, size, conditions)
+        self.pair, self.size = pair, size
+        for _, model, _ in pair.further:
+            model.to(conditions.device).eval().requires_grad_(False)
+
+    @classmethod
+    def load_models(cls, settings: StudySettings) -> RobustModels:
+        """The two models that the settings name."""
+        pair = super().load_models(settings)
+        return RobustModels(**{name: getattr(pair, name) for name in Pair.__dataclass_fields__})
+
+    @classmethod
+    def train_models(cls, folder: Path, conditions: Conditions) -> RobustModels:
+        """Small networks on digits: standard and adversarial training, TRADES with several weights, IAAT."""
+        pair = train_digits_pair(folder, conditions)
+        threat, further = conditions.threat, []
+        objectives = {**{f"TRADES, weight {beta:g}": TRADES(norm=threat.norm, eps=threat.eps, beta=beta, steps=4,
+                                                            step_size=0.6 * threat.eps) for beta in TRADES_BETAS},
+                      "IAAT": IAAT(norm=threat.norm, eps=threat.eps, steps=4, warmup_epochs=2, growth=0.02)}
+        for name, objective in objectives.items():
+            model = train_small(folder / slug(name), objective, pair.training, conditions, epochs=4, lr=5e-3,
+                                mean=DIGITS_MEAN, std=DIGITS_STD, seed=conditions.seed + 5)
+            further.append((name, model, str(folder / slug(name) / CHECKPOINT)))
+        return RobustModels(pair.accurate, pair.robust, pair.references, pair.held_out,
+                            pair.test.slice(0, SMOKE_IMAGES), pair.load_training, tuple(further))
+
+    def fit(self, name: str, *, data: Dataset | None = None, robust: str | None = None, **settings: Any) -> Fit:
+        """Fit a mixture on held-out images in a folder of its own, or read the one that an earlier run fitted."""
+        if settings.get("lose_at_most") is None and settings.get("beta") is None and self.size.beta is not None:
+            settings["beta"] = self.size.beta
+        accurate, own = self.pair.references
+        return fitting.fit(accurate, own if robust is None else robust, self.pair.held_out if data is None else data,
+                           threat=self.conditions.threat, out=self.folder / FITS / slug(name),
+                           device=str(self.conditions.device), batch_size=self.conditions.batch_size,
+                           seed=self.conditions.seed, cache=self.folder / CACHE,
+                           **{"rule": "paper", "steps": self.size.steps, "targets": self.size.targets, "pool": 1,
+                              **settings})
+
+    @cached_property
+    def attack(self) -> Attack:
+        """The attack on test images."""
+        return self.size.attack or make_attack("standard", norm=self.conditions.threat.norm)
+
+    def jobs(self, models: Mapping[str, nn.Module]) -> list[Job]:
+        """Each model on clean images and under the attack, for a mixture with hidden gradients its adaptive list."""
+        jobs = []
+        for name, model in models.items():
+            own = self.attack
+            if isinstance(model, MixedClassifier):
+                own = adaptive_attacks(model, own).get("adaptive", own)
+            jobs += jobs_for({name: model.eval()}, {"clean": Clean(), ATTACK: own})
+        return jobs
+
+    def fit_main(self) -> None:
+        """Algorithm 1 at the paper's β, with the objective recomputed under an attack on the mapped model [Fig. 6 and
+        9, Table 6, D.9].
+        """
+        self.fit(MIXEDNUTS)
+        self.fit(SWITCH, rule="switch", pool=2)
+
+    @cached_property
+    def mixednuts(self) -> MixedClassifier:
+        """The mixture of :meth:`fit_main`."""
+        require_part((self.folder / FITS / slug(MIXEDNUTS) / "summary.json").exists(), "fit")
+        return self.fit(MIXEDNUTS).mixture
+
+    def main_jobs(self) -> list[Job]:
+        """Bases, plain mixing of equal clean accuracy, MixedNUTS and the switch [Fig. 5, Tables 1, 4 and 5]."""
+        jobs = self.jobs(self.pair.models)
+        if not (self.folder / FITS / slug(SWITCH) / "summary.json").exists():
+            return jobs
+        mixture = self.mixednuts
+        assert mixture.logit_map is not None
+        mapped = nn.Sequential(self.pair.robust, mixture.logit_map)
+        jobs += self.jobs({MAPPED: mapped})
+        plain = MixedClassifier(self.pair.accurate, self.pair.robust, self.equal_alpha(None, 1.0))
+        switch = self.fit(SWITCH, rule="switch", pool=2).mixture
+        return jobs + self.jobs({PLAIN: plain, MIXEDNUTS: mixture, SWITCH: switch})
+
+    def main_sections(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """The cost of MixedNUTS [Table 5], once it is fitted."""
+        if not (self.folder / FITS / slug(MIXEDNUTS) / "summary.json").exists():
+            return {}
+        conditions = self.conditions
+        return {"costs": tuple(costs(self.mixednuts, self.test, conditions.device, conditions.batch_size))}
+
+    def equal_alpha(self, logit_map: LogitMap | None, temperature: float) -> float:
+        """The largest alpha at which a mixture of the pair is as accurate as MixedNUTS on clean held-out images.
+
+        The accurate side has a temperature; at 0 it is its class alone. If none is as accurate, the most accurate.
+        """
+        target = self._clean_accuracy(self.mixednuts)
+        accuracies = {alpha: self._clean_accuracy(self._mixture(alpha, logit_map, temperature)) for alpha in ALPHAS}
+        reaching = [alpha for alpha, value in accuracies.items() if value >= target]
+        best: float = max(reaching) if reaching else max(accuracies, key=lambda alpha: accuracies[alpha])
+        return best
+
+    def _mixture(self, alpha: float, logit_map: LogitMap | None, temperature: float) -> MixedClassifier:
+        side: dict[str, Any] = {"hard": True} if temperature == 0 else {"accurate_temperature": temperature}
+        return MixedClassifier(self.pair.accurate, self.pair.robust, alpha, logit_map=logit_map, **side).to(
+            self.conditions.device).eval()
+
+    @torch.no_grad()
+    def _clean_accuracy(self, mixture: MixedClassifier) -> float:
+        outputs, labels = self._held_out_outputs, self.pair.held_out.labels.to(self.conditions.device)
+        return float((mixture.from_base_outputs(*outputs).argmax(dim=1) == labels).float().mean())
+
+    @cached_property
+    def _held_out_outputs(self) -> tuple[Tensor, ...]:
+        """Logits of both bases on the held-out images."""
+        accurate, robust = self.pair.accurate, self.pair.robust
+        parts = []
+        with inference(accurate, robust), torch.no_grad():
+            for start in range(0, len(self.pair.held_out), self.conditions.batch_size):
+                x = pixels(self.pair.held_out.images[start : start + self.conditions.batch_size].to(
+                    self.conditions.device))
+                parts.append((accurate(x), robust(x)))
+        return tuple(torch.cat(side) for side in zip(*parts, strict=True))
+
+    def _measure_first(self, part: str, models: Mapping[str, nn.Module], data: Dataset | None = None) -> None:
+        """Measure models in the folder of a part, on the first test images or some other images."""
+        images = self.test if data is None else data
+        self.measure_part(part, self.jobs(models), images.slice(0, min(self.size.part_images, len(images))))
+
+    def compare_margins(self) -> None:
+        """Margins of robust models of several kinds of training, layer-normed, clean and attacked [Figure 7]."""
+        named = {"robust": self.pair.robust, **{name: model for name, model, _ in self.pair.further}}
+        normed = LogitMap(1.0, 1.0, 0.0, "linear").to(self.conditions.device)
+        self._measure_first("margins", {name: nn.Sequential(model, normed) for name, model in named.items()})
+
+    def compare_curves(self) -> None:
+        """Attacked against clean accuracy: MixedNUTS at several β, plain mixing at several alphas, and TRADES with
+        several weights [Figure 8].
+        """
+        named: dict[str, nn.Module] = {f"{MIXEDNUTS}, beta {beta:g}": self.fit(f"beta {beta:g}", beta=beta).mixture
+                                       for beta in self.size.betas}
+        named |= {f"{PLAIN}, alpha {alpha:g}": MixedClassifier(self.pair.accurate, self.pair.robust, alpha)
+                  for alpha in self.size.alphas}
+        named |= {name: model for name, model, _ in self.pair.further if name.startswith("TRADES")}
+        self._measure_first("curves", {**self.pair.models, **named})
+
+    def compare_clamps(self) -> None:
+        """The clamping functions of the map [Table 7]: what Algorithm 1 returns with each."""
+        for clamp in ("linear", "relu", "gelu"):
+            self.fit(f"clamp {clamp}", clamp=clamp)
+
+    def compare_counts(self) -> None:
+        """Numbers of fitting images, and accuracies on images that were seen by Algorithm 1 or not [Tables 8 and 9]."""
+        held_out = self.pair.held_out
+        counts = sorted({min(count, len(held_out)) for count in self.size.counts})
+        named = {f"{count} images": self.fit(f"count {count}", data=held_out.slice(0, count)).mixture
+                 for count in counts}
+        self._measure_first("counts", named)
+        self._measure_first("seen", {MIXEDNUTS: self.mixednuts}, held_out)
+
+    def compare_temperatures(self) -> None:
+        """The temperature of the accurate model, at equal clean accuracy on held-out images [Table 10, D.4]."""
+        logit_map = self.mixednuts.logit_map
+        named = {f"temperature {temperature:g}": self._mixture(self.equal_alpha(logit_map, temperature), logit_map,
+                                                               temperature) for temperature in (1.0, 0.5, 0.0)}
+        self._measure_first("temperature", named)
+
+    def compare_black_box(self) -> None:
+        """Algorithm 1 without gradients of the robust model: random search, and the map of another model [D.5]."""
+        named = {"random search": self.fit("random search", gradient_free=True).mixture}
+        for name, _, reference in self.pair.further[:1]:
+            other = self.fit(f"map of {name}", robust=reference)
+            folder = self.folder / FITS / slug(f"map of {name}")
+            assert other.mixture.logit_map is not None
+            named[f"map of {name}"] = self.fit(f"transferred from {name}", like=f"mixture:{folder}").mixture
+        self._measure_first("black-box", named)
+
+    def compare_objectives(self) -> None:
+        """The objective that counts only errors that the accurate model corrects [D.8.3]."""
+        self._measure_first("objective", {
+            "conditional": self.fit("objective conditional", objective="conditional").mixture})
+
+    parts: ClassVar = {"fit": fit_main, "margins": compare_margins, "curves": compare_curves, "clamps": compare_clamps,
+                       "counts": compare_counts, "temperature": compare_temperatures, "black-box": compare_black_box,
+                       "objective": compare_objectives}

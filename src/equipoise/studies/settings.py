@@ -1,0 +1,104 @@
+"""Settings of the studies, which are also the options of `equipoise reproduce`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from equipoise.core import checks
+from equipoise.core.settings import Settings, setting
+from equipoise.core.threat import Threat
+from equipoise.data.sampling import SAMPLES
+from equipoise.models import LoadOptions
+
+DIGITS_EPS = 0.12  # in [0, 1] pixels
+COUNT = 1000
+MAX_SIGMAS = 20
+# Settings that only studies with smoothed models have, each some of them.
+SMOOTHING_SETTINGS = ("sigma", "samples", "empirical", "method", "tolerance", "configs")
+PAIR_SETTINGS = ("accurate", "robust", "count", "sample", "norm", "eps")  # of studies about two given models
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudySettings(Settings):
+    """What a study runs on; the fields are options of `equipoise reproduce`."""
+
+    size: str = setting("smoke", "smoke (digits, a few minutes) or full (any two models; smoothmix: its recipes).",
+                        among=("smoke", "full"))
+    accurate: str | None = setting(None, "Reference of the accurate model, for full.")
+    robust: str | list[str] | None = setting(  # noqa: RUF009
+        None, "Reference of the robust model, for full; may be repeated where several are compared "
+        "(mixing-classifiers).")
+    sigma: str | float | list[float] | None = setting(  # noqa: RUF009
+        None, "Standard deviation of the noise with which the robust models are smoothed, in [0, 1] pixels; several by "
+        "commas: one per model, or all for the one model (full mixing-classifiers). For smoothmix: only these.")
+    samples: int | None = setting(None, "Noisy copies per image, 100000 if not given (full mixing-classifiers).",
+                                  least=100, most=checks.MAX_COUNT)
+    empirical: str | None = setting(None, "Reference of an empirically robust model, whose local Lipschitz constants "
+                                    "are also estimated (full mixing-classifiers).")
+    method: str | None = setting(None, "Only these training methods, by commas, e.g. gaussian,smoothmix (smoothmix).")
+    tolerance: float | None = setting(None, "Stop sampling when a radius is within this of what all samples are "
+                                      "expected to give; for full 0.002 if not given (smoothmix).", positive=True)
+    configs: Path | None = setting(None, "Folder of the recipes, configs if not given (full smoothmix).")  # noqa: RUF009
+    data: str | None = setting(None, "Data set of both models, for full; cifar10 if not given. For smoothmix at smoke "
+                               "size: mnist or digits; mnist if its files are there.")
+    count: int | None = setting(None, f"Images to evaluate, for full; {COUNT} if not given. As many from the end of "
+                                "the test set are held out.", least=1, most=checks.MAX_COUNT)
+    sample: str | None = setting(None, "Order in which they are taken, for full: first (that of the split), random or "
+                                 "stratified (class shares of the split); if not given, stratified for folder: and "
+                                 "npz:, else first.", among=SAMPLES)
+    data_dir: Path | None = setting(None, "Folder of the data set.")  # noqa: RUF009
+    norm: str | None = setting(None, "Norm of the perturbation, linf or l2, for full; linf if not given.",
+                               among=("linf", "l2"))
+    eps: float | None = setting(None, "Radius, for full; 8/255 in linf if not given.", fraction=True, positive=True)
+    allow_code: bool = setting(False, "Run the code that a mixture folder names; only for folders whose author you "
+                                      "trust.")
+    seed: int = setting(0, "Random seed.", least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for reference in self.robust_references:
+            checks.instance("robust", reference, str, "be a model reference")
+        checks.require(self.norm != "l2" or self.eps is not None, "eps", "be given for the norm l2", None)
+
+    @property
+    def robust_references(self) -> tuple[str, ...]:
+        """The references of the robust models."""
+        return (self.robust,) if isinstance(self.robust, str) else tuple(self.robust or ())
+
+    @property
+    def load_options(self) -> LoadOptions:
+        """How references are loaded."""
+        return LoadOptions(allow_code=self.allow_code)
+
+    def sigmas(self) -> list[float]:
+        """The noise of every smoothed model."""
+        checks.require(self.sigma is not None, "sigma", "be given for the full size", None)
+        return checks.fractions("sigma", self.sigma, most=MAX_SIGMAS)
+
+    def threat(self) -> Threat:
+        """The threat of the study."""
+        return Threat(self.norm or "linf", self.eps or (DIGITS_EPS if self.size == "smoke" else 8 / 255))
+
+    def check_for(self, study: str, own: tuple[str, ...], uses_pair: bool = True) -> None:
+        """Refuse settings of other studies, and too few for the full size.
+
+        `own` are those of :data:`SMOOTHING_SETTINGS` that the study has; `uses_pair`: whether it is about given models.
+        """
+        foreign = [*(name for name in SMOOTHING_SETTINGS if name not in own), *(() if uses_pair else PAIR_SETTINGS),
+                   *(["data"] if not uses_pair and self.size == "full" else [])]
+        self._refuse(foreign, f"the study {study}")
+        if uses_pair:
+            if self.size == "smoke":
+                self._refuse((*PAIR_SETTINGS, *SMOOTHING_SETTINGS, "data"), "the smoke size, which has its own")
+            else:
+                for name in ("accurate", "robust"):
+                    checks.require(bool(getattr(self, name)), name, "be given for the full size", None)
+            checks.require(len(self.robust_references) <= 1 or "sigma" in own, "robust",
+                           f"be one model for the study {study}", list(self.robust_references))
+
+    def _refuse(self, names: Iterable[str], reason: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            checks.require(value is None or value == [], name, f"be left out for {reason}", value)

@@ -1,0 +1,161 @@
+"""Attacked points that an evaluation stores for its report, and what other mixtures would predict there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from killed_runs import run_until_killed
+from mixture_pairs import SWITCH, labelled_by, random_pair
+from small_models import SmallNet, linear_model, random_images
+
+from equipoise.attacks import Apgd, Square, Suite
+from equipoise.core import aggregation
+from equipoise.core.arrays import FrontierArrays, PictureArrays
+from equipoise.core.rows import AttackRow
+from equipoise.core.threat import Threat
+from equipoise.data import pixels
+from equipoise.evaluation import Evaluation, evaluate
+from equipoise.evaluation.plan import EvaluationPlan
+from equipoise.mixing import FrontierMixture, MixedClassifier
+
+EPS, COUNT = 0.01, 24
+SUITE = Suite((Apgd(steps=4), Square(queries=8)), name="short")
+FRONTIER = tuple(FrontierMixture(lost, 0.5, 1 / (1 + q), "linear", 3.0, 1.0, 0.0, 0.0, 1.0)
+                 for lost, q in ((0.01, 0.1), (0.03, 0.4), (0.08, 0.8)))
+
+
+def mixture() -> MixedClassifier:
+    g, h = random_pair(1)
+    return MixedClassifier(g, h, 1 / 1.4, logit_map=SWITCH, hard=True, frontier=FRONTIER).eval()
+
+
+def run(out: Path | None, attack: Any = SUITE, count: int = COUNT, **settings: Any) -> Evaluation:
+    mixed = mixture()
+    return evaluate(mixed, labelled_by(mixed, count), threat=Threat("linf", EPS), attack=attack, out=out,
+                    device="cpu", batch_size=16, **settings)
+
+
+def quick(out: Path) -> Evaluation:
+    return run(out, count=12, adaptive="none")
+
+
+@pytest.fixture(scope="module", params=["suite", "pgd"])
+def evaluated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Evaluation:
+    out = tmp_path_factory.mktemp("points") / "run"
+    return run(out) if request.param == "suite" else run(out, "pgd", steps=4)
+
+
+def frontier_of(folder: Path | None) -> FrontierArrays:
+    assert folder is not None
+    frontier = FrontierArrays.load(folder)
+    assert frontier is not None
+    return frontier
+
+
+def test_every_step_predicts_what_its_mixture_predicts(evaluated: Evaluation) -> None:
+    frontier, mixed = frontier_of(evaluated.out), mixture()
+    data = labelled_by(mixed, COUNT)
+    assert frontier.lost[:3].tolist() == [0.01, 0.03, 0.08] and np.isnan(frontier.lost[3:]).all()
+    for step, alpha in enumerate(frontier.alpha.tolist()):
+        logit_map = FRONTIER[step].logit_map() if step < 3 else SWITCH
+        model = MixedClassifier(mixed.accurate, mixed.robust, alpha, logit_map=logit_map, hard=True).eval()
+        with torch.no_grad():
+            assert model(pixels(data.images)).argmax(dim=1).tolist() == frontier.predicted[step].tolist()
+    own = int(np.flatnonzero(frontier.alpha[3:] == frontier.evaluated)[0]) + 3
+    rows = {row.index: row.predicted for row in evaluated.rows
+            if isinstance(row, AttackRow) and (row.model, row.attack) == ("mixed", "clean")}
+    assert [rows[i] for i in frontier.index.tolist()] == frontier.predicted[own].tolist()
+
+
+def test_the_estimate_is_never_above_what_was_measured(evaluated: Evaluation) -> None:
+    """Where an attack broke the mixture, or its robust model alone, its point is stored: the image does not stand."""
+    frontier, correct = frontier_of(evaluated.out), aggregation.correct_by_attack(evaluated.rows)
+    for name, alpha in (("mixed", frontier.evaluated), ("robust", 1.0)):
+        step = int(np.flatnonzero(frontier.alpha[3:] == alpha)[0]) + 3
+        worst = correct[name, None]["worst"]
+        measured = np.array([worst[i] for i in frontier.index.tolist()])
+        assert not (frontier.standing[step] & ~measured).any()
+        assert 0 < frontier.standing[step].sum() <= measured.sum() < len(measured)
+
+
+def test_more_weight_of_g_never_makes_an_image_stand(evaluated: Evaluation) -> None:
+    frontier = frontier_of(evaluated.out)
+    order = np.argsort(frontier.alpha[3:])
+    decided = frontier.by_accurate[3:][order]
+    assert (decided[:-1] >= decided[1:]).all()  # g decides less with more weight of h
+    assert not frontier.standing[3:][order][0].any()  # alpha 0: g decides everything
+    margins, stands = frontier.margins[1], frontier.standing[3:][order]
+    q = 1 / frontier.alpha[3:][order][1:] - 1
+    data = labelled_by(mixture(), COUNT)
+    clean = frontier.predicted[3:][order][1:] == data.labels.numpy()
+    assert (stands[1:] <= ((margins > q[:, None] - 1e-6) | (frontier.gaps[1] <= q[:, None] + 1e-5)) & clean).all()
+
+
+def test_pictures_are_failures_and_a_sample(evaluated: Evaluation) -> None:
+    assert evaluated.out is not None
+    pictures, mixed = PictureArrays.load(evaluated.out), mixture()
+    assert pictures is not None and pictures.models == ("accurate", "robust", "mixed") and pictures.model == "mixed"
+    data = labelled_by(mixed, COUNT)
+    assert (pictures.clean == data.images[torch.from_numpy(pictures.index)].numpy()).all()
+    change = pictures.attacked.astype(int) - pictures.clean
+    assert 0 < np.abs(change).max() <= EPS * 255 + 1
+    worst = aggregation.correct_by_attack(evaluated.rows)["mixed", None]["worst"]
+    assert {i for i, stands in worst.items() if not stands} <= set(pictures.index.tolist())
+    with torch.no_grad():
+        p = mixed.robust(pixels(torch.from_numpy(pictures.clean))).softmax(dim=1).numpy()
+    shown = np.take_along_axis(p, pictures.top_classes[0, 1], axis=1)
+    assert np.allclose(shown, pictures.top_probabilities[0, 1], atol=1e-6)
+    labels = data.labels.numpy()[pictures.index]
+    assert (pictures.top_classes == labels[None, None, :, None]).any(axis=-1).all()
+
+
+def test_recording_changes_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(tmp_path / "with")
+    monkeypatch.setattr(EvaluationPlan, "points", lambda self, folder, conditions: None)
+    quick(tmp_path / "without")
+    assert (tmp_path / "with/rows.jsonl").read_bytes() == (tmp_path / "without/rows.jsonl").read_bytes()
+    assert FrontierArrays.load(tmp_path / "without") is None
+
+
+@pytest.mark.parametrize("writes", [10, 12])
+def test_a_killed_run_ends_with_the_same_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
+    quick(tmp_path / "whole")
+    run_until_killed(monkeypatch, writes, lambda: quick(tmp_path / "killed"))
+    assert (tmp_path / "killed" / "points").exists()
+    quick(tmp_path / "killed")
+    for group in (FrontierArrays, PictureArrays):
+        whole, resumed = (group.load(tmp_path / name) for name in ("whole", "killed"))
+        assert whole is not None and resumed is not None
+        for name, array in whole.to_dict().items():
+            assert np.array_equal(array, resumed.to_dict()[name], equal_nan=array.dtype.kind == "f"), name
+    assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == sorted(
+        path.name for path in (tmp_path / "whole").iterdir())
+
+
+def test_a_finished_run_keeps_its_bytes(tmp_path: Path) -> None:
+    quick(tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    quick(tmp_path / "run")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_without_all_points_there_is_no_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that an older version began has rows without points."""
+    run_until_killed(monkeypatch, 12, lambda: quick(tmp_path / "run"))
+    shutil.rmtree(tmp_path / "run" / "points")
+    quick(tmp_path / "run")
+    assert FrontierArrays.load(tmp_path / "run") is None
+
+
+def test_models_without_a_mixture_have_pictures_alone(tmp_path: Path) -> None:
+    data = random_images(labels_of=SmallNet())
+    evaluate({"m": SmallNet().eval(), "n": linear_model().eval()}, data, threat=Threat("linf", 0.02), attack=SUITE,
+             out=tmp_path / "run", device="cpu", batch_size=4)
+    pictures = PictureArrays.load(tmp_path / "run")
+    assert pictures is not None and (pictures.model, pictures.models) == ("m", ("m", "n"))
+    assert FrontierArrays.load(tmp_path / "run") is None

@@ -1,0 +1,113 @@
+"""The study of MixedNUTS on untrained networks: every part runs, resumes and is shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_pair import conditions, study_run
+from small_pair import without_report as without_report
+
+from equipoise import models
+from equipoise.attacks import Apgd, Suite
+from equipoise.core.checks import InputError
+from equipoise.core.results import read_summary
+from equipoise.data import load_data
+from equipoise.models import checkpoint
+from equipoise.reporting import mixednuts as report
+from equipoise.reporting.section import read_run
+from equipoise.studies import STUDIES
+from equipoise.studies.mixednuts import ALPHAS, MIXEDNUTS, PLAIN, SMOKE, MixedNutsStudy, RobustModels
+
+TINY = replace(SMOKE, attack=Suite((Apgd("ce", 1),), name="tiny"), steps=1, targets=1, betas=(0.9,), alphas=(0.7,),
+               counts=(50, 60), batch_size=60)
+
+
+def small_models(folder: Path) -> RobustModels:
+    """Networks with rescaled last layers, so that several classes are predicted, and labels that they get right."""
+    images = load_data("digits", split="train", count=60)
+    networks, references = [], list[str]()
+    for noise in (0.0, 0.15, 0.3):
+        model = models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=1).eval()
+        fc = model.fc
+        assert isinstance(fc, torch.nn.Linear)
+        with torch.no_grad():
+            fc.weight.mul_(20)
+            fc.bias.sub_(model(images.images.float() / 255).mean(0))
+            random = torch.randn(fc.weight.shape, generator=torch.Generator().manual_seed(2))
+            fc.weight.add_(noise * fc.weight.std() * random)
+        networks.append(model)
+        references.append(str(folder / f"{len(references)}.safetensors"))
+        checkpoint.save(references[-1], model, {})
+    test = load_data("digits", split="test", count=6)
+    with torch.no_grad():
+        held_out = replace(images, labels=networks[0](images.images.float() / 255).argmax(1))
+    return RobustModels(networks[0], networks[1], (references[0], references[1]), held_out, test, lambda: images,
+                        (("TRADES, weight 6", networks[2], references[2]),))
+
+
+def study(folder: Path) -> MixedNutsStudy:
+    return MixedNutsStudy(study_run(folder / "run", "mixednuts"), small_models(folder), TINY, conditions(eps=0.002))
+
+
+@pytest.fixture(autouse=True)
+def one_attack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixtures are attacked like their bases."""
+    monkeypatch.setattr("equipoise.studies.mixednuts.adaptive_attacks", lambda mixture, attack: {})
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_few_parts(tmp_path: Path) -> None:
+    own, folder = study(tmp_path), tmp_path / "run"
+    with pytest.raises(InputError, match="the part fit"):
+        own.equal_alpha(None, 1.0)
+    own.run(["fit", "temperature"])
+    assert {path.name for path in (folder / "fits").iterdir()} == {"mixednuts", "confidence-switch"}
+    temperatures = read_summary(folder / "temperature").results
+    assert {result.model for result in temperatures} == {f"temperature {value:g}" for value in (0.0, 0.5, 1.0)}
+    view = read_run(folder)
+    assert report.fits(view) is not None and report.parts(view) is not None and report.margins(view) is None
+    shown = report.example_maps(view)
+    assert shown is not None and len(shown.tables[0].body) == 4
+    # The baseline is as accurate as MixedNUTS where it can be, with the largest alpha that is.
+    alpha, target = own.equal_alpha(None, 1.0), own._clean_accuracy(own.mixednuts)
+    reaching = [value for value in ALPHAS if own._clean_accuracy(own._mixture(value, None, 1.0)) >= target]
+    assert alpha == max(reaching, default=alpha)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_report")
+def test_every_part_runs_once_and_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study(tmp_path).run()
+    folder = tmp_path / "run"
+    fitted = {path.name for path in (folder / "fits").iterdir()}
+    assert {"mixednuts", "confidence-switch", "beta-0.9", "clamp-linear", "clamp-relu", "clamp-gelu", "count-50",
+            "count-60", "random-search", "map-of-trades-weight-6", "transferred-from-trades-weight-6",
+            "objective-conditional"} == fitted
+    main = read_summary(folder)
+    assert {result.model for result in main.results} >= {"accurate", "robust", PLAIN, MIXEDNUTS}
+    assert [cost.model for cost in main.costs] == ["accurate", "robust", "mixed", "mixed, gated"]
+    for part in ("margins", "curves", "counts", "seen", "temperature", "black-box", "objective"):
+        assert {result.metric for result in read_summary(folder / part).results} >= {"clean", "adaptive"}
+    view = read_run(folder)
+    for section in (report.fits, report.parts, report.margins, report.example_maps, report.map_margins,
+                    report.landscape):
+        shown = section(view)
+        assert shown is not None and (shown.tables or shown.pictures), section
+    fits = report.fits(view)
+    assert fits is not None and len(fits.tables[0].body) == len(fitted)
+
+    def refuse(*arguments: Any, **more: Any) -> None:
+        raise AssertionError("a finished fit is read, not attacked again")
+
+    monkeypatch.setattr("equipoise.fitting.margin_attack.MarginAttack._attack", refuse)
+    study(tmp_path).run(["counts"])
+
+
+def test_it_is_registered_with_all_parts() -> None:
+    assert STUDIES["mixednuts"] is MixedNutsStudy
+    assert list(MixedNutsStudy.parts) == ["fit", "margins", "curves", "clamps", "counts", "temperature", "black-box",
+                                          "objective"]

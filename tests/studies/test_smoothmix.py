@@ -1,0 +1,185 @@
+"""The study of SmoothMix: its classifiers, their selection, and a small run of all its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_pair import conditions, study_run
+from small_pair import without_report as without_report
+
+from equipoise.cli.main import run
+from equipoise.core import config
+from equipoise.core.records import read_rows
+from equipoise.core.results import read_summary
+from equipoise.core.rows import CertificateRow, ConfidenceRow
+from equipoise.data import Dataset, load_data, mnist
+from equipoise.studies.smoothmix import SMOKE, ModelSelection, SmoothMixStudy
+from equipoise.studies.smoothmix_models import (
+    ABLATIONS,
+    DEEP,
+    FAST,
+    INTERPOLATION,
+    METHODS,
+    RESNET110,
+    TABLE_1,
+    TABLE_2,
+    TABLE_3,
+    StudyModel,
+    full_models,
+    smoke_models,
+)
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+TINY = replace(SMOKE, samples=60, n0=10, every={"digits": 60}, training_images=64, diagnosed=4,
+               radii=replace(SMOKE.radii, at=(0.0, 1.0), steps=2, samples=20),
+               line=replace(SMOKE.line, steps=2, samples=20))
+
+
+def digits(name: str, split: str) -> Dataset:
+    return load_data(name, split)
+
+
+def tiny_models() -> list[StudyModel]:
+    """The smoke classifiers, trained for one epoch."""
+    models = smoke_models(digits("digits", "train"), 0)
+    return [replace(model, recipe=model.recipe.changed(epochs=1)) for model in models]
+
+
+def run_study(folder: Path, parts: Sequence[str], models: Sequence[StudyModel] | None = None, **selection: Any) -> Path:
+    study = SmoothMixStudy(study_run(folder, "smoothmix"), tiny_models() if models is None else models, TINY,
+                           conditions(), digits, ModelSelection(**selection))
+    return study.run(parts)
+
+
+def folders(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_part_can_be_run_bit_by_bit(tmp_path: Path) -> None:
+    run_study(tmp_path / "run", [TABLE_2], methods=("gaussian",))
+    assert folders(tmp_path / "run" / "certificates") == folders(tmp_path / "run" / "training") == {"digits_gaussian"}
+    first = read_summary(tmp_path / "run")
+    assert [result.model for result in first.results] == ["digits_gaussian"]
+    assert "digits_macer" in first.notes[0] and "digits_gaussian," not in first.notes[0]
+    written = (tmp_path / "run" / "training" / "digits_gaussian" / "summary.json").stat().st_mtime_ns
+    run_study(tmp_path / "run", [TABLE_2], methods=("gaussian", "smoothmix"))
+    assert folders(tmp_path / "run" / "certificates") == {"digits_gaussian", "digits_smoothmix"}
+    assert (tmp_path / "run" / "training" / "digits_gaussian" / "summary.json").stat().st_mtime_ns == written
+    rows = read_rows(tmp_path / "run" / "certificates" / "digits_smoothmix")
+    assert len(rows) == 6 and all(isinstance(row, CertificateRow) for row in rows)
+
+
+def test_confidences_and_the_report(tmp_path: Path) -> None:
+    shown = ("Gaussian", "SmoothMix (η = 1)", "SmoothMix (η = 5)", "η = 4")
+    models = [replace(model, published=(0.511, 0.5222)) for model in tiny_models() if model.label in shown]
+    report = run_study(tmp_path / "run", [TABLE_1, INTERPOLATION, TABLE_2, "figure-6"], models)
+    text = report.read_text()
+    for words in ("Table 1", "Figures 2 and 3", "Figures 6 and 7", "Table 2, Figure 4", "0.511", "0.5222", *shown):
+        assert words in text
+    rows = read_rows(tmp_path / "run" / INTERPOLATION / "digits_smoothmix")
+    along = {row.attack for row in rows if isinstance(row, ConfidenceRow)}
+    assert {"confidence-along@0.00", "confidence-along@0.50", "confidence-along@1.00"} <= along
+    metrics = {result.metric for result in read_summary(tmp_path / "run" / TABLE_1 / "digits_gaussian").results}
+    assert {"true@0.00", "true@1.00", "off@1.00", "ratio"} - {"ratio"} <= metrics
+    assert not read_summary(tmp_path / "run").notes
+
+
+def test_the_report_says_whose_figures_it_shows(tmp_path: Path) -> None:
+    """Those of another network and of released checkpoints; nothing about logs where there are none."""
+    models = [replace(model, parts=(TABLE_3,), published=(0.684, None)) for model in tiny_models()
+              if model.label == "SmoothAdv"]
+    text = run_study(tmp_path / "run", [], models).read_text()
+    assert "paper, ResNet-110" in text and "checkpoints that the authors" in text and "0.684" in text
+    assert "released logs" not in text and "at sigma 0.25 (SmoothAdv)" in text
+
+
+@pytest.mark.usefixtures("without_report")
+def test_one_classifier_of_the_full_size_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(SmoothMixStudy, "sizes", {"smoke": TINY, "full": TINY})
+    monkeypatch.setattr("equipoise.studies.smoothmix.full_models", lambda configs, seed: tiny_models())
+    arguments = ["reproduce", "smoothmix", "--size", "full", "--part", "table-2", "--method", "stability", "--sigma",
+                 "1/4", "--device", "cpu", "--out", str(tmp_path / "run")]
+    assert run([*arguments, "--tolerance", "0.1"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "run" / "report.html")
+    assert folders(tmp_path / "run" / "certificates") == {"digits_stability"}
+    assert config.read(tmp_path / "run" / "certificates" / "digits_stability" / "run.toml")["identity"]["plan"][
+        "tolerance"] == 0.1
+    assert run([*arguments, "--tolerance", "0.2"]) == 2
+    assert "tolerance" in capsys.readouterr().err, "another tolerance is another certification"
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (["--size", "smoke", "--data", "digits", "--sigma", "0.5"], "`sigma` must be among those of this size, 0.25, got"),
+    (["--size", "smoke", "--data", "digits", "--configs", str(CONFIGS)], "`configs` must be left out"),
+    (["--size", "full", "--configs", "none"], "clone the repository or pass --configs"),
+])
+def test_refused_as_typed(options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["reproduce", "smoothmix", *options, "--device", "cpu", "--out", str(tmp_path / "run")]) == 2
+    printed = capsys.readouterr().err.strip().splitlines()
+    assert len(printed) == 1 and message in printed[0] and not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_all_parts_of_the_smoke_size_are_reported(tmp_path: Path) -> None:
+    text = run_study(tmp_path / "run", []).read_text()
+    assert "Figures 6 and 7" in text and "one-step adversary" in text
+    assert len(folders(tmp_path / "run" / "certificates")) == 13
+    print(len(text), "characters in the report")
+
+
+@pytest.fixture(scope="module")
+def all_models() -> list[StudyModel]:
+    return full_models(CONFIGS, seed=3)
+
+
+def test_full_size_has_every_row_of_the_paper(all_models: list[StudyModel]) -> None:
+    by_part = {part: [model for model in all_models if model.is_in(part)]
+               for part in (TABLE_1, INTERPOLATION, TABLE_2, TABLE_3, RESNET110, "figure-7", *ABLATIONS)}
+    counts = {part: len(models) for part, models in by_part.items()}
+    assert counts == {TABLE_1: 1, INTERPOLATION: 2, TABLE_2: 27, TABLE_3: 15, RESNET110: 21, "figure-6": 6,
+                      "figure-7a": 5, "figure-7b": 6, "figure-7c": 5, "figure-7": 12}
+    names = [model.recipe.name for model in all_models]
+    assert len(set(names)) == len(names) == 27 + 15 + 21 + 4 + 3 + 4 + 3
+    assert {model.method for model in by_part[TABLE_2]} == set(METHODS)
+    assert {model.method for model in by_part[TABLE_3]} == set(FAST)
+    assert {model.method for model in by_part[RESNET110]} == set(DEEP)
+    assert all(model.recipe.plan.seed == 3 and model.recipe.objective.to_dict()["sigma"] == model.sigma
+               for model in all_models)
+    assert [model.recipe.name for model in by_part[TABLE_1]] == ["cifar10_resnet18_gaussian_sigma050"]
+
+
+def test_variants_change_one_setting_of_smoothmix(all_models: list[StudyModel]) -> None:
+    base = next(model for model in all_models if model.recipe.name == "mnist_lenet_smoothmix_sigma100_eta1")
+    for model in all_models:
+        if model.is_in("figure-7") and model.method == "smoothmix-eta1" and model is not base:
+            changed = differences(base.recipe.objective.to_dict(), model.recipe.objective.to_dict())
+            assert changed in ({"steps", "step_size"}, {"max_norm"}, {"noises"})
+            steps, length, m = (model.recipe.objective.to_dict()[name] for name in ("steps", "step_size", "noises"))
+            assert steps * length == 8 and model.recipe.plan.batch_size * m == 256
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> set[str]:
+    return {name for name in {*first, *second} if first.get(name) != second.get(name)}
+
+
+@pytest.mark.parametrize(("methods", "sigmas", "count"), [
+    (None, None, 27), ("smoothmix", None, 3), ("smoothmix,macer", "0.5", 2), (None, "0.25,1", 18)])
+def test_selection(methods: str | None, sigmas: str | None, count: int, all_models: list[StudyModel]) -> None:
+    selection = ModelSelection.parse(methods, sigmas)
+    assert sum(selection.has(model) for model in all_models if TABLE_2 in model.parts) == count
+
+
+def test_mnist_is_present_only_with_all_files(tmp_path: Path) -> None:
+    assert not mnist.is_present(tmp_path)
+    (tmp_path / "mnist").mkdir()
+    names = [name for files in mnist.FILES.values() for name in files]
+    for name in names:
+        assert not mnist.is_present(tmp_path)
+        (tmp_path / "mnist" / f"{name}.gz").touch()
+    assert mnist.is_present(tmp_path)
