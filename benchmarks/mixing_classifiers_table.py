@@ -17,7 +17,7 @@ from pathlib import Path
 from equipoise.certification.mixture import SmoothedBase
 from equipoise.core import format, stats
 from equipoise.core.results import Result
-from equipoise.evaluation.certificates import by_mixture
+from equipoise.core.rows import by_mixture
 from equipoise.reporting.certified_mixtures import certified_and_attacked, equal_clean
 from equipoise.reporting.section import RunView, Table, read_run
 

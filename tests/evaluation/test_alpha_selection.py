@@ -12,8 +12,8 @@ from equipoise.certification import SmoothingPlan
 from equipoise.certification.mixture import SmoothedBase
 from equipoise.core.checks import InputError
 from equipoise.core.results import Summary, find
-from equipoise.core.rows import CERTIFY, SELECT_ALPHA, Row
-from equipoise.evaluation.certificates import CertificationJob, CleanTarget, certificates, other_images
+from equipoise.core.rows import CERTIFY, SELECT_ALPHA, Row, certificates
+from equipoise.evaluation.certificates import CertificationJob, CleanTarget, other_images
 from equipoise.evaluation.certifier import certify, run_certification
 
 PLAN = SmoothingPlan(0.15, samples=200, n0=20, failure=0.01)

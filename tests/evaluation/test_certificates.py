@@ -12,7 +12,7 @@ from scipy.special import ndtri
 
 from equipoise.certification import ABSTAIN, SmoothingPlan
 from equipoise.core.results import find
-from equipoise.evaluation.certificates import certificates
+from equipoise.core.rows import certificates
 from equipoise.evaluation.certifier import certify, run_certification
 
 

@@ -17,8 +17,8 @@ from equipoise.certification.mixture import SmoothedBase
 from equipoise.core.checks import InputError
 from equipoise.core.records import read_rows
 from equipoise.core.results import find, read_summary
-from equipoise.core.rows import CertificateRow
-from equipoise.evaluation.certificates import CertificationJob, certificates, round_down
+from equipoise.core.rows import CertificateRow, certificates
+from equipoise.evaluation.certificates import CertificationJob, round_down
 from equipoise.evaluation.certifier import certify, run_certification
 from equipoise.models import TTAClassifier
 

@@ -14,8 +14,7 @@ from equipoise.certification.mixture import THEOREMS
 from equipoise.core.checks import InputError
 from equipoise.core.records import read_rows
 from equipoise.core.results import find, read_summary
-from equipoise.core.rows import CertificateRow
-from equipoise.evaluation.certificates import certificates
+from equipoise.core.rows import CertificateRow, certificates
 from equipoise.evaluation.certifier import certify, run_certification
 
 ALPHAS = (0.5, 0.7, 0.9)

@@ -17,8 +17,7 @@ from equipoise.cli.main import run
 from equipoise.core import rows
 from equipoise.core.records import read_rows
 from equipoise.core.results import SelectedAlpha, read_summary
-from equipoise.core.rows import SELECT_ALPHA, AttackRow, CertificateRow, Row
-from equipoise.evaluation.certificates import by_mixture, certificates
+from equipoise.core.rows import SELECT_ALPHA, AttackRow, CertificateRow, Row, by_mixture, certificates
 from equipoise.reporting.certified_mixtures import certified_and_attacked, equal_clean
 from equipoise.reporting.section import read_run
 from equipoise.studies import reproduce

@@ -41,7 +41,7 @@ def test_a_mistake_leaves_no_folder(name: str, settings: dict[str, Any], message
     ({"data": "cifar10"}, "`data` must be one of digits, mnist"),
     ({"size": "full", "configs": Path("no-such-folder")}, "`configs` must be the folder of the recipes"),
     ({"data": "digits", "method": "gausian"}, "did you mean 'gaussian'"),
-    ({"data": "digits", "sigma": "0.3", "parts": ["table-2"]}, "`part` must have classifiers"),
+    ({"data": "digits", "sigma": "0.3", "parts": ["table-2"]}, "`sigma` must be among those of this size, 0.25, got"),
     ({"data": "digits", "parts": ["table-3"]}, "`part` must have classifiers"),
     ({"data": "digits", "parts": ["table-4"]}, "`part` must be one of"),
 ])

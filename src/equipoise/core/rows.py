@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -186,3 +186,17 @@ def _from_schema_1(values: Mapping[str, Any]) -> dict[str, Any]:
     halves = {"choose": "search", "promise": "calibration"}
     renamed = {names.get(key, key): halves[value] if key == "half" else value for key, value in values.items()}
     return {"kind": _KINDS_1.get(attack, "attack"), **renamed}
+
+
+def certificates(rows: Iterable[Row], model: str | None = None, measurement: str = CERTIFY) -> list[CertificateRow]:
+    """The certificate rows among `rows`, of one model or of all."""
+    return [row for row in rows if isinstance(row, CertificateRow) and row.attack == measurement
+            and model in (None, row.model)]
+
+
+def by_mixture(rows: Iterable[Row]) -> dict[Mixture, list[CertificateRow]]:
+    """The certificates of every model, and of a mixture at every alpha."""
+    groups: dict[Mixture, list[CertificateRow]] = {}
+    for row in certificates(rows):
+        groups.setdefault((row.model, row.alpha), []).append(row)
+    return groups

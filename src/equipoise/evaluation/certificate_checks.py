@@ -14,10 +14,10 @@ from equipoise.certification import ABSTAIN, AveragedClassifier, SamplerOptions,
 from equipoise.core import device, geometry, rng, stats
 from equipoise.core.records import Run
 from equipoise.core.results import Result
-from equipoise.core.rows import CertificateAttackRow, CertificateRow, Row
+from equipoise.core.rows import CertificateAttackRow, CertificateRow, Row, by_mixture, certificates
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
-from equipoise.evaluation.certificates import CertificationConditions, CertificationJob, by_mixture, certificates
+from equipoise.evaluation.certificates import CertificationConditions, CertificationJob
 from equipoise.evaluation.measure import measure_batches
 from equipoise.mixing import gate_of, mix
 

@@ -22,7 +22,7 @@ from equipoise.core import checks, device, format, rng, stats
 from equipoise.core.modes import inference
 from equipoise.core.records import Run
 from equipoise.core.results import ExcludedModel, FrontierPoint, Result, SelectedAlpha, TheoremResult
-from equipoise.core.rows import CERTIFY, SELECT_ALPHA, CertificateRow, Mixture, Row, RowKey
+from equipoise.core.rows import CERTIFY, SELECT_ALPHA, CertificateRow, Row, RowKey, by_mixture, certificates
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation.measure import measure_batches
 
@@ -140,12 +140,6 @@ def round_down(value: float) -> float:
     return steps / 1e6 if steps / 1e6 <= value else (steps - 1) / 1e6
 
 
-def certificates(rows: Iterable[Row], model: str | None = None, measurement: str = CERTIFY) -> list[CertificateRow]:
-    """The certificate rows among `rows`, of one model or of all."""
-    return [row for row in rows if isinstance(row, CertificateRow) and row.attack == measurement
-            and model in (None, row.model)]
-
-
 def results(rows: Iterable[Row], settings: SamplingSettings) -> list[Result]:
     """ACR, certified accuracy at steps of 0.25, abstentions, clean accuracy and samples of every model and alpha.
 
@@ -167,14 +161,6 @@ def theorem_results(rows: Iterable[Row], settings: SamplingSettings) -> tuple[Th
                  for (model, alpha), own in by_mixture(rows).items() if alpha is not None for theorem in THEOREMS
                  for metric, estimate in _radius_metrics(own, SmoothedBase.of_rows(own).radius(alpha, theorem),
                                                          settings).items())
-
-
-def by_mixture(rows: Iterable[Row]) -> dict[Mixture, list[CertificateRow]]:
-    """The certificates of every model, and of a mixture at every alpha."""
-    groups: dict[Mixture, list[CertificateRow]] = {}
-    for row in certificates(rows):
-        groups.setdefault((row.model, row.alpha), []).append(row)
-    return groups
 
 
 def _metrics(rows: Sequence[CertificateRow], settings: SamplingSettings) -> dict[str, stats.Estimate]:

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from equipoise.certification.mixture import THEOREMS, upper_bounds
 from equipoise.core import format, stats
 from equipoise.core.results import Result, SelectedAlpha
-from equipoise.core.rows import CertificateRow, MixingRatioRow, Mixture, Row
-from equipoise.evaluation.certificates import by_mixture, certificates
+from equipoise.core.rows import CertificateRow, MixingRatioRow, Mixture, Row, by_mixture, certificates
 from equipoise.reporting.charts import OTHERS, Chart, Histogram, Line, Panel, model_colors
 from equipoise.reporting.section import Cell, RunView, Section, Table, result_label, result_table
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from equipoise.core import format, stats
 from equipoise.core.results import SelectedAlpha
-from equipoise.core.rows import AttackRow, CertificateRow, Mixture
-from equipoise.evaluation.certificates import by_mixture
+from equipoise.core.rows import AttackRow, CertificateRow, Mixture, by_mixture
 from equipoise.reporting.certificates import (
     CERTIFIED,
     THEOREM_TITLES,

@@ -9,8 +9,7 @@ import numpy as np
 
 from equipoise.core import format, records
 from equipoise.core.results import find
-from equipoise.core.rows import MixingRatioRow
-from equipoise.evaluation.certificates import certificates
+from equipoise.core.rows import MixingRatioRow, certificates
 from equipoise.reporting.certificates import CERTIFIED, GRID, certified_accuracy
 from equipoise.reporting.charts import OTHERS, Chart, Histogram, Line, Panel
 from equipoise.reporting.section import MISSING, Cell, RunView, Section, Table, result_cell, result_table

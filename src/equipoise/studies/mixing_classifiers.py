@@ -21,10 +21,10 @@ from equipoise.core import checks, format, stats
 from equipoise.core.radius_curves import RadiusCurve, radius_curve
 from equipoise.core.records import Run
 from equipoise.core.results import SelectedAlpha, read_summary
-from equipoise.core.rows import SELECT_ALPHA, AttackRow, Mixture, Row
+from equipoise.core.rows import SELECT_ALPHA, AttackRow, Mixture, Row, certificates
 from equipoise.data import Dataset
 from equipoise.evaluation import Conditions, Job
-from equipoise.evaluation.certificates import CertificationConditions, CertificationJob, certificates, certify_images
+from equipoise.evaluation.certificates import CertificationConditions, CertificationJob, certify_images
 from equipoise.evaluation.certifier import COMPILE_FROM, run_certification
 from equipoise.evaluation.lipschitz_estimates import estimate_lipschitz
 from equipoise.studies.mixing_classifiers_attack import CONFIRMED, ConfirmedAttack
