@@ -145,13 +145,14 @@ def test_the_keyboard_opens_and_closes_an_image(page: Page, run: RunView) -> Non
     assert page.js("document.querySelector('dialog h3').textContent").startswith("Image 2: ")
     assert "image=2" in page.js("location.hash")
     page.press("ArrowRight")
-    assert page.js("document.querySelector('dialog h3').textContent").startswith("Image 3: ")
+    page.wait_for("document.querySelector('dialog h3').textContent.startsWith('Image 3: ')")
     page.press("Escape")
-    page.wait_for("!document.querySelector('dialog').open")
-    assert page.js("document.activeElement.className") == "rows"
+    page.wait_for("!document.querySelector('dialog').open && document.activeElement.className === 'rows'")
+    page.wait_for("!location.hash.includes('image=')")
     page.js("document.querySelector('#tab-images').focus()")
+    page.wait_for("document.activeElement.id === 'tab-images'")
     page.press("ArrowRight")
-    assert page.js("document.activeElement.id") == "tab-tradeoff"
+    page.wait_for("document.activeElement.id === 'tab-tradeoff'")
 
 
 def test_pictures_are_those_of_the_run(page: Page, run: RunView) -> None:

@@ -326,7 +326,10 @@
 
     // -------------------------------------------------------------- one image
     const dialog = h("dialog", { class: "image", "aria-label": "One image" });
-    dialog.addEventListener("close", () => { if (state.image) set({ image: "" }); scroller.focus({ preventScroll: true }); });
+    dialog.addEventListener("close", () => {  // comes late: the focus may have been moved on by then
+      if (state.image) set({ image: "" });
+      if (document.activeElement === document.body) scroller.focus({ preventScroll: true });
+    });
     dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
     dialog.addEventListener("keydown", (event) => {
       const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
