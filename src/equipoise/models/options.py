@@ -84,7 +84,7 @@ class ModelSettings(Settings):
         """The settings as text that :meth:`parse` reads.
 
         >>> ModelSettings(arch="resnet20", mean=(0.5, 0.25, 1)).query()
-        'arch=resnet20&mean=0.5,0.25,1.0'
+        'arch=resnet20&mean=0.5,0.25,1'
         """
         return "&".join(f"{key}={escape(_written(value), '?&')}" for key, value in self.given().items())
 
