@@ -8,6 +8,7 @@ from scipy.stats import binomtest, multinomial
 
 from equipoise.certification import ABSTAIN, differences, radii
 from equipoise.certification.mixture import predict_from_votes
+from equipoise.certification.radii import Floats
 
 COUNT, FAILURE = 20_000, 0.05
 
@@ -39,6 +40,26 @@ def test_the_p_value_is_no_smaller_than_the_exact_one() -> None:
 def test_a_margin_beyond_both_classes(margin: float, expected: float) -> None:
     """Few votes for either class: p ≤ q + 0.9 is certainly true, and p ≤ q − 0.9 is not."""
     assert differences.p_value(10, 5, 100, margin, FAILURE) == pytest.approx(expected)
+
+
+def test_bounds_and_exact_test_share_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either could call a true "no" a "yes", so that the whole failure for each would allow twice as many."""
+    spent = []
+
+    def bound(votes: Floats, n: Floats, failure: Floats) -> Floats:
+        spent.append(float(failure[0]))
+        return votes / n
+
+    def p_value(votes: int, other: int, n: int, margin: float, failure: float) -> float:
+        spent.append(failure)
+        return 1.0
+
+    for name, function in (("lower_bound", bound), ("upper_bound", bound), ("p_value", p_value)):
+        monkeypatch.setattr(differences, name, function)
+    one = np.ones(1)
+    differences.exceeds(60 * one, 40 * one, 100 * one, 0.2 * one, FAILURE * one)  # a tie: the bounds do not decide
+    differences.exceeds(64 * one, 35 * one, 100 * one, 0.3 * one, 0.5 * one)
+    assert len(spent) == 4 + 1 and sum(spent[:2]) < FAILURE and sum(spent[2:]) <= 0.5
 
 
 def test_never_weaker_than_two_bounds() -> None:

@@ -13,13 +13,15 @@ from equipoise.certification.radii import SLACK, Floats, lower_bound, upper_boun
 _CELLS = 40  # of the interval of the nuisance parameter
 _INTERVAL_SHARE = 0.1  # of the failure probability, for that interval
 _DEVIATIONS = 8  # counts further from their mean are not summed up
+_CLEAR_SHARE = 0.01  # of the failure probability, for cases that bounds decide; the exact test has the rest
 _HOPELESS = 0.3  # standard deviations short of significance, below which the exact test is not worth its time
 
 
 def exceeds(votes: Floats, other: Floats, n: Floats, margin: Floats, failure: Floats) -> NDArray[np.bool_]:
     """(B,) whether a class is certainly more probable than another plus `margin`; wrong with probability `failure`.
 
-    Where bounds of both classes decide it, they do; where it is close, the exact test does.
+    Where bounds of both classes decide it, they do; where it is close, the exact test does. Both could err, so they
+    share the failure probability.
 
     Args:
         votes, other: (B,) votes of the two classes.
@@ -27,7 +29,8 @@ def exceeds(votes: Floats, other: Floats, n: Floats, margin: Floats, failure: Fl
         margin: (B,) in [-1, 1].
         failure: (B,) probability with which a true "no" is a "yes".
     """
-    decided = lower_bound(votes, n, failure / 2) > upper_bound(other, n, failure / 2) + margin
+    clear, failure = _CLEAR_SHARE * failure, (1 - _CLEAR_SHARE) * failure
+    decided = lower_bound(votes, n, clear / 2) > upper_bound(other, n, clear / 2) + margin
     share, gap = (votes + other) / n, (votes - other) / n
     score = (gap - margin) / np.sqrt(np.maximum(share - gap**2, 1 / n) / n)
     for row in (~decided & (score > -ndtri(failure) - _HOPELESS)).nonzero()[0]:
