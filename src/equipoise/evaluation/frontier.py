@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +16,16 @@ from equipoise.mixing import MixedClassifier
 
 STEPS = 40  # of the slider over alpha
 
-Points = Sequence[tuple[Tensor, Tensor]]  # positions of images (B,) and what is known about them (B, …)
+
+class AttackedPoints(NamedTuple):
+    """Logits of the robust model at attacked points, any number of them per image."""
+
+    image: Tensor  # (M,) position of the image of each point
+    logits: Tensor  # (M, K)
 
 
 def compute_frontier(mixture: MixedClassifier, names: tuple[str, ...], index: Tensor, labels: Tensor, g: Tensor,
-                     h: Tensor, points: Points) -> FrontierArrays:
+                     h: Tensor, points: AttackedPoints) -> FrontierArrays:
     """Predictions of the mixtures of the fitted frontier, and of the mixture's own map at other alphas.
 
     Args:
@@ -27,7 +33,7 @@ def compute_frontier(mixture: MixedClassifier, names: tuple[str, ...], index: Te
         names: of its accurate base, its robust base and itself in rows.
         index, labels: (N,) of the images.
         g, h: outputs of the bases on the clean images, (N, K), or classes (N,) of g.
-        points: logits of h at attacked points.
+        points: of the attacks on h and on the mixture.
     """
     steps = _steps(mixture)
     own = next(step for lost, step in steps if lost is None and step.alpha == mixture.alpha)
@@ -38,8 +44,8 @@ def compute_frontier(mixture: MixedClassifier, names: tuple[str, ...], index: Te
     for probabilities in sides:
         top = probabilities(h).topk(2, dim=1).values
         gaps.append((top[:, 0] - top[:, 1]).numpy())
-        margins.append(_smallest(signed_margins(probabilities(h), labels), [
-            (at, signed_margins(probabilities(z), labels[at])) for at, z in points]).numpy())
+        margins.append(torch.minimum(signed_margins(probabilities(h), labels),
+                                     _smallest_margins(probabilities, points, labels)).numpy())
     return FrontierArrays(
         index=index.numpy(), alpha=np.array([step.alpha for _, step in steps]), evaluated=mixture.alpha,
         lost=np.array([math.nan if lost is None else lost for lost, _ in steps]), gaps=np.stack(gaps),
@@ -65,13 +71,12 @@ def _steps(own: MixedClassifier) -> list[tuple[float | None, MixedClassifier]]:
         accurate_temperature=own.accurate_temperature)) for alpha in sorted(alphas | {own.alpha}))]
 
 
-def _predict(step: MixedClassifier, g: Tensor, h: Tensor, points: Points, labels: Tensor) -> (
+def _predict(step: MixedClassifier, g: Tensor, h: Tensor, points: AttackedPoints, labels: Tensor) -> (
         tuple[Array, Array, Array]):
     """(N,) classes of clean images, where g can change them, and which images stand at every point whatever g says."""
     classes = step.from_base_outputs(g, h).argmax(dim=1)
-    standing = classes == labels
-    for at, z in points:
-        standing[at] &= signed_margins(step.map_robust(z).exp(), labels[at]) > step.q
+    attacked = _smallest_margins(lambda z: step.map_robust(z).exp(), points, labels)
+    standing = (classes == labels) & (attacked > step.q)
     largest = np.uint8 if h.shape[1] <= 256 else np.uint16
     return (classes.numpy().astype(largest), step.needs_accurate(step.map_robust(h)).numpy(), standing.numpy())
 
@@ -82,8 +87,7 @@ def signed_margins(p: Tensor, labels: Tensor) -> Tensor:
     return true - p.scatter(1, labels.unsqueeze(1), -math.inf).amax(dim=1)
 
 
-def _smallest(start: Tensor, points: Points) -> Tensor:
-    smallest = start.clone()
-    for at, margins in points:
-        smallest[at] = torch.minimum(smallest[at], margins)
-    return smallest
+def _smallest_margins(probabilities: Callable[[Tensor], Tensor], points: AttackedPoints, labels: Tensor) -> Tensor:
+    """(N,) the smallest margin of an image over its points; infinite where it has none."""
+    margins = signed_margins(probabilities(points.logits), labels[points.image])
+    return margins.new_full(labels.shape, torch.inf).scatter_reduce(0, points.image, margins, "amin")

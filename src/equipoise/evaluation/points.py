@@ -26,7 +26,7 @@ from equipoise.core.records import Run
 from equipoise.core.rows import AttackRow, Row
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation.duplicates import find_duplicates
-from equipoise.evaluation.frontier import compute_frontier, signed_margins
+from equipoise.evaluation.frontier import AttackedPoints, compute_frontier, signed_margins
 from equipoise.evaluation.job import Conditions, Job
 from equipoise.mixing import GatedClassifier, MixedClassifier
 
@@ -200,14 +200,15 @@ class PointRecorder:
             FrontierArrays | None):
         """What other mixtures of the pair predict; None if the points of some rows are missing."""
         assert self.mixture is not None
-        mixture, points = self.mixture, [(content["index"], content["robust"]) for _, content in parts
-                                         if "robust" in content]
         if not self._is_complete(parts, rows):
             return None
+        mixture, stored = self.mixture, [content for _, content in parts if "robust" in content]
         g, h = (self._outputs(side, self.data.images) for side in (mixture.accurate, mixture.robust))
         place = {index: position for position, index in enumerate(self.data.index.tolist())}
-        located = [(torch.tensor([place[image] for image in index.tolist()]), logits) for index, logits in points]
-        return compute_frontier(mixture, self.names, self.data.index.cpu(), self.data.labels.cpu(), g, h, located)
+        images = [place[image] for content in stored for image in content["index"].tolist()]
+        points = AttackedPoints(torch.tensor(images, dtype=torch.int64),
+                                torch.cat([h[:0], *(content["robust"] for content in stored)]))
+        return compute_frontier(mixture, self.names, self.data.index.cpu(), self.data.labels.cpu(), g, h, points)
 
     def _is_complete(self, parts: Sequence[tuple[str, dict[str, Tensor]]], rows: Sequence[AttackRow]) -> bool:
         """Whether every attacked image has a point: a run that an older version started has not."""
