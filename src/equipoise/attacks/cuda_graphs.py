@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -57,9 +58,12 @@ class CudaGraphFunction:
                     self.function(*buffers)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            # Other threads may allocate memory meanwhile.
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                outputs = self.function(*buffers)
+            with warnings.catch_warnings():
+                # A model that computes on the host raises an error, and before that the graph warns that it is empty.
+                warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+                # Other threads may allocate memory meanwhile.
+                with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                    outputs = self.function(*buffers)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
