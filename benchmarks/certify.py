@@ -3,21 +3,25 @@
     python benchmarks/certify.py                                            a minute on a CPU, untrained ResNet-8
     python benchmarks/certify.py --weights W --data D                       the same on real weights and images
     python benchmarks/certify.py --device cuda --weights W --data D         ResNet-18, sigma 0.5, every 20th image
-    python benchmarks/certify.py --simulated                                samples of early stopping, votes simulated
+    python benchmarks/certify.py --simulated [--kept KEPT]                  samples of early stopping, votes simulated
 
 The usual loop is that of the reference code: one image at a time, a thousand noisy copies per batch, counts copied to
 the host after every batch, single precision. Both run in the same process on the same images. On CUDA ours is bf16, so
 the smoothed classifier is that of the bf16 network; compilation is timed separately. Every measurement is a JSON line.
 
 Simulated votes are those of 4000 images with assumed class probabilities, about those of the ResNet-18: certified
-accuracy falls from 67 % at radius 0 over 47 % at 0.5 to 4 % at 1.95.
+accuracy falls from 67 % at radius 0 over 47 % at 0.5 to 4 % at 1.95. With KEPT, certificates kept by smoothmix_rows.py,
+they are those of its images, with the shares of votes that the radii say.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import gzip
 import time
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -224,9 +228,26 @@ def assumed_probabilities(count: int = 4000) -> tuple[np.ndarray, np.ndarray]:
     return ndtr(np.concatenate([correct, wrong, undecided])), np.arange(count) < len(correct)
 
 
-def simulated() -> None:
-    p, is_label = assumed_probabilities()
+def kept_probabilities(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Probability of each image's first class in kept certificates at sigma 0.5, and whether that is the label.
 
+    The share of votes is the one whose lower bound gives the radius. Abstentions have an even share.
+    """
+    with gzip.open(folder / "certificates.csv.gz", "rt", newline="") as file:
+        lines = list(csv.DictReader(file))
+    radii = np.array([float(line["radius"]) for line in lines])
+    lower = ndtr(radii / 0.5)
+    n = np.array([min(int(line["samples"]), 100_000) for line in lines])
+    low, high = n * lower, n.astype(float)
+    for _ in range(40):  # bisection: the bound grows with the votes
+        votes = (low + high) / 2
+        below = betaincinv(votes, n - votes + 1, 0.001) < lower
+        low, high = np.where(below, votes, low), np.where(below, high, votes)
+    return (np.where(radii > 0, (high + 0.5) / (n + 1), 0.5),
+            np.array([line["label"] == line["predicted"] for line in lines]))
+
+
+def simulated(p: np.ndarray, is_label: np.ndarray) -> None:
     def radii(plan: SmoothingPlan, seed: int) -> tuple[Certificate, np.ndarray]:
         certificate = certify_votes(SimulatedVotes(p, plan, seed), plan)  # type: ignore[arg-type]
         return certificate, np.where(is_label & (certificate.predicted.numpy() == 0), certificate.radius.numpy(), 0)
@@ -236,6 +257,7 @@ def simulated() -> None:
         early, own = radii(plan, seed=0)
         lost = full_radii - own
         shown = {} if plan.decide_radius is not None else {
+            "acr_lost": lost.mean(), "standard_error": lost.std(ddof=1) / len(lost) ** 0.5,
             "acr_lost_percent": 100 * lost.sum() / full_radii.sum(), "lost_per_certified_image":
             lost[full_radii > 0].mean(), "lost_above_1.9": lost[full_radii > 1.9].mean()}
         print_json(what=f"simulated, {name}", samples=float(early.samples.double().mean()),
@@ -246,12 +268,13 @@ def main() -> None:
     parser = new_parser(__doc__)
     add_files(parser)
     parser.add_argument("--simulated", action="store_true", help="only the samples of early stopping, without a model")
+    parser.add_argument("--kept", type=Path, help="kept certificates whose votes are simulated")
     parser.add_argument("--every", type=int, default=20, help="certify every N-th test image (CUDA)")
     parser.add_argument("--batch-size", type=int, default=4096, help="noisy images per forward pass (CUDA)")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     if args.simulated:
-        simulated()
+        simulated(*(assumed_probabilities() if args.kept is None else kept_probabilities(args.kept)))
     elif args.device == "cpu":
         on_cpu(args)
     elif has_files(args):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import gzip
+import io
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,6 +53,16 @@ def has_files(args: argparse.Namespace) -> bool:
 def print_json(**values: object) -> None:
     """One measurement as a JSON line."""
     print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in values.items()}), flush=True)
+
+
+def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """Write rows as a compressed table; the same rows give the same bytes."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
 
 
 def timed(function: Callable[[], T], device: str) -> tuple[float, T]:

@@ -4,6 +4,7 @@
     python benchmarks/training.py mnist   --device cuda --data-dir DATA --out CHECKPOINTS
     python benchmarks/mnist_acr.py CHECKPOINTS --device cuda --data-dir DATA --logs LOGS --out RUNS
     python benchmarks/mnist_acr.py --study RUN --logs LOGS       compares `equipoise reproduce smoothmix --size full`
+    python benchmarks/mnist_acr.py --study KEPT --logs LOGS      the same from the rows kept by smoothmix_rows.py
     python benchmarks/mnist_acr.py --logs LOGS                   the logs alone: ACR by recipe, and its spread
 
 CHECKPOINTS holds `mnist_lenet_OBJECTIVE_sigmaNNN.safetensors`; LOGS is `data/certify/mnist` of a clone of
@@ -17,21 +18,21 @@ The network is compiled once for all; fp32 unless `--precision bf16`.
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from common import new_parser, print_json, timed
 from numpy.typing import NDArray
+from smoothmix_rows import CERTIFICATES, as_logged, read_kept, read_log
 from torch import nn
 
 from equipoise import models
 from equipoise.certification import SamplerOptions, SmoothingPlan, certify
 from equipoise.core import records, rng
 from equipoise.core.device import autocast
-from equipoise.core.rows import CertificateRow
+from equipoise.core.rows import CertificateRow, Row
 from equipoise.data import load_data
 from equipoise.evaluation import certify as certify_dataset
 
@@ -61,24 +62,17 @@ def read_logs(folder: Path, recipe: str) -> NDArray[np.float64]:
     name = "consistency_smoothadv" if words[-1] == "smoothadv" else words[0]
     pattern = LOGS[name].format(sigma=sigma, weight=WEIGHTS[sigma], steps=STEPS[eta, sigma], eta=eta,
                                     one_step=int(recipe.endswith("onestep")))
-    runs = []
-    for path in sorted(folder.glob(pattern)):
-        with path.open(newline="") as file:
-            lines = list(csv.DictReader(file, delimiter="\t"))
-        assert [int(line["idx"]) for line in lines] == list(range(10_000)), path
-        runs.append([float(line["radius"]) * int(line["correct"]) for line in lines])
-    return np.array(runs)
+    return np.array([read_log(path) for path in sorted(folder.glob(pattern))])
 
 
-def as_logged(radii: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Radii with three significant digits, as in the logs: 1.9057, the largest at sigma 0.5, is 1.91 there."""
-    return np.array([float(f"{radius:.3}") for radius in radii])
+def radii_of(rows: Sequence[Row]) -> dict[int, float]:
+    """Radii by index of the image; 0 where wrong or abstained."""
+    return {row.index: row.radius if row.correct else 0.0 for row in rows if isinstance(row, CertificateRow)}
 
 
-def compare(recipe: str, rows: Sequence[CertificateRow], logs: NDArray[np.float64], **values: object) -> None:
+def compare(recipe: str, radii: Mapping[int, float], logs: NDArray[np.float64], **values: object) -> None:
     """Print our ACR beside that of the logs on the same images; the difference is of radii with equal digits."""
-    index = [row.index for row in rows]
-    ours = np.array([row.radius if row.correct else 0.0 for row in rows])
+    index, ours = list(radii), np.array(list(radii.values()))
     values = {"recipe": recipe, "images": len(ours), "acr": float(ours.mean()),
               "acr_as_logged": float(as_logged(ours).mean()), **values}
     if len(logs):
@@ -103,14 +97,16 @@ def describe_logs(logs: Path) -> None:
 
 
 def compare_study(study: Path, logs: Path, only: Sequence[str]) -> None:
-    """Print every MNIST classifier of a study beside the logs; variants of SmoothMix have none there."""
-    for folder in sorted((study / "certificates").glob(f"{PREFIX}*")):
-        recipe = folder.name.removeprefix(PREFIX)
-        if only and recipe not in only:
+    """Print every MNIST classifier of a study, or of its kept rows, beside the logs; variants have none there."""
+    certified = read_kept(study) if (study / CERTIFICATES).exists() else {
+        folder.name: radii_of(records.read_rows(folder)) for folder in sorted((study / "certificates").iterdir())}
+    for name, radii in certified.items():
+        recipe, _, seed = name.removeprefix(PREFIX).partition("_seed")
+        if not name.startswith(PREFIX) or (only and recipe not in only):
             continue
-        rows = [row for row in records.read_rows(folder) if isinstance(row, CertificateRow)]
-        if rows and recipe.split("_")[-1] in (f"sigma{round(100 * sigma_of(recipe)):03d}", "onestep", "eta1"):
-            compare(recipe, rows, read_logs(logs, recipe))
+        last = recipe.split("_")[-1]
+        if radii and last in (f"sigma{round(100 * sigma_of(recipe)):03d}", "onestep", "eta1", "smoothadv"):
+            compare(recipe, radii, read_logs(logs, recipe), **({"seed": int(seed)} if seed else {}))
 
 
 def certify_random_images(model: nn.Module, count: int, samples: int, options: SamplerOptions, device: str,
@@ -133,7 +129,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--batch-size", type=int, help="noisy images per forward pass; 32768 on CUDA")
     parser.add_argument("--whole", default="", help="recipes, separated by commas, to certify on all 10,000 images")
-    parser.add_argument("--study", type=Path, help="run folder of a study instead of CHECKPOINTS")
+    parser.add_argument("--study", type=Path, help="run folder of a study, or its kept rows, instead of CHECKPOINTS")
     parser.add_argument("--precision", default="fp32", help="fp32 or bf16, of certification")
     parser.add_argument("--only", default="", help="recipes, separated by commas; every checkpoint if not given")
     parser.add_argument("--every", type=int, default=10)
@@ -175,8 +171,8 @@ def main() -> None:
         rows = [row for row in result.rows if isinstance(row, CertificateRow)]
         logs, drawn = read_logs(args.logs, recipe), sum(row.samples for row in rows[resumed:])
         if whole:
-            compare(recipe, [row for row in rows if row.index % args.every == 0], logs, whole=False)
-        compare(recipe, rows, logs, clean=result.result(recipe, "clean").value, seconds=seconds,
+            compare(recipe, radii_of([row for row in rows if row.index % args.every == 0]), logs, whole=False)
+        compare(recipe, radii_of(rows), logs, clean=result.result(recipe, "clean").value, seconds=seconds,
                 samples_per_second=round(drawn / seconds))
 
 

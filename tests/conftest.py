@@ -31,6 +31,27 @@ class Linear(nn.Module):
         return x.flatten(1) @ self.weight.T + self.bias
 
 
+class NoiseDefence(nn.Module):
+    """Two classes of 1 × 4 × 4 images with logits ±w·(x − ½ + σz); counts its passes."""
+
+    def __init__(self, sigma: float = 0.3) -> None:
+        super().__init__()
+        self.weight, self.sigma = nn.Parameter(torch.randn(16, generator=generator(1))), sigma
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        z = (x - 0.5 + self.sigma * torch.randn_like(x)).flatten(1) @ self.weight
+        return torch.stack([z, -z], dim=1)
+
+    @torch.no_grad()
+    def probability(self, x: Tensor, y: Tensor, eps: float = 0.0) -> Tensor:
+        """(B,) of a correct prediction at the worst point of the ball, in closed form: Φ((m − eps ‖w‖₁) / (σ ‖w‖₂))."""
+        margin = (1 - 2 * y) * ((x - 0.5).flatten(1) @ self.weight) - eps * self.weight.abs().sum()
+        probability: Tensor = torch.special.ndtr(margin / (self.sigma * self.weight.norm()))
+        return probability
+
+
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 

@@ -24,7 +24,7 @@ from equipoise.data.conversion import as_dataset
 from equipoise.evaluation import CertificationSettings, EvaluationSettings, attacker, certifier, evaluator
 from equipoise.fitting import FitSettings, fitter
 from equipoise.models import LoadOptions
-from equipoise.reporting import render
+from equipoise.reporting import page
 from equipoise.studies import ComparisonSettings
 from equipoise.training import TrainingPlan, train_gate, trainer
 from equipoise.training.objectives.gate import GateLoss
@@ -109,7 +109,7 @@ def _no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Work is replaced by an exception; whatever is written goes to a folder of its own."""
     monkeypatch.chdir(tmp_path)
     for module, name in ((evaluator, "run_jobs"), (attacker, "attack_dataset"), (certifier, "run_certification"),
-                         (trainer, "run_training"), (fitter, "_Task"), (render, "_save")):
+                         (trainer, "run_training"), (fitter, "_Task"), (page, "_encode_both")):
         monkeypatch.setattr(module, name, accept)
     monkeypatch.setattr(sys.modules["equipoise.studies.rule_comparison"], "_Comparison", accept)
     monkeypatch.setattr(memory, "in_batches", accept)

@@ -42,6 +42,20 @@ def test_layers() -> None:
             assert low < high or low == high == 0, f"{place} (layer {high}) imports {there} (layer {low})"
 
 
+def test_networks_and_layers_know_no_sources_of_models() -> None:
+    """Inside of `models`: only the loader of references and sources themselves import what depends on a scheme."""
+    allowed = {"layers": {"layers", "inspection", "options"}, "architectures": {"architectures", "layers"}}
+    for path in (ROOT / "models").rglob("*.py"):
+        place = path.relative_to(ROOT / "models").parts[0].removesuffix(".py")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in [node for node in tree.body if isinstance(node, ast.ImportFrom)]:
+            package, _, rest = str(node.module).partition("models")
+            if package == "equipoise.":
+                parts = {rest.split(".")[1]} if rest else {name.name for name in node.names}
+                assert "sources" not in parts or place in ("sources", "reference", "__init__"), path
+                assert parts <= allowed.get(place, parts), f"{path} imports {parts}"
+
+
 def test_every_package_has_a_floor() -> None:
     assert {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"} <= LAYERS.keys()
 

@@ -38,3 +38,13 @@ def test_nothing_is_extracted_by_path() -> None:
     """`tarfile.extractall` is only safe with a filter, which Python has from 3.11.4 on."""
     for path in (ROOT / "src").rglob("*.py"):
         assert "extractall" not in path.read_text("utf-8"), path
+
+
+def test_every_file_that_is_not_python_is_part_of_the_package() -> None:
+    """An installed package would lack a page's script without a word."""
+    source = ROOT / "src" / "equipoise"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["equipoise"]
+    packaged = {path for pattern in patterns for path in source.glob(pattern)}
+    others = {path for path in source.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert others and others <= packaged, sorted(others - packaged)

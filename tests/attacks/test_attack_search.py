@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.attacks.gradients import Verdict
-from equipoise.attacks.search import AttackBatch, BatchShape, SearchState, chunk_length, run_searches
+from equipoise.attacks.search import chunk_length, run_searches
+from equipoise.attacks.search_state import AttackBatch, BatchShape, SearchState
 from equipoise.core.rng import Stream, stream
 
 

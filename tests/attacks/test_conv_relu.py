@@ -65,7 +65,7 @@ def test_a_fused_copy_has_the_same_logits_and_gradients(make: type[nn.Module]) -
 
 
 def test_every_convolution_of_a_resnet_is_fused_but_the_projections() -> None:
-    model = models.zoo.build("resnet18", num_classes=10, image_shape=(3, 32, 32)).eval()
+    model = models.build("resnet18", num_classes=10, image_shape=(3, 32, 32)).eval()
     copy = fuse_activations(fuse(model, torch.rand(4, 3, 32, 32)), torch.float32)
     assert _count(copy) == 17
     x = torch.rand(2, 3, 32, 32)

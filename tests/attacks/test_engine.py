@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from equipoise.attacks import Apgd, AttackState, Fab, SearchResult, Square, Suite, TargetedApgd, attack_dataset, suite
 from equipoise.attacks.engine import Driver, Stage
-from equipoise.attacks.search import AttackBatch
+from equipoise.attacks.search_state import AttackBatch
 from equipoise.core import losses, rng
 from equipoise.core.checks import InputError
 from equipoise.core.threat import Threat

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from conftest import NoiseDefence
 from equipoise.attacks import Apgd, Fab, Pgd, Square, Suite, TargetedApgd, make_attack, rand, run_sanity_checks
 from equipoise.attacks.gradients import GradientSettings, GradientSource
 from equipoise.attacks.randomized import average_passes, judge_repeatedly
@@ -19,28 +20,6 @@ from equipoise.core.threat import Threat
 THREAT = Threat("linf", 0.05)
 X = 0.3 + 0.4 * torch.rand(24, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 STREAM = rng.stream(0, "test", torch.arange(len(X)))
-
-
-class NoiseDefence(nn.Module):
-    """Two classes with logits ±w·(x + σz)."""
-
-    def __init__(self, sigma: float = 0.3) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(1)
-        self.weight, self.sigma = nn.Parameter(torch.randn(16, generator=generator)), sigma
-        self.passes = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.passes += 1
-        z = (x - 0.5 + self.sigma * torch.randn_like(x)).flatten(1) @ self.weight
-        return torch.stack([z, -z], dim=1)
-
-    @torch.no_grad()
-    def probability(self, x: Tensor, y: Tensor, eps: float = 0.0) -> Tensor:
-        """(B,) of a correct prediction at the worst point of the ball, in closed form: Φ((m − eps ‖w‖₁) / (σ ‖w‖₂))."""
-        margin = (1 - 2 * y) * ((x - 0.5).flatten(1) @ self.weight) - eps * self.weight.abs().sum()
-        probability: Tensor = torch.special.ndtr(margin / (self.sigma * self.weight.norm()))
-        return probability
 
 
 class NoisyGradients(nn.Module):

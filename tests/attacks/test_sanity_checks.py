@@ -59,6 +59,15 @@ def test_a_fault_raises_its_alarm(fault: str, linear: Linear) -> None:
     assert results[fault].alarm and results[fault].value > 0
 
 
+def test_classes_alone_are_no_probabilities(linear: Linear) -> None:
+    class Classes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            z: Tensor = linear(x)
+            return 0 * z + nn.functional.one_hot(z.argmax(dim=1), z.shape[1])
+
+    assert not _run(Classes().eval(), linear)["probabilities for logits"].alarm
+
+
 def test_train_mode_is_reported_and_restored(linear: Linear) -> None:
     model = linear.train()
     assert _run(model, linear)["train mode"].alarm and model.training

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.certification import ABSTAIN, SamplerOptions, SmoothingPlan, certify, radii
+from equipoise.certification.differences import exceeds
 from equipoise.certification.mixture import SmoothedBase, frontier, predict_from_votes, upper_bounds
 from equipoise.core.checks import InputError
 from equipoise.core.rows import CertificateRow
@@ -94,6 +95,19 @@ def test_the_prediction_of_a_mixture_is_the_class_that_wins() -> None:
     # At alpha = .75 the margin needed is .333, too near to .32 for a thousand votes.
     assert predict_from_votes(votes, n, top, accurate, 0.75, 0.001).tolist()[2] == ABSTAIN
     assert predict_from_votes(votes, n, top, top, 0.7, 0.001).tolist() == [0, 0, 0]
+
+
+def test_a_third_class_is_tested_with_half_of_the_failure() -> None:
+    """Against a third class the tests of both candidates could fail; where g and h agree there is one candidate."""
+    n, failure = 1000.0, 0.05
+    level = [np.array([share * failure]) for share in (1.0, 0.5)]
+    own = next(own for own in range(300, 600) if exceeds(
+        np.array([float(own)]), np.array([300.0]), np.array([n]), np.zeros(1), level[0])[0])
+    votes = np.array([[own, 5.0, 300.0, *[(n - own - 305) / 4] * 4]])
+    assert not exceeds(votes[:, 0], votes[:, 2], np.array([n]), np.zeros(1), level[1])[0]
+    for accurate, predicted in ((0, 0), (1, ABSTAIN)):
+        found = predict_from_votes(votes, np.array([n]), np.array([0]), np.array([accurate]), 1.0, failure)
+        assert found.tolist() == [predicted]
 
 
 def test_unanimous_votes_tie_at_alpha_one_half() -> None:

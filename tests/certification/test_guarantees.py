@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from equipoise.certification import (
     SamplerOptions,
     SmoothingPlan,
     certify,
+    mixture,
     predict,
+    predict_from_certificate,
     radii,
     sequential,
     soft,
@@ -145,6 +148,85 @@ def test_one_share_pays_for_unanimous_votes_at_all_stages(stage: int, randomized
     certificate = sequential.certify_in_stages(sampler, radii.VoteRule(plan), StopAt(size), smallest=12)
     own = np.where(certificate.top.numpy() == 0, probability, 1 - probability)
     assert_rarely(certificate.lower.numpy() > own, at_least=FAILURE / 3)
+
+
+class OwnSpending(NeverStop):
+    """Never stops, and divides the failure as a rule of the package does."""
+
+    def __init__(self, plan: SmoothingPlan) -> None:
+        rule = sequential.stopping_rule(radii.VoteRule(plan))
+        assert rule is not None
+        self.rule = rule
+
+    def spending(self, unanimous: NDArray[np.bool_]) -> sequential.Spending:
+        return self.rule.spending(unanimous)
+
+
+@pytest.mark.parametrize(("stopping", "share", "size"), [
+    ({"tolerance": 0.05}, "first", 12), ({"tolerance": 0.05}, "unanimous", 160), ({"decide_radius": 0.1}, "first", 12)])
+def test_stages_share_the_failure_by_their_own_spending(stopping: dict[str, Any], share: str, size: int) -> None:
+    """At the probability where the bound of unanimous votes fails most often: at the first stage, or at the last."""
+    plan = SmoothingPlan(SIGMA, samples=160, n0=10, failure=FAILURE, **stopping)
+    rule = OwnSpending(plan)
+    spent = getattr(rule.spending(np.ones(1, dtype=bool)), share)[0]
+    probability = np.full(COUNT, (0.99 * spent * FAILURE) ** (1 / size))
+    sampler: Any = FakeVotes(probability, randomized=False)
+    certificate = sequential.certify_in_stages(sampler, radii.VoteRule(plan), rule, smallest=12)
+    truth = np.where(certificate.top.numpy() == 0, probability, 1 - probability)
+    assert_rarely(certificate.lower.numpy() > truth, at_least=FAILURE / 5)
+
+
+class StopAtALead(NeverStop):
+    """Stops as soon as the class that is wrong leads by so many standard deviations."""
+
+    def __init__(self, deviations: float) -> None:
+        self.deviations = deviations
+
+    def is_met(self, votes: Floats, n: Floats, top: NDArray[np.int64],
+               bounds: radii.ProbabilityBounds) -> NDArray[np.bool_]:
+        return np.asarray(votes[:, 0] - votes[:, 1] >= self.deviations * np.sqrt(n))
+
+
+@pytest.mark.parametrize("deviations", [2.0, 2.5])
+def test_predictions_from_certificates_that_were_stopped_at_the_worst_moment(deviations: float) -> None:
+    """The votes of a stage are tested with the share of that stage."""
+    plan = SmoothingPlan(SIGMA, samples=1000, n0=10, failure=FAILURE, tolerance=0.05)
+    sampler: Any = FakeVotes(np.full(COUNT, 0.5 - 1e-6), randomized=False)
+    certificate = sequential.certify_in_stages(sampler, radii.VoteRule(plan), StopAtALead(deviations), smallest=12)
+    assert (certificate.n < 1000).any()
+    predicted = predict_from_certificate(certificate, plan).numpy()
+    assert_rarely(predicted == 0, at_least=FAILURE / 10)
+    careless = predict_from_certificate(replace(certificate, failure=torch.full((COUNT,), FAILURE)), plan).numpy()
+    assert (careless == 0).mean() > FAILURE, "with the whole failure at every stage it would be wrong too often"
+
+
+@pytest.mark.parametrize("plan", [
+    SmoothingPlan(SIGMA, samples=400, n0=10, failure=FAILURE, tolerance=0.06),
+    SmoothingPlan(SIGMA, samples=400, n0=10, failure=FAILURE, tolerance=0.06, randomized=True),
+    SmoothingPlan(SIGMA, samples=600, n0=10, failure=FAILURE, decide_radius=0.1),
+    SmoothingPlan(SIGMA, samples=400, n0=10, failure=FAILURE, tolerance=0.06, alpha=0.8),
+], ids=["tolerance", "randomized", "radius", "mixture"])
+def test_predictions_from_stopped_certificates(plan: SmoothingPlan) -> None:
+    """Images near the boundary, where the class is hard to tell."""
+    x = 0.45 + 0.1 * images(COUNT, seed=2)
+    certificate = certify(TWO, x, plan=plan, stream=random_stream(COUNT, 2), options=FAST)
+    assert (certificate.n < plan.samples).double().mean() > 0.2
+    accurate = torch.zeros(COUNT, dtype=torch.int64) if plan.alpha < 1 else None
+    predicted = predict_from_certificate(certificate, plan, accurate).numpy()
+    mixed = plan.alpha * TWO.smoothed(x, SIGMA) + (1 - plan.alpha) * np.eye(2)[0]
+    assert_rarely((predicted != ABSTAIN) & (predicted != mixed.argmax(axis=1)))
+    assert (predicted == mixed.argmax(axis=1)).mean() > 0.05
+
+
+def test_a_third_class_wins_the_mixture() -> None:
+    """Neither the class of h nor that of g may win then; all three are nearly as probable in the mixture."""
+    alpha = 0.9
+    margin, slip = radii.lemma_margin(alpha), 1e-4
+    p = np.array([(1 + margin) / 3, (1 + margin) / 3 - margin - slip, (1 + margin) / 3 + slip])
+    votes = np.random.default_rng(8).multinomial(300, p, size=COUNT).astype(float)
+    top, accurate = np.zeros(COUNT, dtype=np.int64), np.ones(COUNT, dtype=np.int64)
+    predicted = mixture.predict_from_votes(votes, np.full(COUNT, 300.0), top, accurate, alpha, FAILURE)
+    assert_rarely(predicted != ABSTAIN, at_least=FAILURE / 20)
 
 
 @pytest.mark.parametrize("share", [0.6, 0.9, 0.97])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from closed_form import Bins, images, random_stream
@@ -14,12 +16,19 @@ FAST = SamplerOptions(batch_size=1 << 16)
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.integers(5, 10**6), st.lists(st.integers(5, 10**6), min_size=1, max_size=5))
-def test_the_stages_share_one_failure_probability(samples: int, firsts: list[int]) -> None:
-    first = np.minimum(np.array(firsts), samples)
-    spending = sequential.Spending(np.full(len(first), 0.65), np.full(len(first), 0.0))
+@given(st.integers(5, 10**6), st.lists(st.tuples(st.integers(5, 10**6), st.booleans()), min_size=1, max_size=5),
+       st.sampled_from([{"tolerance": 0.05}, {"decide_radius": 0.2}]))
+def test_the_stages_share_one_failure_probability(samples: int, rows: list[tuple[int, bool]],
+                                                  stopping: dict[str, Any]) -> None:
+    """With the spending of every stopping rule, all of the failure is divided among the stages and unanimous votes."""
+    rule = sequential.stopping_rule(radii.VoteRule(SmoothingPlan(0.3, **stopping)))
+    assert rule is not None
+    first, unanimous = np.minimum([size for size, _ in rows], samples), np.array([own for _, own in rows])
+    spending = rule.spending(unanimous)
     sizes, shares = sequential.schedule(first, samples, spending)
-    assert (shares.sum(axis=1) <= 1 + 1e-12).all() and (shares.sum(axis=1) >= 0.999).all()
+    # A single stage has the whole failure probability, and no later stage at which votes could be unanimous.
+    total = shares.sum(axis=1) + np.where((shares > 0).sum(axis=1) > 1, spending.unanimous, 0)
+    assert (total <= 1 + 1e-12).all() and (total >= 0.999).all()
     for size, used in zip(sizes, shares > 0, strict=True):
         own = size[used]
         assert (np.diff(own) > 0).all() or len(own) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,34 @@ class Wrong(nn.Module):
     def forward(self, x):
         light = ((x - 0.5) / 0.25).mean((1, 2, 3))
         return {{"logits": torch.stack([-light, light], 1){ending}, "features": light}}
+"""
+LIGHTNING = """
+import warnings
+import torch
+from torch import nn
+class LightningModule(nn.Module):  # what Lightning's own class does to code that looks into a module
+    @property
+    def trainer(self):
+        raise RuntimeError("is not attached to a `Trainer`")
+    def log(self, name, value):
+        self.trainer
+class Lit(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+        with torch.no_grad():
+            self.model[1].weight.copy_(torch.tensor([[-1.0], [1.0]]).expand(2, 64))
+            self.model[1].bias.copy_(torch.tensor([32.0, -32.0]))
+    def forward(self, x):
+        return self.model(x)
+    def validation_step(self, batch, number):
+        import equipoise as eq
+        return eq.attack(self, *batch, threat=eq.Threat("linf", 0.2), attack="pgd", steps=3)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    scripted = torch.jit.load("scripted.pt")
+def load_script():
+    return scripted
 """
 DATA = ["--data", "npz:images.npz", "--eps", "0.05", "--attack", "pgd", "--steps", "2", "--batch-size", "64"]
 
@@ -59,6 +88,50 @@ def test_several_kinds_in_one_command(folder: Path, capsys: pytest.CaptureFixtur
     assert "own.py" not in err and "warning" not in err, "of Python code, nothing is known"
     clean = {row.model: row.value for row in read_summary("run").results if row.metric == "clean"}
     assert clean["exported:light.pt2"] == clean["python:own.py:Wrong"] == 1.0 and len(clean) == 3
+
+
+@pytest.mark.parametrize("name", ["Lit", "scripted", "load_script"])
+def test_lightning_modules_and_scripts_of_python_code(name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+                                                      ) -> None:
+    """A Lightning module, and TorchScript that returns its logits first in a tuple, as an object and by a function."""
+    write_lightning()
+    assert run(["evaluate", f"python:lit.py:{name}", *DATA, "--count", "20", "--audit", "0", "--out", "run"]) == 0
+    clean = [row.value for row in read_summary("run").results if row.metric == "clean"]
+    assert clean == [1.0]
+
+
+def test_an_attack_in_a_validation_step(folder: Path) -> None:
+    """Lightning calls it inside `torch.inference_mode`, and the module that is attacked is its own."""
+    write_lightning()
+    content = np.load("images.npz")
+    with torch.inference_mode():
+        images, labels = torch.tensor(content["images"][:20] / 255).float(), torch.tensor(content["labels"][:20])
+        module = load_model("python:lit.py:Lit")
+        attacked = module.validation_step((images, labels), 0)  # type: ignore[operator]
+        assert (module(images).argmax(1) == labels).all() and (module(attacked).argmax(1) != labels).any()
+
+
+def test_a_checkpoint_of_lightning(folder: Path) -> None:
+    """Weights of a network that is an attribute `model`, compiled, beside what the trainer stores."""
+    state = torch.load("net.pt", weights_only=True)
+    torch.save({"epoch": 1, "hyper_parameters": {"lr": 0.1}, "optimizer_states": [{"param_groups": []}],
+                "state_dict": {f"model._orig_mod.{key}": value for key, value in state.items()}}, "epoch=1.ckpt")
+    settings = "?arch=cnn_small&mean=0.5&std=0.5&image_shape=1,8,8"
+    x = torch.rand(3, 1, 8, 8)
+    assert torch.equal(load_model(f"epoch=1.ckpt{settings}")(x), load_model(f"net.pt{settings}")(x))
+
+
+def write_lightning() -> None:
+    Path("lit.py").write_text(LIGHTNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript
+        torch.jit.script(Pair()).save("scripted.pt")
+
+
+class Pair(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        light = x.mean((1, 2, 3)) - 0.5
+        return torch.stack([-light, light], 1), light
 
 
 def test_a_mixture_with_a_pt_base_needs_no_option_afterwards(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

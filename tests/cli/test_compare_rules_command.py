@@ -24,12 +24,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_command_prints_one_table_and_writes_the_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_one_table_and_writes_the_report(
+        folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With rows equal to those of the function, byte for byte."""
+    monkeypatch.delenv("EQUIPOISE_NO_REPORT", raising=False)
     command = ["compare-rules", *PAIR, *QUICK, "--out", "C", "--export", "X"]
     assert run(command) == 0
     printed = capsys.readouterr().out
-    assert printed.endswith("C/report.html\n") and "Rules on 10 images" in printed
+    assert printed.endswith("report: C/report.html\nnext: equipoise open C\n") and "Rules on 10 images" in printed
     for name in ("accurate", "robust", "plain mixing", "confidence", "points lost"):
         assert name in printed
     assert "Rules compared" in Path("C/report.html").read_text()
@@ -44,6 +46,9 @@ def test_the_command_prints_one_table_and_writes_the_report(folder: Path, capsys
                      rules="plain,switch", attack="pgd", margin_steps=2, margin_targets=1, candidates=1, range_count=20,
                      lose_at_most=20, out="F", device="cpu")
     assert Path("C/rows.jsonl").read_bytes() == Path("F/rows.jsonl").read_bytes()
+    Path("C/report.html").unlink()
+    assert run([*command, "--no-report"]) == 0
+    assert "report.html" not in capsys.readouterr().out and not Path("C/report.html").exists()
 
 
 @pytest.mark.parametrize(("more", "sentence"), [

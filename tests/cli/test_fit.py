@@ -49,7 +49,7 @@ def test_promise_and_frontier_are_printed(folder: Path, capsys: pytest.CaptureFi
     assert fit("--lose-at-most", "20", "--frontier") == 0
     out = capsys.readouterr().out
     assert "loses at most 20 points of robust accuracy in expectation" in out and "Mixtures for other targets" in out
-    assert out.endswith("mixture:M\n")
+    assert out.splitlines()[-2:] == ["mixture:M", "next: equipoise open M"], "all images were fitted on"
     assert isinstance(load_model("mixture:M"), MixedClassifier) and read_summary("M").command == "fit"
 
 
@@ -94,7 +94,8 @@ def test_against_both_models_at_once(folder: Path, capsys: pytest.CaptureFixture
 def test_plain_mixing_needs_no_images(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["fit", "--accurate", "accurate.safetensors", "--robust", "robust.safetensors", "--alpha", "0.8",
                 "--out", "P"]) == 0
-    assert capsys.readouterr().out == "plain mixing with alpha 0.8; nothing was fitted\nmixture:P\n"
+    assert capsys.readouterr().out == "plain mixing with alpha 0.8; nothing was fitted\nmixture:P\n" \
+                                      "next: equipoise evaluate mixture:P --out P-evaluation\n"
 
 
 def test_evaluation_is_plain_and_adaptive(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +151,7 @@ def test_robust_model_that_returns_classes(folder: Path, capsys: pytest.CaptureF
     (["--lose-at-most", "-1"], "`lose_at_most` must lie in [0, 100]"),
     (["--count", "49"], "`count` must give at least 50 images to fit on, got 49"),
     (["--robust", "accurate.safetensors"], "`accurate and robust` must be different models"),
-    (["--accurate", "other.safetensors"], "num_classes"),
+    (["--accurate", "other.safetensors"], "`other.safetensors` must have the 4 classes of the data, got 5"),
     (["--rule", "swich"], "did you mean 'switch'?"),
     (["--steps", "0"], "`steps` must be a whole number of at least 1"),
     (["--like", "robust.safetensors"], "`like` must name a mixture with a map"),

@@ -45,8 +45,10 @@ def test_output_names_the_rule(folder: Path, capsys: pytest.CaptureFixture[str])
     assert "note: Algorithm 1 on all 80 images with the grid published for cifar10, β = 0.9" in out
     assert "the mixture was fitted to keep 90.0 % of the robust model's attacked accuracy on its own 80 images, and " \
            "promises nothing beyond them" in out
-    assert "; MixedNUTS, LogitMap(" in out and "recomputed under an attack on the mapped model" in out
-    assert "fit it again with another --beta" in out and out.endswith("mixture:M\n")
+    assert "\nMixedNUTS, s=" in out and "recomputed under an attack on the mapped model" in out
+    assert "fit it again with another --beta" in out and "\nmixture:M\n" in out
+    assert out.endswith("next: equipoise evaluate mixture:M --data npz:images.npz --start 80 --eps 0.002 --out "
+                        "M-evaluation\n")
 
 
 def test_folder_records_the_rule_and_the_temperature(folder: Path) -> None:
@@ -75,7 +77,8 @@ def test_published_numbers_need_no_images(folder: Path, capsys: pytest.CaptureFi
     for _ in range(2):
         assert run(["fit", *PAIR, "--published", "cifar10", "--out", "P"]) == 0
         assert capsys.readouterr().out == ("MixedNUTS with the published LogitMap(s=5, p=4, c=-1.1, clamp=gelu), alpha "
-                                           "0.99875; nothing was fitted\nmixture:P\n")
+                                           "0.99875; nothing was fitted\nmixture:P\n"
+                                           "next: equipoise evaluate mixture:P --out P-evaluation\n")
     mixture = load_model("mixture:P")
     assert isinstance(mixture, MixedClassifier) and (mixture.method, mixture.hard) == ("MixedNUTS", True)
 
@@ -89,7 +92,8 @@ def test_published_map_with_a_fitted_alpha(folder: Path) -> None:
 
 def test_plain_mixing_with_a_temperature(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["fit", *PAIR, "--alpha", "0.8", "--accurate-temperature", "0.5", "--out", "T"]) == 0
-    assert capsys.readouterr().out == "plain mixing with alpha 0.8; nothing was fitted\nmixture:T\n"
+    assert capsys.readouterr().out == "plain mixing with alpha 0.8; nothing was fitted\nmixture:T\n" \
+                                      "next: equipoise evaluate mixture:T --out T-evaluation\n"
     mixture = load_model("mixture:T")
     assert isinstance(mixture, MixedClassifier) and mixture.accurate_temperature == 0.5
 

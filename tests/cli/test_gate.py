@@ -41,7 +41,8 @@ def folder(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_finished_gate_is_not_trained_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (folder / "G" / "gate.safetensors").read_bytes()
-    assert run(TRAIN) == 0 and capsys.readouterr().out == "G/gate.safetensors\n"
+    assert run(TRAIN) == 0 and capsys.readouterr().out.endswith(
+        "\ngate: G/gate.safetensors\nnext: equipoise open G\n")
     assert (folder / "G" / "gate.safetensors").read_bytes() == before
 
 
@@ -86,7 +87,8 @@ def test_the_summary_of_the_selected_range(folder: Path) -> None:
 def test_a_finished_fit_prints_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*FIT, *LOSE_20]) == 0
     first = capsys.readouterr().out
-    assert first.endswith("mixture:M\n") and run([*FIT, *LOSE_20]) == 0 and capsys.readouterr().out == first
+    assert first.endswith("\nmixture:M\nnext: equipoise open M\n")
+    assert run([*FIT, *LOSE_20]) == 0 and capsys.readouterr().out == first
 
 
 def test_the_report_says_that_nothing_is_promised(folder: Path) -> None:

@@ -32,7 +32,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_an_evaluation_writes_its_report(folder: Path, opened: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(EVALUATE) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"report: {Path('run/report.html')}"
+    end = [f"report: {Path('run/report.html')}", "next: equipoise open run"]
+    assert capsys.readouterr().out.splitlines()[-2:] == end
     text = (folder / "run/report.html").read_text("utf-8")
     assert 'id="explorer-columns"' in text and 'id="explorer-pictures"' in text
     before = (folder / "run/report.html").stat().st_mtime_ns
@@ -70,5 +71,6 @@ def test_a_folder_without_a_run_is_not_opened(folder: Path, opened: list[str],
     ["train", "standard", "--data", "npz:images.npz", "--arch", "cnn_small", "--epochs", "1", "--batch-size", "4"]])
 def test_other_commands_write_theirs(folder: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command, "--out", "run"]) == 0, capsys.readouterr().err
-    assert capsys.readouterr().out.splitlines()[-1] == f"report: {Path('run/report.html')}"
+    end = [f"report: {Path('run/report.html')}", "next: equipoise open run"]
+    assert capsys.readouterr().out.splitlines()[-2:] == end
     assert (folder / "run/report.html").exists()

@@ -44,18 +44,28 @@ def test_the_list_needs_no_name(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n{name}: " in f"\n{printed}" and all(f"\n    {part} " in printed for part in study.parts)
 
 
-def test_one_part_on_two_given_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_part_on_two_given_models(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EQUIPOISE_NO_REPORT", raising=False)
     paths = [str(tmp_path / f"{name}.safetensors") for name in ("accurate", "robust")]
     for seed, path in enumerate(paths):
         checkpoint.save(Path(path), models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed), {})
     arguments = ["--size", "full", "--part", "gradients", "--data", "digits", "--norm", "l2", "--eps", "1/2",
                  "--count", "9", "--device", "cpu", "--out", str(tmp_path / "run")]
     assert run(["reproduce", "local-smoothing", *arguments, "--accurate", paths[0], "--robust", paths[1]]) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "run" / "report.html")
+    printed = capsys.readouterr().out
+    assert printed.startswith("Accuracy on 9 images, 95 % intervals, ℓ2 ≤ 0.5\n")
+    assert printed.splitlines()[-2:] == [f"report: {tmp_path / 'run' / 'report.html'}",
+                                         f"next: equipoise open {tmp_path / 'run'}"]
     content = config.read(tmp_path / "run" / "run.toml")
     assert content["identity"]["threat"] == {"norm": "l2", "eps": 0.5}
     assert len({row.index for row in read_rows(tmp_path / "run")}) == 9
     assert content["identity"]["data"]["name"] == "digits" and content["settings"]["references"] == paths
     assert {row.attack for row in read_rows(tmp_path / "run")} == {"clean", "pgd-20", "pgd-100"}
+    (tmp_path / "run" / "report.html").unlink()
+    assert run(["reproduce", "local-smoothing", *arguments, "--accurate", paths[0], "--robust", paths[1],
+                "--no-report"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2] == f"results: {tmp_path / 'run' / 'summary.json'}"
+    assert not (tmp_path / "run" / "report.html").exists()
     assert run(["reproduce", "local-smoothing", *arguments, "--accurate", paths[1], "--robust", paths[1]]) == 2
     assert "models" in capsys.readouterr().err, "another model is another run"

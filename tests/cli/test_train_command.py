@@ -17,7 +17,11 @@ def test_prints_the_table_and_the_checkpoint(tmp_path: Path, capsys: pytest.Capt
     assert main.run(["train", "trades", *SMALL, "--eps", "4/255", "--out", str(tmp_path / "run")]) == 0
     printed = capsys.readouterr().out
     assert "held out from training" in " ".join(printed.split())
-    assert printed.splitlines()[-1] == str(tmp_path / "run" / "best.safetensors")
+    run = tmp_path / "run"
+    best = run / "best.safetensors"
+    assert printed.splitlines()[-2:] == [
+        f"checkpoint: {best}",
+        f"next: equipoise evaluate {best} --data digits --count 100 --eps 4/255 --out {run}-evaluation"]
     assert config.read(tmp_path / "run" / "run.toml")["identity"]["objective"]["eps"] == 4 / 255
 
 

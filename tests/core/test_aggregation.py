@@ -49,3 +49,21 @@ def test_shares_of_passes_of_a_randomised_model() -> None:
     difference = aggregation.differences(rows, [("m", "n")], THREAT)[0]
     assert difference.metric == "clean" and abs(difference.value - 0.3) < 1e-12
     assert difference.low < 0.3 < difference.high
+
+
+def test_classes_of_a_randomised_model_add_up_to_its_results() -> None:
+    """Every image is right in most passes, and counts with its share."""
+    rows = [AttackRow(index=i, model="m", attack=attack, label=i % 3, correct=True, margin=share, share_correct=share,
+                      passes=10) for i in range(12) for attack, share in (("clean", 0.9), ("a", 0.6), ("b", 0.8))]
+    classes, results = aggregation.by_class(rows), aggregation.accuracies(rows, THREAT)
+    assert [(item.label, item.n) for item in classes] == [(0, 4), (1, 4), (2, 4)]
+    for metric, values in (("clean", [item.clean for item in classes]), ("worst", [item.attacked for item in classes])):
+        assert abs(sum(values) / 12 - find(results, "m", metric).value) < 1e-12
+    assert abs(classes[0].clean - 3.6) < 1e-12 and abs(classes[0].attacked - 2.4) < 1e-12
+
+
+def test_of_several_attacks_that_broke_an_image_the_smallest_margin_is_the_worst() -> None:
+    rows = [AttackRow(index=0, model="m", attack=attack, label=0, correct=margin > 0, margin=margin)
+            for attack, margin in (("clean", 0.2), ("a", -0.1), ("b", -0.4), ("c", 0.1))]
+    assert aggregation.worst_row(rows).attack == "b" and aggregation.worst_row(rows[::3]).attack == "c"
+    assert [aggregation.base_models_first(name) for name in ("mixed", "other", "accurate", "robust")] == [2, 3, 0, 1]

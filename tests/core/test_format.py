@@ -45,6 +45,14 @@ def test_short_names_distinguish_models() -> None:
         "file:/a/best.pth": "best", "file:/a/last.pt (sigma 0.1)": "last (sigma 0.1)", "robust": "robust"}
 
 
+def test_settings_are_no_part_of_a_path() -> None:
+    """Only where one path comes with several settings do they belong to the name."""
+    references = ["onnx:a/net.onnx?std=1/255,1/255,1/255", "b/net.pt?arch=cnn&labels=./x.txt"]
+    assert list(format.short_names(references).values()) == ["net.onnx", "net"]
+    assert list(format.short_names(["a/net.pt?arch=cnn", "a/net.pt?arch=lenet"]).values()) == [
+        "net?arch=cnn", "net?arch=lenet"]
+
+
 HOSTILE = ["[red]x[/red]", "[link=https://example.org]x[/link]", "[/]", ":smile:", "\x1b[31mx\x1b[0m", "\x1b]0;t\x07",
            "a\rb", "a\nb", "a\u202eb", "a\udcffb", "a\x9b31mb", "a\u2028b", "{x}", "\\[bold]"]
 

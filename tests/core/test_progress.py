@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from equipoise.core import progress
+from equipoise.core import progress, progress_display
 from equipoise.core.text import literal
 
 
@@ -86,10 +86,69 @@ def test_names_are_shown_literally(
             task.advance(1, model=name)
     shown = literal(name)
     assert capsys.readouterr().err == f"{shown}: 1/1, model {shown}, 0 s left\n"
-    bars = progress._new_bars()
+    bars = progress_display.new_bars()
     bars.live.console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
-    task = progress._Bar(bars, name, 1, 0)
+    task = progress_display.TaskBar(bars, name, 1, 0)
     task.advance(1, model=name)
     bars.console.print(bars.make_tasks_table(bars.tasks))
     text = bars.console.file.getvalue()  # type: ignore[attr-defined]
     assert text.count(shown) == 2 and text.rstrip("\n").isprintable()
+
+
+def plan_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a plan with a stage of two stages, an unplanned task and a task prints, a line per step."""
+    clock = iter(float(second) for second in range(100))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(progress_display, "_SECONDS_BETWEEN_LINES", 0.0)
+    with progress.display(), progress.plan({"fitting": 1, "attacking": 3}):
+        with progress.stage("fitting"), progress.plan({"a": 1, "b": 1}):
+            for name in "ab":
+                with progress.task(name, total=2) as task:
+                    task.advance(2)
+        with progress.stage("attacking"):
+            for _ in range(2):
+                with progress.task("image", total=2) as task:
+                    task.advance(1)
+                    task.advance(1)
+    return capsys.readouterr().err.splitlines()
+
+
+def test_a_plan_says_how_far_the_whole_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = [line.split(", ")[0] for line in plan_lines(capsys, monkeypatch)]
+    assert shown == ["[1/2 fitting] a: 2/2; 12 % of all", "[1/2 fitting] b: 2/2; 25 % of all",
+                     "[2/2 attacking] image: 1/2; 44 % of all", "[2/2 attacking] image: 2/2; 62 % of all",
+                     "[2/2 attacking] image: 1/2; 72 % of all", "[2/2 attacking] image: 2/2; 81 % of all"]
+
+
+def test_the_time_left_is_that_of_the_whole(capsys: pytest.CaptureFixture[str],
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.0, 10.0, 10.0])  # the plan starts, the task starts, a line, its time left
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with progress.display(), progress.plan({"work": 1, "more": 1}), progress.task("work", total=4) as task:
+        task.advance(2)
+    assert capsys.readouterr().err == "[1/2] work: 2/4; 25 % of all, 30 s left\n"
+
+
+def test_stages_that_are_skipped_count_as_done(capsys: pytest.CaptureFixture[str],
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_display, "_SECONDS_BETWEEN_LINES", 0.0)
+    with progress.display(), progress.plan({"a": 1, "b": 2, "c": 1}), progress.task("c", total=2) as task:
+        task.advance(1)
+    assert capsys.readouterr().err.startswith("[3/3] c: 1/2; 88 % of all")
+
+
+def test_the_end_of_a_task_is_said_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 10.0, 20.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with progress.display(), progress.task("work", total=1) as task:
+        task.advance(1)
+        task.advance(0)
+    assert capsys.readouterr().err == "work: 1/1, 0 s left\n"
+
+
+def test_hidden_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_display, "_SECONDS_BETWEEN_LINES", 0.0)
+    with progress.hidden(), progress.display(), progress.plan({"work": 1}), progress.task("work", total=1) as task:
+        progress.note("note")
+        task.advance(1)
+    assert capsys.readouterr() == ("", "")

@@ -32,6 +32,20 @@ class SmallNet(nn.Module):
         return logits
 
 
+class AtMostFour(nn.Module):
+    """A model whose memory suffices for four images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = linear_model()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        logits: Tensor = self.base(x)
+        return logits
+
+
 def random_images(count: int = 11, labels_of: nn.Module | None = None) -> Dataset:
     """Images numbered from 50 on; labels are random, or those of a model with every fifth one changed."""
     generator = torch.Generator().manual_seed(0)

@@ -12,11 +12,17 @@ from torch import Tensor, nn
 
 from equipoise import reporting
 from equipoise.attacks import TransferPgd
+from equipoise.core.arrays import AttackedArrays
 from equipoise.core.checks import InputError
 from equipoise.core.rows import AttackRow
+from equipoise.core.threat import Threat
 from equipoise.evaluation import Evaluation, evaluate
 from equipoise.evaluation.alpha_sweep import parse_alphas
 from equipoise.mixing import GatedClassifier, HardLabels, LogitMap, MixedClassifier
+from equipoise.reporting import attacked
+from equipoise.reporting.alphas import alpha_sweep
+from equipoise.reporting.charts import Chart, Line
+from equipoise.reporting.section import read_run
 
 THREAT = CONDITIONS.threat
 
@@ -157,6 +163,25 @@ def test_the_report_has_the_figure(tmp_path: Path) -> None:
     assert "alpha 0.3" in text and all(name in text for name in ("std", "rob", "mix"))
     html = reporting.report(tmp_path / "run").read_text(encoding="utf-8")
     assert "Accuracy against alpha" in html and (tmp_path / "run" / "figures" / "alpha.svg").exists()
+
+
+def test_the_report_says_at_which_alpha_images_were_attacked(tmp_path: Path) -> None:
+    g, h = linear_model(0), linear_model(1)
+    data = random_images()
+    labels = g(data.images / 255).argmax(dim=1)
+    evaluate([g, h], (data.images / 255, labels), threat=Threat("linf", 0.3), attack="pgd", steps=3, alphas="0.1,0.2",
+             out=tmp_path / "run", device="cpu")
+    arrays, run = AttackedArrays.load(tmp_path / "run"), read_run(tmp_path / "run")
+    assert arrays is not None and arrays.alpha in (0.1, 0.2)
+    pictures, curve = attacked.pictures(run), alpha_sweep(run)
+    assert pictures is not None and f"under mix on mixed (alpha {arrays.alpha:g}):" in pictures.prose[0]
+    assert curve is not None
+    chart = curve.pictures[1]
+    assert isinstance(chart, Chart)
+    line = chart.panels[0].marks[0]
+    assert isinstance(line, Line) and list(line.texts) == ["0.1", "0.2"]
+    assert [list(line.x), list(line.y)] == [[100 * result.value for result in run.curve("mixed", metric)]
+                                            for metric in ("clean", "worst")]
 
 
 def test_own_gradients_of_a_mixture_that_hides_them_are_a_column_if_asked_for() -> None:

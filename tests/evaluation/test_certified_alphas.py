@@ -102,7 +102,8 @@ def test_printed_results_hold_attacks_and_diagnoses() -> None:
     lines = str(result).splitlines()
     assert max(map(len, lines)) <= 80
     printed = " ".join(" ".join(lines).split())
-    for words in ("σ = 0.1", "300 samples per image", "estimate", "sharp", "Under attacks", "broken-pgd", "true@0.50"):
+    for words in ("σ = 0.1", "300 samples per image", "estimate", "smallest", "Under attacks", "broken-pgd",
+                  "true@0.50"):
         assert words in printed
     assert printed.count("acr") == 0, "shown by theorem already"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import CONDITIONS, SmallNet, linear_model, random_images
+from small_models import CONDITIONS, AtMostFour, SmallNet, linear_model, random_images
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -149,17 +149,6 @@ def test_a_suite_with_and_without_gradients_is_compared() -> None:
 
 
 def test_sanity_checks_use_as_many_images_as_fit_into_memory() -> None:
-    class AtMostFour(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.base = linear_model()
-
-        def forward(self, x: Tensor) -> Tensor:
-            if len(x) > 4:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            logits: Tensor = self.base(x)
-            return logits
-
     assert len(run({"m": AtMostFour()}).summary.sanity_checks) == len(CHECKS)
 
 

@@ -130,6 +130,15 @@ def test_rows_of_a_suite_name_the_stage_that_broke_the_image(tmp_path: Path) -> 
     assert {"apgd-margin@9", None, "clean"} <= {row.broken_by for row in rows}
 
 
+def test_rows_of_a_suite_count_the_passes_until_an_image_breaks(tmp_path: Path) -> None:
+    rows = run_suite(tmp_path / "run")
+    passes = {kind: {row.attack_passes for row in rows if row.broken_by == kind} for kind in ("clean", None)}
+    assert passes["clean"] == {0} and len(passes[None]) == 1  # survivors make all passes
+    most = next(iter(passes[None])) or 0
+    fell = [row.attack_passes or 0 for row in rows if row.broken_by not in ("clean", None)]
+    assert all(0 < count <= most for count in fell) and min(fell) < most
+
+
 @pytest.mark.parametrize("batch_size", [3, 8, 64])
 def test_the_batch_size_does_not_change_the_rows_of_a_suite(tmp_path: Path, batch_size: int) -> None:
     other = run_suite(tmp_path / "other", replace(SUITE_CONDITIONS, batch_size=batch_size))

@@ -15,12 +15,13 @@ from small_models import SmallNet, linear_model, random_images
 
 from equipoise.attacks import Apgd, Square, Suite
 from equipoise.core import aggregation
-from equipoise.core.arrays import FrontierArrays, PictureArrays
+from equipoise.core.arrays import AttackedArrays, FrontierArrays, PictureArrays
 from equipoise.core.rows import AttackRow
 from equipoise.core.threat import Threat
 from equipoise.data import pixels
 from equipoise.evaluation import Evaluation, evaluate
 from equipoise.evaluation.plan import EvaluationPlan
+from equipoise.evaluation.points import MAX_PIXELS, MIN_PICTURES, sampled
 from equipoise.mixing import FrontierMixture, MixedClassifier
 
 EPS, COUNT = 0.01, 24
@@ -159,3 +160,30 @@ def test_models_without_a_mixture_have_pictures_alone(tmp_path: Path) -> None:
     pictures = PictureArrays.load(tmp_path / "run")
     assert pictures is not None and (pictures.model, pictures.models) == ("m", ("m", "n"))
     assert FrontierArrays.load(tmp_path / "run") is None
+
+
+@pytest.mark.parametrize("shape", [(223, 223), (224, 224), (299, 299), (1, 90_000), (90_000, 1), (60_000, 3)])
+def test_large_images_are_sampled(shape: tuple[int, int]) -> None:
+    """Rows and columns of the image remain, so that a perturbation keeps its size."""
+    limit = MAX_PIXELS // MIN_PICTURES
+    image = torch.arange(shape[0] * shape[1]).reshape(1, 1, *shape)
+    small = sampled(image, limit)
+    height, width = small.shape[2:]
+    assert height * width <= limit and (height * width > 0.7 * limit or 1 in (height, width))
+    assert torch.isin(small, image).all() and (small.flatten().diff() > 0).all()
+    assert sampled(image[:, :, :200, :200], limit).shape[2:] == image[:, :, :200, :200].shape[2:]
+
+
+def test_pictures_of_large_images_stay_within_the_limit(tmp_path: Path) -> None:
+    side = 256
+    images = torch.randint(0, 256, (14, 1, side, side), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(4, 3)).eval()
+    with torch.no_grad():
+        labels = model(pixels(images)).argmax(dim=1)
+    evaluate(model, (images, labels), threat=Threat("linf", 0.4), attack="pgd", steps=1, out=tmp_path / "run",
+             device="cpu")
+    pictures, shown = PictureArrays.load(tmp_path / "run"), AttackedArrays.load(tmp_path / "run")
+    assert pictures is not None and shown is not None and len(pictures.index) == MIN_PICTURES
+    assert 0.9 * MAX_PIXELS < pictures.clean[:, 0].size <= MAX_PIXELS
+    assert np.abs(pictures.attacked.astype(int) - pictures.clean).max() == 102  # averages would be smaller
+    assert shown.clean[0, 0].size <= 128 * 128

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from small_models import CONDITIONS, linear_model, random_images
+from small_models import CONDITIONS, AtMostFour, linear_model, random_images
 from torch import nn
 
 from equipoise.attacks import Apgd, Attack, Clean, Fab, Pgd, Square, Suite
@@ -38,12 +37,6 @@ def test_passes_of_a_run_and_their_time(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_pass_is_timed_and_halved_where_memory_runs_out() -> None:
-    class AtMostFour(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if len(x) > 4:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return x.flatten(1)[:, :6]
-
     assert time_estimate.time_pass(AtMostFour(), random_images(), CONDITIONS) > 0
 
 

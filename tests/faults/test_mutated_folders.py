@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase
 from real_folders import KINDS, STUDIES, Kind
 
 from equipoise.core.checks import SENTENCE_LENGTH
-from equipoise.reporting import render
+from equipoise.reporting import page, render
 
 CONTRADICTION = -1
 CHANCE = st.integers(0, 2**62)
@@ -76,7 +76,8 @@ def repeat(cases: int, kinds: dict[str, Kind], root: Path, capsys: pytest.Captur
 
 def test_mutated_folders_are_read_or_refused(root: Path, capsys: pytest.CaptureFixture[str],
                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "_save", lambda picture, folder: {"light": "", "dark": ""})  # drawn in the slow tier
+    # Figures are drawn in the slow tier.
+    monkeypatch.setattr(page, "_encode_both", lambda picture, folder: {"light": "", "dark": ""})
     codes = repeat(150, KINDS, root, capsys)
     assert codes[0] > 20 and codes[2] > 20
 
@@ -84,9 +85,9 @@ def test_mutated_folders_are_read_or_refused(root: Path, capsys: pytest.CaptureF
 @pytest.mark.slow
 def test_many_mutated_folders(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(render, "_save", lambda picture, folder: {"light": "", "dark": ""})
+        patch.setattr(page, "_encode_both", lambda picture, folder: {"light": "", "dark": ""})
         codes = repeat(2000, KINDS, root, capsys)
-    monkeypatch.setattr(render, "_encode", lambda figure, **options: (figure.draw_without_rendering(), b"")[1])
+    monkeypatch.setattr(page, "_encode", lambda figure, **options: (figure.draw_without_rendering(), b"")[1])
     codes += repeat(150, {**KINDS, **STUDIES}, root, capsys)
     assert codes.total() >= 2150
 

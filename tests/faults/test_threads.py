@@ -23,7 +23,7 @@ from equipoise.core.threat import Threat
 from equipoise.evaluation import attack
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, new_gate
 from equipoise.models import build
-from equipoise.models.preprocessing import TTAClassifier
+from equipoise.models.layers.tta import TTAClassifier
 
 THREADS = 8
 SHAPE, K = (3, 8, 8), 5

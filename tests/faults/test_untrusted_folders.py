@@ -16,7 +16,8 @@ from equipoise import models
 from equipoise.core.checks import InputError
 from equipoise.core.registry import Registry
 from equipoise.mixing import MixedClassifier, save_mixture
-from equipoise.models import SCHEMES, build, checkpoint, reference, wrappers
+from equipoise.models import SCHEMES, build, checkpoint, reference
+from equipoise.models.sources import wrappers
 
 SHAPE = (1, 4, 4)
 CODE = """

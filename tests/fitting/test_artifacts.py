@@ -19,10 +19,12 @@ def fitted() -> CalibratedMixture:
 
 def test_rows_of_both_models_clean_and_attacked(fitted: CalibratedMixture) -> None:
     rows = artifacts.rows(fitted)
-    assert len(rows) == 4 * 200 and {row.half for row in rows} == {"search", "calibration"}
+    assert len(rows) == 5 * 200 and {row.half for row in rows} == {"search", "calibration"}
     correct = {(model, attack): sum(row.correct for row in rows if (row.model, row.attack) == (model, attack))
                for model in ("robust", "mixed") for attack in ("clean", "minimum-margin")}
     assert correct["mixed", "clean"] > correct["robust", "clean"]
+    logits, halves = fitted.calibration.all_logits, {row.index: row.correct for row in rows if row.model == "accurate"}
+    assert halves == dict(zip(logits.index.tolist(), (logits.accurate == logits.labels).tolist(), strict=True))
     assert -20 <= correct["mixed", "minimum-margin"] - correct["robust", "minimum-margin"] <= 0
 
 

@@ -1,109 +1,53 @@
-"""The fit of a cascade: its two thresholds, its promise over thousands of fits, and the command as a function."""
+"""The fit of a cascade: its two stages, its attacks, and the command as a function."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from linear_pair import THREAT, make_attack, make_data, make_pair
+from synthetic_cascade import BUDGET, VIEWS, OneSwitch, population, with_first_view
 from synthetic_logits import make_logits
-from torch import Tensor
+from torch import Tensor, nn
 
 import equipoise as eq
 from equipoise import models
-from equipoise.core import rng
+from equipoise.attacks import Attack
 from equipoise.core.checks import InputError
 from equipoise.core.promises import Target
 from equipoise.core.results import read_summary
 from equipoise.data import pixels
-from equipoise.fitting import FitSettings
-from equipoise.fitting.cached_logits import CachedLogits
-from equipoise.fitting.cascade import StageMargins, fit_cascade, select_first_q
+from equipoise.fitting import FitSettings, artifacts, cascade
+from equipoise.fitting.cascade import (
+    SCALES,
+    CascadeCalibration,
+    StageMargins,
+    fit_cascade,
+    select_cascade,
+    select_first_q,
+)
 from equipoise.fitting.conformal import lose_at_most, threshold
+from equipoise.fitting.margin_attack import MarginAttack
+from equipoise.fitting.pipeline import CalibratedMixture
 from equipoise.mixing import CascadedClassifier
+from equipoise.mixing.cascade import FirstView
 from equipoise.mixing.logit_maps import confidence_switch
 from equipoise.mixing.provenance import halves
 from equipoise.models import checkpoint
-from equipoise.models.preprocessing import TTAClassifier
+from equipoise.models.layers.tta import TTAClassifier
 
-FITS, BATCH, N, POPULATION = 2000, 500, 250, 6000  # N images in each half
 QUICK = FitSettings(rule="cascade", views=6, rounds=1, steps=4, targets=2, pool=2)
-
-
-def with_first_view(logits: CachedLogits, noise: float = 0.6) -> CachedLogits:
-    """Logits of a first view that is wrong more often than all views together, and at attacked points surely so."""
-    stream = rng.stream(5, "first", torch.arange(len(logits)))
-    first = logits.clean + noise * stream.normal(logits.clean.shape[1])
-    points = len(logits.attacked)
-    pushed = torch.stack([logits.attacked[k] + 2 * noise * stream.at(k).normal(logits.clean.shape[1])
-                          for k in range(points)])
-    return replace(logits, first=first, first_attacked=pushed)
-
-
-@cache
-def population() -> StageMargins:
-    """Margins of one map on the whole population, for all images: infinite for those that h does not survive."""
-    logits = with_first_view(make_logits(POPULATION))
-    margins = StageMargins.of(logits, confidence_switch(1.5))
-    rows = logits.survived.nonzero().squeeze(1)
-
-    def spread(values: Tensor, other: float) -> Tensor:
-        full = torch.full((values.shape[0], POPULATION), other).to(values.dtype)
-        full[:, rows] = values
-        return full
-
-    return replace(margins, attacked_first=spread(margins.attacked_first, 1.0),
-                   attacked_right=spread(margins.attacked_right, 1.0),
-                   attacked_margin=spread(margins.attacked_margin, float("inf")))
-
-
-def take(margins: StageMargins, rows: Tensor) -> StageMargins:
-    return StageMargins(**{name: value[..., rows] for name, value in vars(margins).items()})
-
-
-@cache
-def true_losses(target: Target) -> Tensor:
-    """(FITS,) the share of the population that each fit loses; 0 where it gives the cascade up."""
-    generator, whole, losses = torch.Generator().manual_seed(0), population(), []
-    for _ in range(FITS):
-        search, calibrate = (take(whole, torch.randint(POPULATION, (N,), generator=generator)) for _ in range(2))
-        first_q = torch.tensor([select_first_q(search, target.allowed(N, 0), 6, 2.6)])
-        q = threshold(calibrate.worst(first_q), target.allowed(N, 0))
-        lost = (whole.worst(first_q) <= q.unsqueeze(1)).double().mean() if float(q) > 0 else torch.tensor(0.0)
-        losses.append(float(lost))
-    return torch.tensor(losses, dtype=torch.float64)
-
-
-def test_the_first_view_of_the_population_can_lose_images() -> None:
-    whole = population()
-    worst = whole.worst(torch.tensor([0.0, 0.3, 1.0]))
-    by_first = (worst == -1).double().mean(dim=1)
-    assert by_first[0] > by_first[1] > by_first[2] == 0
-
-
-@pytest.mark.parametrize("target", [pytest.param(Target(0.04), marks=pytest.mark.slow), Target(0.08)], ids=str)
-def test_the_promise_in_expectation(target: Target) -> None:
-    losses = true_losses(target)
-    error = 3 * float(losses.std()) / FITS**0.5
-    assert float(losses.mean()) <= target.share + error
-    assert float(losses.mean()) >= target.share - 3 / N  # and it is not kept by doing nothing
-
-
-@pytest.mark.parametrize("target", [Target(0.08, confidence=0.9)], ids=str)
-def test_the_promise_with_confidence(target: Target) -> None:
-    exceeded = float((true_losses(target) > target.share).double().mean())
-    assert exceeded <= 0.1 + 3 * (0.1 * 0.9 / FITS) ** 0.5 and exceeded > 0.02
-    assert float((true_losses(Target(0.08)) > target.share).double().mean()) > 0.2  # which expectation alone allows
 
 
 def test_margins_by_their_definition() -> None:
     logits = with_first_view(make_logits(40))
-    logit_map, margins = confidence_switch(1.5), StageMargins.of(logits, confidence_switch(1.5))
-    first_q, q = 0.35, 0.3
+    first_q, q, views_map, first_map = 0.35, 0.3, confidence_switch(1.5), confidence_switch(0.8)
+    margins = StageMargins.of(logits, replace(OneSwitch().select(Target(0.1)), first_scale=0.8))
     rows = logits.survived.nonzero().squeeze(1).tolist()
     worst = margins.worst(torch.tensor([first_q]))[0]
     assert logits.first is not None and logits.first_attacked is not None
@@ -111,7 +55,8 @@ def test_margins_by_their_definition() -> None:
     for row in rows:
         keeps = True
         for first, mean in zip(logits.first_attacked[:, row], logits.attacked[:, row], strict=True):
-            p, p_first = (torch.softmax(logit_map(z.unsqueeze(0)), 1)[0] for z in (mean, first))
+            p, p_first = (torch.softmax(own(z.unsqueeze(0)), 1)[0]
+                          for own, z in ((views_map, mean), (first_map, first)))
             label, top, top_first = int(logits.labels[row]), p.sort().values, p_first.sort().values
             if top_first[-1] - top_first[-2] > first_q:
                 keeps &= int(p_first.argmax()) == label
@@ -120,32 +65,88 @@ def test_margins_by_their_definition() -> None:
         kept.append(keeps)
     assert (worst > q).tolist() == kept and 0 < sum(kept) < len(kept)
     passes = float(margins.passes(torch.tensor([first_q]), 6))
-    assert passes == pytest.approx(1 + 5 * float((margins.first_margin <= first_q).float().mean()))
+    assert passes == pytest.approx(1 + 5 * float((margins.first.clean.abs() <= first_q).float().mean()))
+
+
+@pytest.mark.parametrize("count", [60, 140, 300, 301])
+def test_a_cascade_that_follows_the_robust_model_is_not_more_accurate(count: int) -> None:
+    logits, target, search = with_first_view(make_logits(count)), Target(0.08), OneSwitch()
+    calibration = CascadeCalibration(search, logits, target, search.select(target))  # type: ignore[arg-type]
+    margins = StageMargins.of(calibration.logits, search.select(target))
+    assert float(margins.clean(torch.tensor([1.0]), torch.tensor([-1.0]))) == calibration.robust_clean
 
 
 def test_the_selected_threshold_keeps_the_passes_where_it_can() -> None:
-    whole, losses = StageMargins.of(with_first_view(make_logits(2000), noise=0.1), confidence_switch(1.5)), 160
-    cheap, dear = (select_first_q(whole, losses, 6, budget) for budget in (2.0, 6.0))
+    switch, losses = OneSwitch().select(Target(0.08)), 160
+    whole = StageMargins.of(with_first_view(make_logits(2000), noise=0.1), switch)
+    (cheap, low), (dear, high) = (select_first_q(whole, losses, 6, budget) for budget in (2.0, 6.0))
     passes = whole.passes(torch.tensor([cheap, dear]), 6)
     assert passes[0] <= 2.0 < passes[1]
     worst = whole.worst(torch.tensor([cheap, dear]))
     clean = whole.clean(torch.tensor([cheap, dear]), threshold(worst, losses))
     assert clean[1] > clean[0] and int((worst < 0).sum(dim=1).max()) <= losses / 2
+    assert (low, high) == pytest.approx(clean.tolist(), abs=1e-4)
     # A first view that is weak under attack is seldom sure, whatever that costs, and without any loss allowed never.
-    weak = torch.tensor([select_first_q(population(), 10, 6, 2.0)])
-    assert population().passes(weak, 6) > 5 and int((population().worst(weak) < 0).sum()) <= 5
-    assert select_first_q(population(), -1, 6, 2.0) == 1.0
+    all_of_them = StageMargins.of(population(), switch)
+    weak, score = select_first_q(all_of_them, 10, 6, 2.0)
+    passes = all_of_them.passes(torch.tensor([weak]), 6)
+    assert score == pytest.approx(-float(passes)) and passes > 5
+    assert int((all_of_them.worst(torch.tensor([weak])) < 0).sum()) <= 5
+    assert select_first_q(all_of_them, -1, 6, 2.0) == (1.0, -torch.inf)
 
 
-def fitted(settings: FitSettings = QUICK, lose: float = 12.0) -> tuple[CascadedClassifier, CachedLogits]:
+def test_each_stage_gets_the_scale_that_is_best_for_the_cascade() -> None:
+    """The first view has the logits of all views at another temperature for each class: two scales are needed."""
+    logits, target = with_first_view(make_logits(1000), noise=0.1), Target(0.08)
+    assert logits.first is not None and logits.first_attacked is not None
+    logits = replace(logits, first=4 * logits.first, first_attacked=4 * logits.first_attacked)
+    search: Any = OneSwitch(scale=12.0)  # far too steep for either
+    selected = select_cascade(search, logits, target, VIEWS, BUDGET)
+    assert selected is not None and selected.first_q is not None and selected.first_scale is not None
+    half = logits.halves(0)[0]
+    losses, first_q = target.allowed(len(half), 0), torch.tensor([selected.first_q])
+    margins = StageMargins.of(half, selected)
+    best = float(margins.clean(first_q, threshold(margins.worst(first_q), losses)))
+    assert float(margins.passes(first_q, VIEWS)) <= BUDGET
+    scores = {(s, first): select_first_q(StageMargins.of(half, replace(
+        selected, candidate=torch.tensor([12 * s, 1.0, 0.0], dtype=torch.float64), first_scale=12 * first)), losses,
+        VIEWS, BUDGET)[1] for s in SCALES for first in SCALES}
+    assert best == pytest.approx(max(scores.values()), abs=1e-4) and best > scores[1.0, 1.0] + 0.01
+
+
+def test_curves_of_the_report_have_no_point_that_loses_more_than_it_says() -> None:
+    logits, target = with_first_view(make_logits(140), noise=0.3), Target(0.08)
+    search: Any = OneSwitch()
+    calibration = CascadeCalibration(search, logits, target, replace(search.select(target), first_q=0.3))
+    assert calibration.selected is not None
+    worst = StageMargins.of(calibration.logits, calibration.selected).worst(torch.tensor([0.3]))
+    by_first = int((worst < 0).sum())
+    fit: Any = SimpleNamespace(calibration=calibration)
+    curve = artifacts.trade_off(fit)[0]
+    assert curve is not None and by_first >= 3
+    assert (curve[1:, 1] * calibration.count <= calibration.survived - by_first + 1e-6).all()
+    assert all(point.lose_at_most * 70 >= by_first for point in calibration.frontier())
+
+
+def test_the_reason_of_a_failure() -> None:
+    logits, target = with_first_view(make_logits(300), noise=0.3), Target(0.02)
+    search: Any = OneSwitch()
+    weak = replace(search.select(target), first_q=0.0)
+    assert "a sure first view loses" in str(CascadeCalibration(search, logits, target, weak).failure(None))
+    worse = replace(logits, accurate=(logits.labels + 1) % 6)
+    assert "there is nothing to gain" in str(CascadeCalibration(search, worse, target, weak).failure(None))
+
+
+def fitted(settings: FitSettings = QUICK, lose: float = 12.0) -> tuple[CascadedClassifier, CalibratedMixture]:
     accurate, robust = make_pair()
     fit = fit_cascade(make_attack(accurate, TTAClassifier(robust, 2), make_data(160), settings), lose_at_most(lose))
     assert isinstance(fit.mixture, CascadedClassifier), fit.summary.promise
-    return fit.mixture, fit.calibration.all_logits
+    return fit.mixture, fit
 
 
 def test_the_fit_attacks_both_stages_and_keeps_its_promise_on_its_points() -> None:
-    mixture, logits = fitted()
+    mixture, fit = fitted()
+    logits = fit.calibration.all_logits
     calibration = logits.halves(0)[1]
     assert logits.first_attacked is not None and logits.first_attacked.shape == logits.attacked.shape
     side = mixture.robust_side(*(z.reshape(-1, 4) for z in calibration.attacked_outputs))
@@ -155,6 +156,67 @@ def test_the_fit_attacks_both_stages_and_keeps_its_promise_on_its_points() -> No
     lost = ((own - others) <= mixture.q).any(dim=0) & calibration.survived
     assert int(lost.sum()) <= lose_at_most(12.0).allowed(len(calibration), 0)
     assert mixture.method == "cascade of views" and mixture.frontier
+    # The passes of the summary, at the clean images and at the most expensive points.
+    assert calibration.first is not None and calibration.first_attacked is not None
+    sure = [mixture.is_sure(mixture.map_first(z)) for z in (calibration.first, *calibration.first_attacked)]
+    assert fit.summary.passes == pytest.approx(2 - float(sure[0].double().mean()))
+    assert fit.summary.attacked_passes == pytest.approx(2 - float(torch.stack(sure[1:]).all(0).double().mean()))
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_the_last_attack_is_on_the_cascade_of_the_fit(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    attacked: list[tuple[Any, bool]] = []
+    selections = itertools.count()
+    run_on = MarginAttack.run_on
+
+    def select(*args: Any) -> Any:  # another threshold every time
+        selected = select_cascade(*args)
+        return None if selected is None else replace(selected, first_q=0.8 + 0.02 * next(selections))
+
+    def record(self: MarginAttack, model: nn.Module, attack: Attack, *, skip_broken: bool) -> Any:
+        attacked.append((model, skip_broken))
+        return run_on(self, model, attack, skip_broken=skip_broken)
+
+    monkeypatch.setattr(MarginAttack, "run_on", record)
+    monkeypatch.setattr(cascade, "select_cascade", select)
+    mixture, _ = fitted(replace(QUICK, rounds=rounds))
+    assert isinstance(attacked[0][0], FirstView) and not attacked[0][1]  # a wrong class is not yet a sure one
+    models = [model.mixture for model, _ in attacked[1:]]
+    assert len(models) == rounds + 1
+    first_stage = mixture.first_q, mixture.first_scale
+    assert (models[-1].first_q, models[-1].first_scale) == first_stage and mixture.logit_map is not None
+    assert models[-1].logit_map.settings == mixture.logit_map.settings
+    assert mixture.frontier
+    for point in mixture.frontier:  # each has a promise of its own, so each must have been attacked
+        assert (point.first_q, point.first_scale) == first_stage
+        assert point.logit_map().settings == mixture.logit_map.settings
+
+
+class Brightness(nn.Module):
+    """Two classes by the mean of an image, and by right half minus left half, of which two views together see none."""
+
+    def __init__(self, mean: float, difference: float, corner: float = 0.0) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.tensor([mean, difference, corner]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = x[..., :2].mean(dim=(1, 2, 3)), x[..., 2:].mean(dim=(1, 2, 3))
+        score = torch.stack([(left + right) / 2 - 0.5, right - left, x[:, 0, 0, 0] - 0.5]).T @ self.weights
+        return torch.stack([score, -score, score * 0 - 30], dim=1)
+
+
+def test_a_first_view_that_an_attack_makes_sure_of_a_wrong_class_never_decides() -> None:
+    """All views together keep their class in the ball, and the first view predicts the same on images of its own."""
+    half = torch.randint(0, 256, (160, 3, 4, 2), generator=torch.Generator().manual_seed(4), dtype=torch.uint8)
+    images = torch.cat([half, half.flip(3)], dim=3)
+    accurate, robust = Brightness(300.0, 0.0, 50.0), Brightness(20.0, 1000.0)
+    with torch.no_grad():
+        labels = accurate(pixels(images)).argmax(dim=1)
+    data = eq.Dataset("halves", "test", images, labels, torch.arange(160), tuple("abc"))
+    settings = replace(QUICK, views=2, passes=1.5)
+    fit = fit_cascade(make_attack(accurate, TTAClassifier(robust, 2), data, settings), lose_at_most(12.0))
+    assert not isinstance(fit.mixture, CascadedClassifier) or fit.mixture.first_q == 1.0
+    assert any("2 passes of the robust model per clean image" in note for note in fit.summary.notes)
 
 
 @pytest.fixture
@@ -191,6 +253,7 @@ def test_as_a_function_with_a_folder(bases: tuple[str, str], tmp_path: Path) -> 
     assert isinstance(loaded, CascadedClassifier) and loaded.describe() == fit.mixture.describe()
     summary = read_summary(tmp_path / "M")
     assert summary.fit is not None and summary.fit.rule == "cascade" and summary.costs[-1].robust_passes is not None
+    assert summary.costs[-1].robust_passes == pytest.approx(summary.fit.passes)
     assert 1 <= summary.costs[-1].robust_passes <= 2 and "tta:2:" in (tmp_path / "M" / "mixture.toml").read_text()
     with torch.no_grad():
         predicted = loaded(pixels(data.images)).argmax(1)
@@ -198,6 +261,7 @@ def test_as_a_function_with_a_folder(bases: tuple[str, str], tmp_path: Path) -> 
     assert clean.n == 60 and torch.equal(loaded.predict(data.images), predicted)
     calibration = halves(data.index, 0)[1]
     assert clean.count == int((predicted == labels)[calibration].sum())
+    eq.fit(*bases, data, out=tmp_path / "M", passes=2.6, **settings)  # the default: the folder of the same fit
     again = eq.fit(*bases, data, out=tmp_path / "again", **settings)  # every attack is read from the cache
     assert again.mixture.describe() == fit.mixture.describe()
     with_views = eq.fit(bases[0], f"tta:2:{bases[1]}", data, **settings)

@@ -74,7 +74,11 @@ def test_modules_without_a_folder() -> None:
     result = fit(*make_pair(), make_data(), lose_at_most=10.0, **QUICK)
     assert result.helped and result.summary is not None and result.frontier == result.mixture.frontier
     assert str(result).splitlines()[-2].startswith("the mixture loses at most 10 points of robust accuracy")
-    assert "did not select it: clean" in str(result).splitlines()[-1]
+    rows = {line.split()[0]: line.split()[1:] for line in str(result).splitlines()[4:6]}
+    clean, attacked, mixed = (f"{100 * share:.1f}" for share in (
+        result.summary.robust_clean, result.summary.robust_attacked, result.summary.clean))
+    assert str(result).startswith("Accuracy on images that did not select it\n")
+    assert rows == {"robust": [clean, "%", attacked, "%"], "mixed": [mixed, "%", "see", "below"]}
     assert "lose at most" in result.frontier_table() and result.to_dict()["fit"]["helped"] is True
 
 
@@ -84,7 +88,7 @@ def test_run_folder(folder: Path) -> None:
     mixture = load_model("mixture:M")
     assert isinstance(mixture, MixedClassifier) and mixture.provenance is not None
     assert mixture.provenance.images == ("0-119",)
-    assert len(read_rows("M")) == 4 * 120 and FitArrays.load("M") is not None
+    assert len(read_rows("M")) == 5 * 120 and FitArrays.load("M") is not None
     assert [cost.model for cost in read_summary("M").costs] == ["accurate", "robust", "mixed", "mixed, gated"]
 
 

@@ -44,11 +44,16 @@ def loads_elsewhere(folder: Path, place: Path) -> Tensor:
     home.mkdir(parents=True)
     shutil.copytree(folder, moved)
     shutil.rmtree(folder.parent)
+    for path in (*moved.iterdir(), moved):  # another user's, who may only read it
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = {path.name: path.read_bytes() for path in moved.iterdir()}
     torch.save(X, place / "x.pt")
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(eq.__file__).parents[1]), "HOME": str(home),
                    "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", LOAD, "received", "x.pt", "out.pt"], cwd=place, env=environment, check=True,
                    timeout=300)
+    assert {path.name: path.read_bytes() for path in moved.iterdir()} == before and not list(home.iterdir())
+    moved.chmod(0o755)
     logits: Tensor = torch.load(place / "out.pt", weights_only=True)
     return logits
 
@@ -158,6 +163,17 @@ def test_a_network_of_the_users_own_is_traced(tmp_path: Path) -> None:
         assert torch.equal(eq.load_model(f"mixture:{tmp_path}/again", allow_code=True)(X), loaded(X))
 
 
+def test_plain_mixing_is_bundled(tmp_path: Path) -> None:
+    from equipoise.fitting import fit
+
+    accurate, robust = pair("cnn_small", "resnet8")
+    mixture = fit(accurate, robust, (X, torch.arange(len(X)) % 6), threat=eq.Threat("linf", 0.01), alpha=0.5,
+                  bundle=True, out=tmp_path / "m").mixture
+    (tmp_path / "m").rename(tmp_path / "moved")
+    with torch.no_grad():
+        assert torch.equal(eq.load_model(f"mixture:{tmp_path}/moved")(X), mixture(X))
+
+
 @pytest.mark.slow
 def test_fit_bundles_a_network_of_the_users_own(tmp_path: Path) -> None:
     """The folder is resumed with the network itself, whose weights have other names than those of the program."""
@@ -208,8 +224,8 @@ def test_a_program_is_copied_with_its_classes(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_network_is_traced_into_a_folder_with_a_question_mark(tmp_path: Path) -> None:
-    mixture = mixture_of(Own().eval(), pair("cnn_small")[0])
-    eq.save(tmp_path / "m?", mixture, bundle=True, image_shape=SHAPE)
+    mixture = mixture_of(Own().eval(), TTAClassifier(pair("cnn_small")[0], 2))
+    eq.save(tmp_path / "m?", mixture)  # for images of the shape that the other base was built for
     loaded = eq.load_model(f"mixture:{tmp_path}/m?", allow_code=True)
     with torch.no_grad():
         torch.testing.assert_close(loaded(X), mixture(X))
@@ -234,7 +250,7 @@ def test_what_cannot_be_traced_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"`robust` must be a network that torch\.export can trace, got Reads"):
         eq.save(tmp_path / "m", mixture_of(accurate, Reads()), image_shape=SHAPE)
     with pytest.raises(InputError, match="`image_shape` must be given to bundle a Reads"):
-        eq.save(tmp_path / "m", mixture_of(accurate, Reads()))
+        eq.save(tmp_path / "m", mixture_of(Reads(), Reads()))
     assert not (tmp_path / "m" / "mixture.toml").exists()
 
 

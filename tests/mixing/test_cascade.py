@@ -14,7 +14,7 @@ from equipoise.mixing import CascadedClassifier, FrontierMixture, LogitMap, Mixe
 from equipoise.mixing.cascade import BothStages, CascadeMargins
 from equipoise.mixing.logit_maps import confidence_switch
 from equipoise.mixing.surrogates import Sides, hinge_sums
-from equipoise.models.preprocessing import SHIFTS, TTAClassifier, shift
+from equipoise.models.layers.tta import SHIFTS, TTAClassifier, shift
 
 COUNT, CLASSES = 60, 5
 
@@ -51,9 +51,10 @@ def images() -> Dataset:
                    tuple("abcde"))
 
 
-def cascade(first_q: float, q: float, views: int = 6, logit_map: LogitMap | None = None) -> CascadedClassifier:
+def cascade(first_q: float, q: float, views: int = 6, logit_map: LogitMap | None = None,
+            first_scale: float | None = None) -> CascadedClassifier:
     return CascadedClassifier(Counted(1), TTAClassifier(Counted(2), views), 1 / (1 + q), first_q=first_q,
-                              logit_map=logit_map or confidence_switch(0.15)).eval()
+                              first_scale=first_scale, logit_map=logit_map or confidence_switch(0.15)).eval()
 
 
 @pytest.mark.parametrize("views", list(SHIFTS))
@@ -80,11 +81,12 @@ def test_thresholds_at_the_ends_give_the_switches_with_one_view_and_with_all(vie
 
 @pytest.mark.parametrize("logit_map", [confidence_switch(0.15), LogitMap(0.3, 1.5, -0.1, "linear")],
                          ids=["switch", "nuts"])
-@pytest.mark.parametrize(("first_q", "q"), [(0.0, 0.4), (0.3, 0.3), (0.5, 0.2), (0.2, 0.6), (1.0, 0.3)])
-def test_predict_is_the_class_of_forward_with_the_passes_it_counts(first_q: float, q: float, logit_map: LogitMap
-                                                                    ) -> None:
+@pytest.mark.parametrize(("first_q", "q", "first_scale"), [(0.0, 0.4, None), (0.3, 0.3, None), (0.5, 0.2, 0.3),
+                                                            (0.2, 0.6, 0.08), (1.0, 0.3, None)])
+def test_predict_is_the_class_of_forward_with_the_passes_it_counts(first_q: float, q: float, first_scale: float | None,
+                                                                    logit_map: LogitMap) -> None:
     data = images()
-    model, x = cascade(first_q, q, logit_map=logit_map), pixels(data.images)
+    model, x = cascade(first_q, q, logit_map=logit_map, first_scale=first_scale), pixels(data.images)
     with torch.no_grad():
         expected = model(x).argmax(dim=1)
         views, needs_accurate = model.passes(x)
@@ -110,15 +112,17 @@ def test_the_cost_in_operations_counts_views_that_run() -> None:
     assert cost.costs(switch, data)[-1].robust_passes == 6
 
 
-def test_the_prediction_by_its_definition() -> None:
-    model, x = cascade(0.3, 0.25), pixels(images().images)
+@pytest.mark.parametrize("first_scale", [None, 0.1])
+def test_the_prediction_by_its_definition(first_scale: float | None) -> None:
+    model, x = cascade(0.3, 0.25, first_scale=first_scale), pixels(images().images)
+    maps = confidence_switch(0.15), confidence_switch(first_scale or 0.15)
     with torch.no_grad():
         mean, first = model.robust_outputs(x)
         predicted = model(x).argmax(dim=1)
         g = model.accurate(x).argmax(dim=1)
     seen = set()
     for row in range(COUNT):
-        p, p_first = (torch.softmax(model.logit_map(z[row : row + 1]), 1)[0] for z in (mean, first))  # type: ignore[misc]
+        p, p_first = (torch.softmax(own(z[row : row + 1]), 1)[0] for own, z in zip(maps, (mean, first), strict=True))
         top, top_first = p.sort().values, p_first.sort().values
         if top_first[-1] - top_first[-2] > 0.3:
             stage, own = "first", p_first.argmax()
@@ -140,6 +144,8 @@ def test_a_folder_keeps_the_cascade_and_its_frontier(tmp_path: Path) -> None:
     assert torch.equal(loaded(x), model(x)) and loaded.method == "cascade of views"
     other = loaded.with_target(2.0)
     assert isinstance(other, CascadedClassifier) and (other.first_q, other.alpha) == (0.7, 0.6)
+    assert loaded.first_scale == 0.5 and other.first_scale == 2.0 and other.logit_map is not None
+    assert other.first_map is not None and other.first_map.settings == other.logit_map.with_scale(2.0).settings
     # A fit for which no cascade helps is the robust model alone; other targets still give cascades.
     alone = MixedClassifier(model.accurate, model.robust, 1.0, hard=True, frontier=model.frontier)
     assert models.identity(alone.with_target(2.0)) == models.identity(other)
@@ -152,8 +158,9 @@ def load_pair(folder: Path) -> CascadedClassifier:
     accurate = load_model(f"file:{folder}/accurate.safetensors")
     robust = load_model(f"tta:2:file:{folder}/robust.safetensors")
     frontier = (FrontierMixture(0.01, 0.8, 0.8, "linear", 1.0, 1.0, 0.0, 0.0, 1.0, 0.9),
-                FrontierMixture(0.02, 0.9, 0.6, "linear", 1.0, 1.0, 0.0, 0.0, 1.0, 0.7))
-    return CascadedClassifier(accurate, robust, 0.8, first_q=0.9, logit_map=confidence_switch(), frontier=frontier)
+                FrontierMixture(0.02, 0.9, 0.6, "linear", 1.0, 1.0, 0.0, 0.0, 1.0, 0.7, 2.0))
+    return CascadedClassifier(accurate, robust, 0.8, first_q=0.9, first_scale=0.5, logit_map=confidence_switch(),
+                              frontier=frontier)
 
 
 def test_a_robust_model_without_views_and_a_threshold_outside_are_refused() -> None:
@@ -161,14 +168,18 @@ def test_a_robust_model_without_views_and_a_threshold_outside_are_refused() -> N
         CascadedClassifier(Counted(1), Counted(2), 0.8, first_q=0.5)
     with pytest.raises(InputError, match="`first_q` must"):
         cascade(1.5, 0.3)
+    with pytest.raises(InputError, match="`scale` must be positive"):
+        cascade(0.5, 0.3, first_scale=0.0)
+    with pytest.raises(InputError, match="`first_scale` must come with a map"):
+        CascadedClassifier(Counted(1), TTAClassifier(Counted(2), 2), 0.8, first_q=0.5, first_scale=1.0)
 
 
 def test_the_robust_side_leaves_the_class_of_a_sure_first_view_to_nobody() -> None:
-    model, x = cascade(0.3, 0.25), pixels(images().images)
+    model, x = cascade(0.3, 0.25, first_scale=0.2), pixels(images().images)
     with torch.no_grad():
         side, outputs = CascadeMargins(model)(x), model.base_outputs(x)
         assert torch.equal(CascadeMargins(model).from_base_outputs(*outputs), side)
-    first, sure = model.map_robust(outputs[2]), model.alphas(x) == 1
+    first, sure = model.map_first(outputs[2]), model.alphas(x) == 1
     assert torch.equal(side.argmax(1)[sure], first.argmax(1)[sure]) and not bool(model.needs_accurate(side)[sure].any())
     assert torch.equal(side[~sure], model.map_robust(outputs[1])[~sure])
     average = (first.exp() + model.map_robust(outputs[1]).exp()) / 2
@@ -176,7 +187,7 @@ def test_the_robust_side_leaves_the_class_of_a_sure_first_view_to_nobody() -> No
 
 
 def test_hinges_of_a_cascade_are_zero_exactly_where_the_accurate_side_gives_the_class() -> None:
-    model, x = cascade(0.3, 0.25), pixels(images().images)
+    model, x = cascade(0.3, 0.25, first_scale=0.2), pixels(images().images)
     with torch.no_grad():
         scores, predicted = model.hinges()(x), model(x).argmax(1)
         g, h, first = model.base_outputs(x)

@@ -13,7 +13,7 @@ from gate_pairs import C, gated, images, pair
 from torch import Tensor, nn
 
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, new_gate
-from equipoise.models.preprocessing import TTAClassifier
+from equipoise.models.layers.tta import TTAClassifier
 
 SIZES = (1, 2, 5, 9)
 MAPS = {"layer-norm": LogitMap(2.0, 1.5, -0.3), "gelu": LogitMap(2.0, 0.7, -0.3, "gelu"),

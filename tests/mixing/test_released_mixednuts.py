@@ -12,7 +12,8 @@ import equipoise as eq
 from equipoise.core.checks import InputError
 from equipoise.mixing import MixedClassifier
 from equipoise.mixing.mixednuts import RELEASED, read_numbers
-from equipoise.models import robustbench, zoo
+from equipoise.models.architectures import zoo
+from equipoise.models.sources import robustbench
 
 OFFICIAL = """\
 cifar10:
@@ -68,7 +69,7 @@ def test_a_damaged_file_is_refused(text: str, tmp_path: Path) -> None:
 @pytest.fixture
 def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, nn.Module, nn.Module]:
     """RobustBench's folder with both files, of networks that are small enough for a test."""
-    monkeypatch.setattr(robustbench, "ACCURATE_ARCH", "resnet8")
+    monkeypatch.setitem(robustbench.ACCURATE_BASES, "cifar10", ("resnet8", (0.5,) * 3, (0.5,) * 3))
     small = replace(robustbench.find_entry("cifar10/Linf/Peng2023Robust"), arch="wide_resnet40_2")
     monkeypatch.setitem(robustbench.catalog(), small.key, small)
     bases = [zoo.build(arch, num_classes=10, image_shape=(3, 32, 32), mean=mean, std=std, seed=7).eval()

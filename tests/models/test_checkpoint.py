@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from equipoise.core import checks
 from equipoise.core.checks import InputError
-from equipoise.models import Normalized, build, checkpoint, weights_digest, zoo
+from equipoise.models import Normalized, build, checkpoint, weights_digest
+from equipoise.models.architectures import zoo
 
 MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]
 
@@ -225,7 +226,8 @@ def test_arguments_that_agree_with_the_file(file: Path) -> None:
     lambda state: {"model": state},
     lambda state: {f"module.{key}": value for key, value in state.items()},
     lambda state: {"state_dict": {f"module.{key}": value for key, value in state.items()}},
-], ids=["plain", "state_dict", "model", "module", "both"])
+    lambda state: {"epoch": 3, "state_dict": {f"model._orig_mod.{key}": value for key, value in state.items()}},
+], ids=["plain", "state_dict", "model", "module", "both", "lightning"])
 @pytest.mark.parametrize("suffix", [".pt", ".pth"])
 def test_state_dicts_of_torch(
     model: Normalized, tmp_path: Path, wrap: Callable[[dict[str, Tensor]], Any], suffix: str

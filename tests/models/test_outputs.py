@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
-from equipoise.models import as_classifier, load, weights_digest, with_logits
+from equipoise.models import as_classifier, load, unwrap_outputs, weights_digest
 from equipoise.models.outputs import select_logits
 
 SHAPE = (1, 6, 6)
@@ -49,11 +49,11 @@ def test_logits_are_selected(form: str) -> None:
     z = torch.randn(3, 4)
     assert select_logits(FORMS[form](z)) is z
     model = Wrapped(form)
-    changed = with_logits(model)
+    changed = unwrap_outputs(model)
     x = torch.rand(2, *SHAPE)
     assert isinstance(changed(x), Tensor) and not isinstance(model(x), Tensor)
     assert type(changed) is Wrapped and weights_digest(changed) == weights_digest(model)
-    assert with_logits(changed)(x).shape == (2, 4)
+    assert unwrap_outputs(changed)(x).shape == (2, 4)
 
 
 @pytest.mark.parametrize("output", [{"a": torch.zeros(2), "b": torch.zeros(2)}, (), "text", {"logits": "text"}])

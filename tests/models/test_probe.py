@@ -81,7 +81,7 @@ def test_few_images_are_no_evidence(pair: tuple[nn.Module, nn.Module]) -> None:
 def test_probabilities(pair: tuple[nn.Module, nn.Module]) -> None:
     z = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     assert are_probabilities(z.softmax(1)) and not are_probabilities(z) and not are_probabilities(z.log_softmax(1))
-    assert are_probabilities(z.softmax(1).half())
+    assert are_probabilities(z.softmax(1).half()) and not are_probabilities(torch.eye(3)), "classes alone"
     model = nn.Sequential(pair[1], nn.Softmax(1))
     (finding,) = probe(model, *bright_images(pair[1]))
     assert finding == Finding("its outputs look like probabilities, not logits: they lie in [0, 1] and add up to 1; "

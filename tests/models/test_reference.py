@@ -85,11 +85,17 @@ def test_a_path_that_exists_is_a_file(tmp_path: Path) -> None:
     assert parse(str(path)) == Reference("file", str(path), str(path))
 
 
-@pytest.mark.parametrize("text", ["tims:resnet18", "nowhere", "", "zoo:", "resnet18"])
+@pytest.mark.parametrize("text", ["tims:resnet18", "nowhere", "", "resnet18"])
 def test_unknown_references_list_the_schemes(text: str) -> None:
     with pytest.raises(InputError, match=", ".join(f"{name}:" for name in sorted(SCHEMES))) as caught:
         parse(text)
     assert ("did you mean 'zoo:resnet18'" in str(caught.value)) == (text == "resnet18")
+
+
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+def test_a_scheme_alone_names_no_model(scheme: str) -> None:
+    with pytest.raises(InputError, match=f"`model` must name a model after {scheme}:, got '{scheme}:'$"):
+        parse(f"{scheme}:")
 
 
 def test_an_installed_package_adds_a_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +116,7 @@ def test_file(file: Path) -> None:
     model = load(f"file:{file}")
     assert not model.training
     assert weights_digest(model) == weights_digest(load(str(file)))
-    with pytest.raises(InputError, match="`num_classes` must be 6"):
+    with pytest.raises(InputError, match="must have the 10 classes of the data, got 6"):
         load(str(file), num_classes=10)
 
 

@@ -82,6 +82,7 @@ def test_resnet18_accuracy(name: str, real_weights: Path, cifar: tuple[Tensor, T
     assert measured_here == pytest.approx(stored_figures(path)["clean_10000"], abs=0.001)
 
 
+@pytest.mark.slow
 def test_gaussian_resnet18_accuracy_under_noise(real_weights: Path, cifar: tuple[Tensor, Tensor]) -> None:
     path = real_weights / f"{NOISY}.safetensors"
     measured_here = accuracy(checkpoint.load(path), cifar, 10_000, sigma=0.5)

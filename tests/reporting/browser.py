@@ -67,6 +67,11 @@ class Page:
         self._session = self._send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log", "DOM", "Accessibility"):
             self._send(f"{domain}.enable")
+        self._send("Emulation.setFocusEmulationEnabled", enabled=True)
+        self.resize(width, height, dark=dark)
+
+    def resize(self, width: int, height: int = 900, *, dark: bool = False) -> None:
+        """Another size of the window, and perhaps another colour scheme."""
         self._send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
                    mobile=width < 600)
         self._send("Emulation.setEmulatedMedia", features=[
@@ -115,9 +120,15 @@ class Page:
         for key in keys:
             text = {"text": "\r"} if key == "Enter" else {}
             code = {"Enter": 13, "Escape": 27, "Tab": 9, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38,
-                    "ArrowRight": 39, "ArrowDown": 40, "PageDown": 34}[key]
+                    "ArrowRight": 39, "ArrowDown": 40, "PageDown": 34, "+": 187}[key]
             for kind in ("keyDown", "keyUp"):
                 self._send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
+
+    def mouse(self, kind: str, x: float, y: float) -> None:
+        """Move, press or release the left button at a place of the window."""
+        name = {"move": "mouseMoved", "press": "mousePressed", "release": "mouseReleased"}[kind]
+        button = {} if kind == "move" else {"button": "left", "clickCount": 1}
+        self._send("Input.dispatchMouseEvent", type=name, x=x, y=y, **button)
 
     def names(self) -> list[dict[str, str]]:
         """Role and name of everything that assistive technology sees and that can be operated."""

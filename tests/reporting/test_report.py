@@ -27,6 +27,7 @@ from equipoise.core.registry import Registry
 from equipoise.core.results import Summary
 from equipoise.core.text import literal
 from equipoise.reporting import SECTIONS, report
+from equipoise.reporting.page import SCRIPTS
 from equipoise.reporting.render import ordered
 from equipoise.reporting.section import Section, read_run
 
@@ -44,8 +45,8 @@ def parsed(folder: Path) -> ParsedReport:
 
 
 def test_every_section_is_there_in_order(parsed: ParsedReport) -> None:
-    assert parsed.titles == ["Results", "Explore", "Accuracy against alpha", "Examples of attacked images", "Margins",
-                             "Provenance"]
+    assert parsed.titles == ["Results", "Explore", "Attack progress", "Accuracy against alpha",
+                             "Examples of attacked images", "Margins", "Provenance"]
 
 
 def test_the_report_is_self_contained(parsed: ParsedReport) -> None:
@@ -58,7 +59,10 @@ def test_the_report_is_self_contained(parsed: ParsedReport) -> None:
 
 
 def test_only_our_own_script_may_run(parsed: ParsedReport) -> None:
-    own = resources.files("equipoise.reporting.explorer").joinpath("explorer.js").read_text("utf-8").strip()
+    scripts = resources.files("equipoise.reporting.explorer")
+    own = "\n".join(scripts.joinpath(f"{name}.js").read_text("utf-8").strip() for name in SCRIPTS)
+    assert sorted(f"{name}.js" for name in SCRIPTS) == sorted(
+        item.name for item in scripts.iterdir() if item.name.endswith(".js"))
     assert parsed.scripts == [own]
     policy = next(value for name, value in parsed.attributes if value.startswith("default-src"))
     digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
@@ -69,11 +73,12 @@ def test_only_our_own_script_may_run(parsed: ParsedReport) -> None:
 
 
 def test_inlined_figures_are_well_formed_and_saved(folder: Path, parsed: ParsedReport) -> None:
-    names = ("alpha", "examples", "margins")
+    names = ("alpha-trade-off", "alpha", "examples", "margins")
     light = [base64.b64decode(value.partition(",")[2]) for name, value in parsed.attributes if name == "src"]
     assert [path.name for path in sorted((folder / "figures").iterdir())] == [
         f"{name}.{extension}" for name in names for extension in ("png", "svg")]
-    assert light == [(folder / "figures" / f"{name}.svg").read_bytes() for name in names]
+    shown = ("alpha", "alpha-trade-off", "examples", "margins")  # in this order
+    assert light == [(folder / "figures" / f"{name}.svg").read_bytes() for name in shown]
     for svg in light:
         root = ElementTree.fromstring(svg)
         links = [value for node in root.iter() for key, value in node.attrib.items() if key.endswith("href")]
@@ -125,7 +130,7 @@ def test_a_section_without_data_is_left_out(tmp_path: Path, missing: str, title:
                                 with_sweep=missing != "sweep")
     titles = synthetic_run.section_titles(read_run(folder))
     assert title not in titles
-    assert len(titles) == 5
+    assert len(titles) == 6
 
 
 def test_a_run_without_attacks_has_no_margins(tmp_path: Path) -> None:
@@ -145,15 +150,14 @@ def test_a_run_without_accuracies_has_a_report(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="finished run"):
+    with pytest.raises(InputError, match=r"must be a run folder, got one without run\.toml"):
         report(tmp_path)
 
 
-def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
-    records.Run(tmp_path / "run", {"command": "evaluate"}, {})
-    with pytest.raises(InputError, match="finished run"):
-        report(tmp_path / "run")
-    assert not (tmp_path / "run" / "report.html").exists()
+def test_the_report_of_a_run_without_rows_says_so(tmp_path: Path) -> None:
+    records.Run(tmp_path / "run", {"command": "evaluate", "data": {"count": 9}, "attacks": {"m": {"pgd": {}}}}, {})
+    text = ParsedReport(report(tmp_path / "run")).text
+    assert "Nothing has been measured yet. Repeat the command to go on." in text and "0 of 9" in text
 
 
 @pytest.mark.parametrize("content", [b"no archive", b"PK\x03\x04 damaged"])
@@ -215,5 +219,5 @@ def test_a_summary_of_schema_1_has_a_report(tmp_path: Path) -> None:
     summary = results.read_summary(folder).to_dict()
     summary |= {"schema": 1, "verb": summary.pop("command"), "cost": [{"model": "mixed", "asked": 0.5}]}
     (folder / "summary.json").write_text(json.dumps(summary))
-    assert ParsedReport(report(folder)).titles == ["Results", "Explore", "Margins", "Cost of a prediction",
-                                                   "Provenance"]
+    assert ParsedReport(report(folder)).titles == ["Results", "Explore", "Attack progress", "Margins",
+                                                   "Cost of a prediction", "Provenance"]

@@ -96,7 +96,7 @@ def test_the_alpha_table_has_the_sweep(folder: Path, parsed: ParsedReport) -> No
     sweep = read_run(folder / "sweep")
     rows = [[f"{clean.alpha:g}", *(f"{format.value(item)} {format.bounds(item)}" for item in (clean, worst))]
             for clean, worst in zip(sweep.curve("mixed", "clean"), sweep.curve("mixed", "worst"), strict=True)]
-    assert parsed.tables[2] == [["alpha", "clean", "worst"], *rows]
+    assert parsed.tables[3] == [["alpha", "clean", "worst"], *rows]
     assert [row[0] for row in rows] == [f"{alpha:g}" for alpha in synthetic_run.ALPHAS]
 
 
@@ -164,3 +164,11 @@ def test_only_a_fit_is_measured_on_fitting_images(tmp_path: Path, command: str, 
     run = read_run(synthetic_run.make(tmp_path / "run", n=20, with_sweep=False, with_examples=False, fit=fit))
     shown = dataclasses.replace(run, summary=dataclasses.replace(run.summary, command=command))
     assert any("These are the fitting images" in text for text in accuracy.headline(shown).prose) is said
+
+
+def test_long_names_are_short_where_they_stay_different(tmp_path: Path) -> None:
+    long = f"file:/{'weights/' * 6}mixed.safetensors"
+    for other, names in (("robust", ["mixed", "robust"]), ("mixed", [long, "mixed"])):
+        results = tuple(synthetic_run.result(model, "clean", 0.5) for model in (long, other))
+        run = synthetic_run.write_run(tmp_path / other, Summary(command="evaluate", seconds=1.0, results=results))
+        assert sorted(row[0].text for row in accuracy.headline(run).tables[0].body) == sorted(names)

@@ -13,9 +13,10 @@ from synthetic_run import result, section_titles, write_run
 from equipoise.certification.mixture import THEOREMS
 from equipoise.core.results import ExcludedModel, FrontierPoint, Result, SelectedAlpha, Summary, TheoremResult
 from equipoise.core.rows import CertificateRow, MixingRatioRow
-from equipoise.reporting import certificates
+from equipoise.reporting import accuracy, certificates
 from equipoise.reporting.charts import LIGHT, styled
 from equipoise.reporting.section import RunView, Section
+from equipoise.reporting.title import title
 
 SIGMA = 0.5
 IDENTITY: dict[str, Any] = {"command": "certify", "plan": {"sigma": SIGMA, "failure": 0.001}}
@@ -53,15 +54,17 @@ def run(tmp_path: Path) -> RunView:
 def test_the_table_has_a_row_per_metric_and_a_column_per_model(run: RunView) -> None:
     first, votes = _shown(certificates.certified(run)).tables
     assert list(first.head) == ["metric", "base", "better", "mixed (alpha 0.8)"]
-    assert [row[0].text for row in first.body] == ["acr", "certified@0.00", "certified@0.25", "samples"]
+    assert [row[0].text for row in first.body] == [
+        "average radius", "certified at radius 0.00", "certified at radius 0.25", "noisy samples"]
     assert [row[1].text for row in first.body] == ["0.600", "60.0 %", "60.0 %", "1"]
-    assert [row[0].text for row in votes.body] == ["true@0.25"]
+    assert [row[0].text for row in votes.body] == ["votes of the true class at radius 0.25"]
 
 
 def test_rows_are_in_order_of_the_radius(run: RunView) -> None:
     summary = replace(run.summary, results=(*run.summary.results, result("better", "certified@0.50", 0.4)))
     table = _shown(certificates.certified(replace(run, summary=summary))).tables[0]
-    assert [row[0].text for row in table.body][-3:] == ["certified@0.25", "certified@0.50", "samples"]
+    assert [row[0].text for row in table.body][-3:] == [
+        "certified at radius 0.25", "certified at radius 0.50", "noisy samples"]
 
 
 def test_the_prose_states_failure_probability_and_attacks(run: RunView) -> None:
@@ -97,7 +100,7 @@ def test_a_decided_radius_has_no_curve(run: RunView) -> None:
     section = _shown(certificates.certified(decided))
     assert [picture.name for picture in section.pictures] == ["mixing-ratios"]
     assert "reaches 0.07" in section.prose[1] and "Average" not in section.tables[0].caption
-    assert [row[0].text for row in section.tables[0].body] == ["certified@0.07", "samples"]
+    assert [row[0].text for row in section.tables[0].body] == ["certified at radius 0.07", "noisy samples"]
 
 
 def test_mixtures_by_alpha_and_theorem(tmp_path: Path) -> None:
@@ -130,7 +133,7 @@ def test_alphas_that_agree_to_four_digits_stay_apart(tmp_path: Path) -> None:
     view = write_run(tmp_path / "run", summary, rows, IDENTITY)
     table = _shown(certificates.certified(view)).tables[0]
     assert list(table.head) == ["metric", "m (alpha 0.81231)", "m (alpha 0.81234)"]
-    assert [cell.text for cell in table.body[0]] == ["acr", "0.300", "0.400"]
+    assert [cell.text for cell in table.body[0]] == ["average radius", "0.300", "0.400"]
     assert "n = 40 images" in _shown(certificates.certified(view)).prose[0]
     assert len(_shown(certificates.theorems(view)).tables[0].body) == 2
 
@@ -190,3 +193,20 @@ def test_other_runs_have_none_of_these_sections(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", Summary(command="evaluate", seconds=1.0))
     for section in (certificates.certified, certificates.frontier, certificates.estimates):
         assert section(run) is None
+
+
+def test_the_headline_says_noise_radius_and_that_models_are_smoothed(run: RunView) -> None:
+    section = accuracy.headline(run)
+    assert section.prose[0].startswith("Smoothed with Gaussian noise of σ = 0.5, predictions are correct and certified "
+                                       "at ℓ2 radius 0.25 for n = 40 images as follows: base on 60.0 %; ")
+    assert list(section.tables[0].head) == ["smoothed model", "average radius", "certified at 0", "certified at 0.25"]
+    assert [cell.text for cell in section.tables[0].body[2]] == ["mixed (alpha 0.8)", "0.600", "60.0 %", "60.0 %"]
+    assert title(run)[0] == "Certificates, smoothed with σ = 0.5"
+
+
+def test_models_of_several_noises_name_their_own(run: RunView) -> None:
+    noisier = certificate_rows("better", 0.05, sigma=1.0)
+    rows = [*(row for row in run.rows if row.model != "better"), *noisier]
+    section = accuracy.headline(replace(run, rows=rows))
+    assert "base (σ = 0.5) on" in section.prose[0] and "better (σ = 1) on" in section.prose[0]
+    assert [row[1].text for row in section.tables[0].body] == ["0.5", "0.5", "1"]

@@ -52,7 +52,7 @@ def _shown(section: Section | None) -> Section:
 
 def test_every_section_is_in_the_report(run: RunView) -> None:
     assert synthetic_run.section_titles(run) == [
-        "Results", "Explore", "Fitted mixture", "Trade-off compared with plain mixing", "Margins",
+        "Results", "Explore", "Attack progress", "Fitted mixture", "Trade-off compared with plain mixing", "Margins",
         "Margins before and after the logit map", "Search landscape", "Cost of a prediction", "Provenance"]
 
 
@@ -126,6 +126,10 @@ def test_whether_the_promise_was_kept(run: RunView) -> None:
     assert section.prose[0].startswith("The mixture: the promise was exceeded by 1.1 points on these 1000 images")
     assert [cell.text for cell in section.tables[0].body[0]] == [
         "mixed", "2 points of robust accuracy", "3.1", "1000", "exceeded"]
+    gained = replace(check, value=-0.0004, low=-0.012, high=0.011)
+    section = _shown(mixture_fit.promise(replace(run, summary=replace(run.summary, promises=(gained,)))))
+    measured = section.tables[0].body[0][2]
+    assert (measured.text, measured.note) == ("0.0", "[−1.2, 1.1]")
 
 
 def test_the_trade_off_says_that_thresholds_were_set_on_its_images(run: RunView) -> None:

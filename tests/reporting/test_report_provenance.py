@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from synthetic_run import result, write_run
 
 from equipoise.core import records
 from equipoise.core.results import Summary
-from equipoise.core.rows import AttackRow, EpochRow
+from equipoise.core.rows import AttackRow, EpochRow, Row
 from equipoise.reporting.charts import LIGHT, styled
 from equipoise.reporting.provenance import flatten, progress, provenance, training
 from equipoise.reporting.section import Section, read_run
@@ -39,8 +40,9 @@ def test_the_table_has_what_the_rows_have(section: Section) -> None:
 
 def test_the_figure_has_a_line_per_accuracy(section: Section) -> None:
     with styled(LIGHT):
-        loss, accuracies = section.pictures[0].draw(LIGHT).axes
+        loss, accuracies, rate = section.pictures[0].draw(LIGHT).axes
     assert np.asarray(loss.lines[0].get_ydata()).tolist() == [2.0, 1.0]
+    assert np.asarray(rate.lines[0].get_ydata()).tolist() == [0.1, 0.1]
     assert [line.get_label() for line in accuracies.lines] == ["training", "held out, clean", "held out, under noise"]
 
 
@@ -101,3 +103,39 @@ def test_an_unfinished_run_says_how_far_it_is(tmp_path: Path) -> None:
         ["m", "clean", "4 of 9"], ["m", "pgd", "0 of 9"]]
     assert [(item.metric, item.value, item.n) for item in view.summary.results] == [("clean", 1.0, 4)]
     assert progress(write_run(tmp_path / "done", Summary(command="evaluate", seconds=1.5))) is None
+
+
+def unfinished(folder: Path, identity: dict[str, Any], rows: list[Row]) -> Section:
+    """What the report of a run with these rows and no summary says first."""
+    records.Run(folder, identity, {}).append(rows)
+    section = progress(read_run(folder))
+    assert section is not None
+    return section
+
+
+@pytest.mark.parametrize(("plan", "expected"), [
+    ({"epochs": 5}, "3 of 5 epochs are done; all figures below are of them."), ({}, "3 epochs are done; all figures"),
+    ({"epochs": 3}, "All 3 epochs are done. What is left is the summary")])
+def test_unfinished_training_counts_epochs(tmp_path: Path, plan: dict[str, int], expected: str) -> None:
+    rows: list[Row] = [EpochRow(index=i, model="train", attack="epoch", loss=1.0, accuracy=0.5, lr=0.1, seconds=1.0,
+                                images_per_second=9.0) for i in range(3)]
+    section = unfinished(tmp_path / "run", {"command": "train", "plan": plan}, rows)
+    assert section.prose[0].startswith(expected) and not section.tables
+    assert not any(word in " ".join(section.prose) for word in ("attack", "images"))
+    curves = training(read_run(tmp_path / "run"))
+    assert curves is not None and "n = 0" not in curves.prose[0]
+
+
+def test_a_run_whose_images_are_all_measured_says_what_is_left(tmp_path: Path) -> None:
+    rows: list[Row] = [AttackRow(index=i, model="m", attack=attack, label=0, predicted=0, correct=True)
+                       for i in range(4) for attack in ("clean", "pgd")]
+    identity = {"command": "evaluate", "data": {"name": "d", "count": 4}, "attacks": {"m": {"clean": {}, "pgd": {}}}}
+    assert "What is left is the work after the last attack" in unfinished(tmp_path / "all", identity, rows).prose[0]
+    assert "too low until it ends" in unfinished(tmp_path / "some", identity, rows[:-1]).prose[0]
+    assert "suite" not in unfinished(tmp_path / "clean", identity, rows[:1]).prose[0]
+
+
+@pytest.mark.parametrize(("norm", "eps", "shown"), [("linf", 8 / 255, "8/255"), ("linf", 0.5 / 255, "0.5/255"),
+                                                    ("linf", 0.03, "0.03"), ("linf", 0.5, "0.5"), ("l2", 0.5, "0.5")])
+def test_an_eps_in_bytes_is_shown_as_a_fraction(norm: str, eps: float, shown: str) -> None:
+    assert flatten({"threat": {"norm": norm, "eps": eps}})["threat.eps"] == shown

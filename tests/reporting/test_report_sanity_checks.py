@@ -7,7 +7,7 @@ from pathlib import Path
 from synthetic_run import write_run
 
 from equipoise.core.results import SanityCheck, Summary
-from equipoise.reporting.accuracy import sanity_checks
+from equipoise.reporting.sanity_checks import sanity_checks
 from equipoise.reporting.section import Section
 
 
@@ -23,7 +23,8 @@ def _section(folder: Path, *checks: SanityCheck) -> Section:
 
 def test_alarms_come_first_and_the_others_are_collapsed(tmp_path: Path) -> None:
     section = _section(tmp_path / "run", _check("randomness", alarm=False), _check("vanishing gradients", alarm=True))
-    assert section.prose[0] == "Alarms: vanishing gradients (m, fast)." and len(section.prose) == 2
+    assert section.prose[0] == "Alarms: vanishing gradients (m, fast)." and len(section.prose) == 3
+    assert "upper bound" in section.prose[2]
     assert [(row[0].text, table.collapsed) for table in section.tables for row in table.body] == [
         ("vanishing gradients", False), ("randomness", True)]
 
@@ -39,7 +40,10 @@ def test_alarms_are_explained_if_adaptive_attacks_raise_none(tmp_path: Path) -> 
 
 def test_alarms_under_adaptive_attacks_are_not_explained_away(tmp_path: Path) -> None:
     checks = [_check("vanishing gradients", alarm=True, attack=attack) for attack in ("fast", "adaptive")]
-    assert len(_section(tmp_path / "run", *checks).prose) == 2
+    section = _section(tmp_path / "run", *checks)
+    assert len(section.prose) == 3 and "Until these alarms are explained" in section.prose[2]
+    assert [[(cell.text, cell.note) for cell in row] for row in section.tables[0].body] == [
+        [("vanishing gradients", ""), ("share of images.", ""), ("0.4", "m: adaptive, fast")]]
 
 
 def test_runs_without_checks_have_no_section(tmp_path: Path) -> None:

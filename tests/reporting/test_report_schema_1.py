@@ -48,6 +48,10 @@ def test_sections_of_a_schema_1_folder(name: str) -> None:
         expected.insert(1, "Accuracy against alpha")
     if "Margins" in expected and run.summary.command in ("evaluate", "demo"):  # images clean and under attacks
         expected.insert(1, "Explore")
+        own = [row for row in run.rows if row.alpha is None]
+        if any(len({row.attack for row in own if row.model == model}) > 2 for model in {row.model for row in own}):
+            place = expected.index("Sanity checks") if "Sanity checks" in expected else 1
+            expected.insert(place + 1, "Attack progress")
     if run.summary.command == "fit":  # whose figures are of its fitting images
         expected[0] = "Accuracy on the fitting images"
     assert titles == expected

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-from small_pair import without_report as without_report
 
 from equipoise.attacks import Apgd, Square, Suite
 from equipoise.core.arrays import ExampleArrays, FitArrays, FrontierArrays, PictureArrays
@@ -14,7 +14,10 @@ from equipoise.core.results import FitSummary, Result, Summary
 from equipoise.core.threat import Threat
 from equipoise.data import load_data
 from equipoise.mixing import MixedClassifier, load_model
-from equipoise.studies.demo import DemoResult, DemoSize, run_demo
+from equipoise.reporting.accuracy import examples
+from equipoise.reporting.section import read_run
+from equipoise.reporting.title import title
+from equipoise.studies.demo import DemoResult, DemoSize, _failures, run_demo
 
 SMALL = DemoSize(training_images=1024, fit_images=128, test_images=16, epochs=(2, 3), lose_at_most=20.0, fit_steps=2,
                  fit_targets=1, fit_pool=1, attack=Suite(attacks=(Apgd(loss="margin", steps=4), Square(queries=4))),
@@ -23,8 +26,8 @@ REPRODUCED = ("rows.jsonl", "sweep/rows.jsonl", "mixture/rows.jsonl", "mixture/m
               "robust/best.safetensors")
 
 
-def run_small(out: Path) -> DemoResult:
-    return run_demo(out, "cpu", size=SMALL)
+def run_small(out: Path, **options: bool) -> DemoResult:
+    return run_demo(out, "cpu", size=SMALL, **options)
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +70,21 @@ def test_the_report_does_not_name_folders_of_this_machine(folder: Path, result: 
     assert str(folder) not in result.report.read_text()
 
 
-@pytest.mark.usefixtures("without_report")
+def test_the_title_and_the_examples_say_what_they_are_of(folder: Path, result: DemoResult) -> None:
+    run = read_run(folder / "demo")
+    assert "shapes test · n = 16 · ℓ∞ ≤" in title(run)[1]
+    section = examples(run)
+    assert section is not None and "chosen, not drawn at random" in section.prose[0]
+
+
 def test_the_same_numbers_every_time_also_when_resumed(folder: Path, result: DemoResult, tmp_path: Path) -> None:
     expected = {name: (folder / "demo" / name).read_bytes() for name in REPRODUCED}
-    run_small(tmp_path / "demo")
+    assert run_small(tmp_path / "demo", report=False).report is None
     assert {name: (tmp_path / "demo" / name).read_bytes() for name in REPRODUCED} == expected
     for part in (".", "mixture", "robust"):
         (tmp_path / "demo" / part / "summary.json").unlink()
-    run_small(tmp_path / "demo")
+    assert "report" not in str(run_small(tmp_path / "demo", report=False))
+    assert not (tmp_path / "demo" / "report.html").exists()
     assert {name: (tmp_path / "demo" / name).read_bytes() for name in REPRODUCED} == expected
 
 
@@ -98,3 +108,18 @@ def test_the_mixture_is_nearly_as_accurate_as_one_base_and_as_robust_as_the_othe
     assert clean["mixed"] >= clean["robust"] + 0.6 * gap
     assert worst["mixed"] >= worst["robust"] - 0.03
     assert worst["accurate"] <= 0.10
+
+
+def test_examples_include_images_that_an_attack_on_the_mixture_broke() -> None:
+    data = load_data("digits", "test").slice(0, 4)
+    labels, other = data.labels.numpy(), (data.labels.numpy() + 1) % 10
+    mixed_attacked = np.where(np.arange(4) < 2, labels, other)  # the last two images are broken
+    clean = np.stack([labels, labels, np.where(np.arange(4) == 3, other, labels)])  # the last is wrong already
+    top = np.stack([clean, np.stack([other, labels, mixed_attacked])])[..., None]
+    pictures = PictureArrays(index=data.index.numpy(), clean=data.images.numpy(), attacked=data.images.numpy(),
+                             model="mixed", models=("accurate", "robust", "mixed"),
+                             top_classes=np.concatenate([top, (top + 5) % 10], axis=-1),
+                             top_probabilities=np.broadcast_to([0.7, 0.3], (2, 3, 4, 2)))
+    failures = _failures(pictures, data, 3)
+    assert failures is not None and failures.label.tolist() == [labels[2]]
+    assert failures.predicted.tolist() == [[other[2], labels[2], other[2]]]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from small_pair import conditions, study_run
@@ -13,17 +14,21 @@ from small_pair import without_report as without_report
 
 from equipoise import models
 from equipoise.attacks import Apgd, Suite
+from equipoise.cli.main import run
+from equipoise.core import config
 from equipoise.core.checks import InputError
 from equipoise.core.results import read_summary
 from equipoise.data import load_data
 from equipoise.models import checkpoint
 from equipoise.reporting import mixednuts as report
+from equipoise.reporting.charts import Chart, Line
 from equipoise.reporting.section import read_run
 from equipoise.studies import STUDIES
-from equipoise.studies.mixednuts import ALPHAS, MIXEDNUTS, PLAIN, SMOKE, MixedNutsStudy, RobustModels
+from equipoise.studies.mixednuts import MIXEDNUTS, PLAIN, SMOKE, MixedNutsStudy
+from equipoise.studies.mixednuts_models import RobustModel, RobustModels, model_names
 
 TINY = replace(SMOKE, attack=Suite((Apgd("ce", 1),), name="tiny"), steps=1, targets=1, betas=(0.9,), alphas=(0.7,),
-               counts=(50, 60), batch_size=60)
+               robust_betas=(0.9,), robust_alphas=(0.7,), counts=(50, 60), batch_size=60)
 
 
 def small_models(folder: Path) -> RobustModels:
@@ -46,7 +51,7 @@ def small_models(folder: Path) -> RobustModels:
     with torch.no_grad():
         held_out = replace(images, labels=networks[0](images.images.float() / 255).argmax(1))
     return RobustModels(networks[0], networks[1], (references[0], references[1]), held_out, test, lambda: images,
-                        (("TRADES, weight 6", networks[2], references[2]),))
+                        (RobustModel("TRADES, weight 6", networks[2], references[2]),))
 
 
 def study(folder: Path) -> MixedNutsStudy:
@@ -74,8 +79,30 @@ def test_a_few_parts(tmp_path: Path) -> None:
     assert shown is not None and len(shown.tables[0].body) == 4
     # The baseline is as accurate as MixedNUTS where it can be, with the largest alpha that is.
     alpha, target = own.equal_alpha(None, 1.0), own._clean_accuracy(own.mixednuts)
-    reaching = [value for value in ALPHAS if own._clean_accuracy(own._mixture(value, None, 1.0)) >= target]
-    assert alpha == max(reaching, default=alpha)
+    accuracies = {value: own._clean_accuracy(own._mixture(value, None, 1.0)) for value in
+                  (alpha, *torch.linspace(0.0, 1.0, 301).tolist())}
+    reaching = [value for value, accuracy in accuracies.items() if accuracy >= min(target, max(accuracies.values()))]
+    assert alpha in reaching and max(reaching) - alpha < 1 / 300
+
+
+@pytest.mark.usefixtures("without_report")
+def test_temperature_0_is_mixednuts_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, measured = study(tmp_path), dict[str, Any]()
+    own.fit_main()
+    monkeypatch.setattr(own, "_measure_first", lambda part, models: measured.update(models))
+    own.compare_temperatures()
+    assert measured["temperature 0"].describe() == own.mixednuts.describe()
+    assert [measured[f"temperature {value}"].accurate_temperature for value in (0.5, 1)] == [0.5, 1.0]
+
+
+def test_all_rules_have_one_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fits: list[dict[str, Any]] = []
+    monkeypatch.setattr("equipoise.fitting.fit", lambda *models, **settings: fits.append(settings))
+    own = MixedNutsStudy(study_run(tmp_path / "run", "mixednuts"), small_models(tmp_path), replace(TINY, beta=None),
+                         conditions(eps=0.002))
+    own.fit_main()
+    own.fit("other", beta=0.9)
+    assert [(fit["rule"], fit["beta"]) for fit in fits] == [("paper", 0.985), ("switch", 0.985), ("paper", 0.9)]
 
 
 @pytest.mark.slow
@@ -84,13 +111,14 @@ def test_every_part_runs_once_and_is_shown(tmp_path: Path, monkeypatch: pytest.M
     study(tmp_path).run()
     folder = tmp_path / "run"
     fitted = {path.name for path in (folder / "fits").iterdir()}
-    assert {"mixednuts", "confidence-switch", "beta-0.9", "clamp-linear", "clamp-relu", "clamp-gelu", "count-50",
+    assert {"mixednuts", "confidence-switch", "beta-0.9", "beta-0.9-with-robust",
+            "beta-0.9-with-trades-weight-6", "clamp-linear", "clamp-relu", "clamp-gelu", "count-50",
             "count-60", "random-search", "map-of-trades-weight-6", "transferred-from-trades-weight-6",
             "objective-conditional"} == fitted
     main = read_summary(folder)
     assert {result.model for result in main.results} >= {"accurate", "robust", PLAIN, MIXEDNUTS}
     assert [cost.model for cost in main.costs] == ["accurate", "robust", "mixed", "mixed, gated"]
-    for part in ("margins", "curves", "counts", "seen", "temperature", "black-box", "objective"):
+    for part in ("margins", "curves", "robust-models", "counts", "seen", "temperature", "black-box", "objective"):
         assert {result.metric for result in read_summary(folder / part).results} >= {"clean", "adaptive"}
     view = read_run(folder)
     for section in (report.fits, report.parts, report.margins, report.example_maps, report.map_margins,
@@ -109,5 +137,61 @@ def test_every_part_runs_once_and_is_shown(tmp_path: Path, monkeypatch: pytest.M
 
 def test_it_is_registered_with_all_parts() -> None:
     assert STUDIES["mixednuts"] is MixedNutsStudy
-    assert list(MixedNutsStudy.parts) == ["fit", "margins", "curves", "clamps", "counts", "temperature", "black-box",
-                                          "objective"]
+    assert list(MixedNutsStudy.parts) == ["fit", "margins", "curves", "robust-models", "clamps", "counts",
+                                          "temperature", "black-box", "objective"]
+
+
+@pytest.mark.usefixtures("without_report")
+def test_several_robust_models_on_one_plot(tmp_path: Path) -> None:
+    study(tmp_path).run(["robust-models"])
+    measured = {result.model for result in read_summary(tmp_path / "run" / "robust-models").results}
+    assert measured == {"accurate", *(f"{prefix}{name}{setting}" for name in ("robust", "TRADES, weight 6")
+                                      for prefix, setting in (("", ""), ("MixedNUTS with ", ", beta 0.9"),
+                                                              ("plain mixing with ", ", alpha 0.7")))}
+    fitted = tmp_path / "run" / "fits" / "beta-0.9-with-trades-weight-6"
+    assert "2.safetensors" in (fitted / "run.toml").read_text(), "the mixture is with that model"
+    shown = report.parts(read_run(tmp_path / "run"))
+    assert shown is not None
+    chart = shown.pictures[0]
+    assert isinstance(chart, Chart)
+    (panel,) = chart.panels
+    colors = {line.label: line.color for line in panel.marks if isinstance(line, Line)}
+    assert colors["TRADES, weight 6"] == colors["MixedNUTS with TRADES, weight 6"] != colors["MixedNUTS with robust"]
+    assert colors["plain mixing with robust"] == colors["robust"]
+
+
+@pytest.mark.parametrize(("options", "data", "message"), [
+    (["--norm", "l2", "--eps", "0.2"], "digits", ""),
+    (["--eps", "0.02"], "npz", ""),
+    (["--robust", "R"], "digits", "`robust` must be different models"),
+])
+@pytest.mark.usefixtures("without_report")
+def test_full_size_as_typed(options: list[str], data: str, message: str, tmp_path: Path,
+                            monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several robust models, other data sets and other threats."""
+    monkeypatch.setattr(MixedNutsStudy, "sizes", {"smoke": TINY, "full": replace(TINY, beta=None)})
+    references = small_models(tmp_path).all_references
+    if data == "npz":
+        images = load_data("digits", split="test", count=110)
+        np.savez(tmp_path / "own.npz", images=images.images.numpy(), labels=images.labels.numpy())
+        data = f"npz:{tmp_path / 'own.npz'}"
+    typed = ["reproduce", "mixednuts", "--size", "full", "--accurate", references[0], "--robust", references[1],
+             "--robust", references[2], "--data", data, "--count", "55", "--part", "margins", "--part", "robust-models",
+             *(references[1] if word == "R" else word for word in options)]
+    assert run([*typed, "--device", "cpu", "--out", str(tmp_path / "run")]) == (2 if message else 0)
+    assert message in capsys.readouterr().err
+    if message:
+        assert not (tmp_path / "run").exists()
+        return
+    described = config.read(tmp_path / "run" / "run.toml")
+    assert list(described["identity"]["models"]) == ["accurate", "robust", "2"]
+    assert described["identity"]["threat"]["norm"] == ("l2" if "l2" in options else "linf")
+    results = read_summary(tmp_path / "run" / "robust-models").results
+    assert {"robust", "2", "MixedNUTS with 2, beta 0.9", "plain mixing with 2, alpha 0.7"} <= {
+        result.model for result in results}
+    assert {result.n for result in results} == {55}
+
+
+def test_names_of_checkpoints_of_one_folder() -> None:
+    names = model_names(["a/AT/best.safetensors", "a/AT/last.safetensors"])
+    assert list(names.values()) == ["best", "last"]

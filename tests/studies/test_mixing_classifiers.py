@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import shutil
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from equipoise.core import rows
 from equipoise.core.records import read_rows
 from equipoise.core.results import SelectedAlpha, read_summary
 from equipoise.core.rows import SELECT_ALPHA, AttackRow, CertificateRow, Row, by_mixture, certificates
-from equipoise.reporting.certified_mixtures import certified_and_attacked, equal_clean
+from equipoise.reporting.certified_mixtures import certified_and_attacked, equal_clean, mixtures_by_sigma, model_names
 from equipoise.reporting.section import read_run
 from equipoise.studies import reproduce
 from equipoise.studies.mixing_classifiers import (
@@ -53,7 +54,7 @@ def test_the_study(arguments: list[str], tmp_path: Path, monkeypatch: pytest.Mon
                    capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["reproduce", "mixing-classifiers", *arguments]) == 0
     folder = tmp_path / "run"
-    assert capsys.readouterr().out.strip() == str(folder / "report.html")
+    assert capsys.readouterr().out.splitlines()[-2] == f"results: {folder / 'summary.json'}"
     names = ["robust (sigma 0.1)", "robust (sigma 0.2)"]
     selected = read_summary(folder / "select").selected_alphas
     assert {item.model for item in selected} <= {names[1]} and {item.baseline for item in selected} <= {names[0]}
@@ -85,7 +86,8 @@ def check_tables(folder: Path, certified: list[CertificateRow], attacked: list[A
     groups = {(row.model, row.alpha) for row in attacked}
     assert len(section.tables) == len(groups)
     for table in section.tables:
-        model, alpha = next(key for key in groups if table.caption.startswith(f"{key[0]} (alpha {key[1]:.4g}):"))
+        model, alpha = next(key for key in groups if table.caption.startswith(
+            f"σ = {key[0].removeprefix('robust (sigma ').removesuffix(')')} (alpha {key[1]:.4g}):"))
         own = [row for row in certified if (row.model, row.alpha) == (model, alpha)]
         broken = {row.index: row.radius for row in attacked if (row.model, row.alpha) == (model, alpha)}
         for cells in table.body:
@@ -95,6 +97,8 @@ def check_tables(folder: Path, certified: list[CertificateRow], attacked: list[A
             same = np.mean([row.correct and row.radius >= max(at, 1e-9) for row in own if row.index in broken])
             assert cells[4].text == f"{100 * share:.1f} %" and cells[5].text == f"{100 * above:.1f} %"
             assert float(cells[6].text.replace("−", "-")) == pytest.approx(100 * (above - same), abs=0.051)
+    assert [table.caption.split(":")[0] for table in section.tables] == sorted(
+        table.caption.split(":")[0] for table in section.tables), "in order of sigma and alpha"
     assert (equal_clean(view) is not None) == bool(read_summary(folder / "select").selected_alphas)
 
 
@@ -164,6 +168,17 @@ def test_curves_of_alphas_that_agree_to_four_digits() -> None:
     assert [(curve.model, curve.median) for curve in curves] == [("m (alpha 0.81231)", 0.5), ("m (alpha 0.81234)", 1.5)]
 
 
+def test_names_of_smoothed_models() -> None:
+    """By sigma, the same in every table of a run and in its order; by network where that does not distinguish them."""
+    models = {"runs/a/last (sigma 0.5)": 0.5, "b/last (sigma 0.25)": 0.25, "b/last (sigma 1)": 1.0}
+    noisy = [replace(selection_row(model, 0, top=0, accurate=0, gap=0.0), attack="certify", alpha=alpha, sigma=sigma)
+             for alpha in (1.0, 0.7) for model, sigma in models.items()]
+    assert list(model_names(mixtures_by_sigma(noisy)).values()) == ["σ = 0.25", "σ = 0.5", "σ = 1"]
+    assert [alpha for _, alpha in mixtures_by_sigma(noisy)] == 3 * [0.7, 1.0]
+    same = [replace(row, sigma=0.5) if row.sigma == 0.25 else row for row in noisy]
+    assert set(model_names(mixtures_by_sigma(same)).values()) == {"a/last (sigma 0.5)", "b/last (sigma 0.25)", "σ = 1"}
+
+
 def kept_rows(name: str, part: str) -> list[Row]:
     """Rows that stand beside the results page."""
     packed = DOCUMENT.with_suffix("") / name / part / "rows.jsonl.gz"
@@ -194,12 +209,53 @@ def test_the_documented_digits() -> None:
         assert numbers == pytest.approx([100 * float(share) for share in expected], abs=0.0501), cells
 
 
-def test_the_documented_comparison_with_the_official_figures() -> None:
-    base = SmoothedBase.of_rows(next(iter(by_mixture(kept_rows("cifar10-40-images", "certify")).values())))
-    table = documented_table("difference (standard error) | our radius")
-    assert len(base.labels) == 40 and len(table) == 13
-    for theorem, alpha, radius, official, ours, difference, sharper in table:
+def documented_bases(name: str) -> dict[float, SmoothedBase]:
+    """The kept votes of every smoothed model, by sigma."""
+    return {own[0].sigma: SmoothedBase.of_rows(own) for own in by_mixture(kept_rows(name, "certify")).values()}
+
+
+@pytest.fixture(scope="module")
+def full_size() -> dict[float, SmoothedBase]:
+    return documented_bases("cifar10")
+
+
+def check_comparison(table: list[list[str]], bases: dict[float, SmoothedBase]) -> None:
+    for theorem, sigma, alpha, radius, official, ours, difference, sharper in table:
         for name, value in ((theorem, ours), ("ours", sharper)):
-            share = (base.radius(float(alpha), name) >= float(radius)).mean()
-            assert float(value) == pytest.approx(100 * share, abs=0.0501), (theorem, alpha, radius)
+            share = (bases[float(sigma)].radius(float(alpha), name) >= float(radius)).mean()
+            assert float(value) == pytest.approx(100 * share, abs=0.0501), (theorem, sigma, alpha, radius)
         assert float(difference.partition(" ")[0].replace("−", "-")) == pytest.approx(float(ours) - float(official))
+
+
+def test_the_documented_comparison_with_the_official_figures(full_size: dict[float, SmoothedBase]) -> None:
+    head = "radius | official | ours | difference (standard error) | our radius"
+    few, table = documented_bases("cifar10-40-images"), documented_table(f"| theorem | α | {head}")
+    assert len(few[0.5].labels) == 40 and len(table) == 13
+    check_comparison([[theorem, "0.5", *cells] for theorem, *cells in table], few)
+    table = documented_table(f"| theorem | σ | α | {head}")
+    assert {len(base.labels) for base in full_size.values()} == {1000} and len(table) == 33
+    check_comparison(table, full_size)
+
+
+def test_the_documented_average_radii(full_size: dict[float, SmoothedBase]) -> None:
+    table = documented_table("| σ | α | Theorem 3.5 | 3.5, smallest constant | Theorem A.2 | ours")
+    assert len(table) == 12
+    for sigma, alpha, *values in table:
+        radii = [full_size[float(sigma)].radius(float(alpha), name) for name in ("3.5", "lipschitz", "A.2", "ours")]
+        assert list(map(float, values)) == pytest.approx([own.mean() for own in radii], abs=0.000501), (sigma, alpha)
+
+
+def test_the_documented_mixtures_of_equal_clean_accuracy(full_size: dict[float, SmoothedBase]) -> None:
+    at = (0.25, 0.5, 0.75, 0.85, 1.0, 1.25, 1.5, 1.75)
+    table = documented_table(f"| | clean, estimate | {' | '.join(f'{radius:g}' for radius in at)}")
+    packed = (DOCUMENT.with_suffix("") / "cifar10" / "certify" / "run.toml.gz").read_bytes()
+    alphas = tomllib.loads(gzip.decompress(packed).decode())["identity"]["plan"]["alphas"]
+    assert len(table) == 8
+    for name, *values in table:
+        sigma, _, rest = name.removeprefix("σ = ").replace(" alone", ", α = 1").partition(", α = ")
+        short, _, theorem = rest.partition(", ")
+        alpha = min(alphas, key=lambda own: abs(own - float(short)))
+        base = full_size[float(sigma)]
+        radii = base.radius(alpha, theorem.removeprefix("Theorem ") or "ours")
+        expected = [base.correct(alpha).mean(), *((radii >= radius).mean() for radius in at)]
+        assert list(map(float, values)) == pytest.approx([100 * share for share in expected], abs=0.0501), name

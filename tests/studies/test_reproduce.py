@@ -25,11 +25,20 @@ FULL = {"size": "full", "accurate": "a", "robust": "b"}
     ({"parts": ["nothing"]}, "`part` must be one of"),
     ({"method": "gaussian"}, "`method` must be left out"),
     ({"configs": Path("configs")}, "`configs` must be left out"),
+    ({**FULL, "method": "gaussian"}, "`method` must be left out"),
+    ({"join": ["runs/other"]}, "`join` must be left out"),
+    ({"join": [1]}, "`join` must be a run folder"),
 ])
 def test_a_mistake_leaves_no_folder(name: str, settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         reproduce(name, out=tmp_path / "run", device="cpu", **settings)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["adaptive-smoothing", "local-smoothing"])
+def test_one_robust_model_where_several_are_not_compared(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"`robust` must be one model for the study {name}"):
+        reproduce(name, out=tmp_path / "run", device="cpu", size="full", accurate="a", robust=["b", "c"])
 
 
 @pytest.mark.parametrize(("settings", "message"), [

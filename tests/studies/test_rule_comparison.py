@@ -29,14 +29,9 @@ from equipoise.mixing.logit_maps import confidence_switch
 from equipoise.mixing.provenance import RULES
 from equipoise.models import checkpoint
 from equipoise.studies import attack_list, comparison_table
-from equipoise.studies.rule_comparison import (
-    COMPARED,
-    ComparisonSettings,
-    describe,
-    measured_as,
-    name_gates,
-    without_fitting_images,
-)
+from equipoise.studies.comparison_settings import COMPARED, ComparisonSettings
+from equipoise.studies.comparison_table import describe, measured_as
+from equipoise.studies.rule_comparison import name_gates, without_fitting_images
 
 ROOT = Path(__file__).parents[2]
 THREAT = eq.Threat("linf", 0.004)

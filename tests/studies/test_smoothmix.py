@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from equipoise.core.records import read_rows
 from equipoise.core.results import read_summary
 from equipoise.core.rows import CertificateRow, ConfidenceRow
 from equipoise.data import Dataset, load_data, mnist
+from equipoise.reporting import smoothmix
+from equipoise.reporting.section import read_run
 from equipoise.studies.smoothmix import SMOKE, ModelSelection, SmoothMixStudy
 from equipoise.studies.smoothmix_models import (
     ABLATIONS,
@@ -106,7 +109,7 @@ def test_one_classifier_of_the_full_size_as_typed(tmp_path: Path, monkeypatch: p
     arguments = ["reproduce", "smoothmix", "--size", "full", "--part", "table-2", "--method", "stability", "--sigma",
                  "1/4", "--device", "cpu", "--out", str(tmp_path / "run")]
     assert run([*arguments, "--tolerance", "0.1"]) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "run" / "report.html")
+    assert capsys.readouterr().out.splitlines()[-2] == f"results: {tmp_path / 'run' / 'summary.json'}"
     assert folders(tmp_path / "run" / "certificates") == {"digits_stability"}
     assert config.read(tmp_path / "run" / "certificates" / "digits_stability" / "run.toml")["identity"]["plan"][
         "tolerance"] == 0.1
@@ -129,8 +132,65 @@ def test_refused_as_typed(options: list[str], message: str, tmp_path: Path, caps
 def test_all_parts_of_the_smoke_size_are_reported(tmp_path: Path) -> None:
     text = run_study(tmp_path / "run", []).read_text()
     assert "Figures 6 and 7" in text and "one-step adversary" in text
-    assert len(folders(tmp_path / "run" / "certificates")) == 13
+    assert len(folders(tmp_path / "run" / "certificates")) == 14
     print(len(text), "characters in the report")
+
+
+def tiny_seed(monkeypatch: pytest.MonkeyPatch, folder: Path, seed: int, *options: str) -> int:
+    """`reproduce smoothmix` of two methods with a seed, as typed."""
+    def trained(images: Dataset, seed: int) -> list[StudyModel]:
+        return [replace(model, recipe=model.recipe.changed(epochs=1)) for model in smoke_models(images, seed)]
+
+    monkeypatch.setattr(SmoothMixStudy, "sizes", {"smoke": TINY, "full": TINY})
+    monkeypatch.setattr("equipoise.studies.smoothmix.smoke_models", trained)
+    return run(["reproduce", "smoothmix", "--data", "digits", "--seed", str(seed), "--device", "cpu", "--out",
+                str(folder), *options])
+
+
+def test_seeds_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table shows mean and standard deviation of two training runs; joining twice changes nothing."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    methods = ["--part", "table-2", "--method"]
+    assert tiny_seed(monkeypatch, first, 0, *methods, "gaussian,consistency-smoothadv") == 0
+    assert tiny_seed(monkeypatch, second, 1, *methods, "gaussian,smoothadv-ddn") == 0
+    for _ in range(2):
+        assert tiny_seed(monkeypatch, first, 0, "--join", str(second)) == 0
+    assert folders(first / "certificates") == {"digits_gaussian", "digits_consistency-smoothadv",
+                                               "digits_gaussian_seed1", "digits_smoothadv-ddn_seed1"}
+    assert folders(first / "training") == {"digits_gaussian", "digits_consistency-smoothadv"}, "nothing was trained"
+    acrs = {result.model: result.value for result in read_summary(first).results}
+    assert acrs["digits_gaussian"] != acrs["digits_gaussian_seed1"]
+    assert acrs["digits_gaussian_seed1"] == read_summary(second).results[0].value
+    view = read_run(first)
+    section = smoothmix.methods(view)
+    assert section is not None
+    rows = {row[0].text: row for row in section.tables[0].body}
+    assert list(rows) == ["Gaussian", "SmoothAdv with DDN", "Consistency + SmoothAdv"]
+    both = [acrs["digits_gaussian"], acrs["digits_gaussian_seed1"]]
+    assert rows["Gaussian"][4].text == f"{statistics.fmean(both):.3f}"
+    assert rows["Gaussian"][4].note == f"± {statistics.stdev(both):.4f}, 2 seeds"
+    assert "seeds" not in rows["SmoothAdv with DDN"][4].note
+    assert [row[0].text for row in section.tables[1].body][:2] == ["Gaussian, seed 0", "Gaussian, seed 1"]
+    capsys.readouterr()
+    for folder, message in ((first, "another seed"), (tmp_path / "none", "a run folder of this study"),
+                            (first / "certificates" / "digits_gaussian", "be a run with study 'smoothmix'")):
+        assert tiny_seed(monkeypatch, first, 0, "--join", str(folder)) == 2
+        assert message in capsys.readouterr().err
+    assert tiny_seed(monkeypatch, tmp_path / "third", 2, *methods, "gaussian", "--tolerance", "0.1") == 0
+    assert tiny_seed(monkeypatch, first, 0, "--join", str(tmp_path / "third")) == 2
+    assert "the same plan of digits_gaussian" in capsys.readouterr().err
+    assert "digits_gaussian_seed2" not in folders(first / "certificates")
+
+
+def test_methods_with_an_attack(all_models: list[StudyModel]) -> None:
+    """Consistency + SmoothAdv has recipes of its own; SmoothAdv with DDN differs from SmoothAdv in the attack."""
+    by_name = {model.recipe.name: model for model in all_models}
+    for sigma in ("025", "050", "100"):
+        joined = by_name[f"mnist_lenet_consistency_sigma{sigma}_smoothadv"]
+        assert joined.recipe.objective.to_dict()["eps"] is not None and joined.method == "consistency-smoothadv"
+        plain, ddn = (by_name[f"mnist_lenet_smoothadv_sigma{sigma}{suffix}"] for suffix in ("", "_ddn"))
+        assert differences(plain.recipe.objective.to_dict(), ddn.recipe.objective.to_dict()) == {"attack"}
+        assert ddn.recipe.plan == plain.recipe.plan
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +202,10 @@ def test_full_size_has_every_row_of_the_paper(all_models: list[StudyModel]) -> N
     by_part = {part: [model for model in all_models if model.is_in(part)]
                for part in (TABLE_1, INTERPOLATION, TABLE_2, TABLE_3, RESNET110, "figure-7", *ABLATIONS)}
     counts = {part: len(models) for part, models in by_part.items()}
-    assert counts == {TABLE_1: 1, INTERPOLATION: 2, TABLE_2: 27, TABLE_3: 15, RESNET110: 21, "figure-6": 6,
+    assert counts == {TABLE_1: 1, INTERPOLATION: 2, TABLE_2: 33, TABLE_3: 15, RESNET110: 21, "figure-6": 6,
                       "figure-7a": 5, "figure-7b": 6, "figure-7c": 5, "figure-7": 12}
     names = [model.recipe.name for model in all_models]
-    assert len(set(names)) == len(names) == 27 + 15 + 21 + 4 + 3 + 4 + 3
+    assert len(set(names)) == len(names) == 33 + 15 + 21 + 4 + 3 + 4 + 3
     assert {model.method for model in by_part[TABLE_2]} == set(METHODS)
     assert {model.method for model in by_part[TABLE_3]} == set(FAST)
     assert {model.method for model in by_part[RESNET110]} == set(DEEP)
@@ -169,7 +229,8 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> set[str]
 
 
 @pytest.mark.parametrize(("methods", "sigmas", "count"), [
-    (None, None, 27), ("smoothmix", None, 3), ("smoothmix,macer", "0.5", 2), (None, "0.25,1", 18)])
+    (None, None, 30), ("smoothmix", None, 3), ("smoothmix,macer", "0.5", 2), (None, "0.25,1", 20),
+    ("consistency-smoothadv", None, 3), ("smoothadv-ddn", "1", 1)])
 def test_selection(methods: str | None, sigmas: str | None, count: int, all_models: list[StudyModel]) -> None:
     selection = ModelSelection.parse(methods, sigmas)
     assert sum(selection.has(model) for model in all_models if TABLE_2 in model.parts) == count

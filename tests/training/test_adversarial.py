@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from small_objectives import LABELS, SHAPE, B, PlainNetwork, images, losses, stream
+from small_objectives import LABELS, SHAPE, B, K, NormNetwork, PlainNetwork, images, losses, stream
 from torch import Tensor, nn
 
 from equipoise.core.checks import InputError
@@ -56,11 +57,45 @@ def test_training_for_mixing_adds_the_confidence_of_kept_and_of_wrong_images() -
     torch.testing.assert_close(term, torch.stack(expected))
     assert float(term[2]) == 0 and (term[[0, 1, 3]] > 0).all()
     model, x = PlainNetwork(), images()
-    plain, mixed = (losses(Adversarial(eps=0.1, for_mixing=on, mixing_weight=0.7), model, x, LABELS)
-                    for on in (False, True))
+    plain, mixed = (losses(own, model, x, LABELS) for own in (
+        Adversarial(eps=0.1), Adversarial(eps=0.1, for_mixing=True, mixing_weight=0.7)))
     assert (mixed >= plain).all() and (mixed > plain).any()
     unweighted = losses(Adversarial(eps=0.1, for_mixing=True, mixing_weight=0.0), model, x, LABELS)
     torch.testing.assert_close(unweighted, plain)
+
+
+def test_the_clean_images_of_training_for_mixing_leave_batch_norm_alone() -> None:
+    """With weight 0 it is plain adversarial training, statistics included; with more, both terms have gradients."""
+    outcomes = []
+    settings: list[dict[str, Any]] = [{}, {"for_mixing": True, "mixing_weight": 0.0}, {"for_mixing": True}]
+    for own in settings:
+        torch.manual_seed(0)
+        model = NormNetwork().train()
+        total = losses(Adversarial(eps=0.1, steps=1, **own), model, images(), LABELS).sum()
+        total.backward()
+        buffers = {name: value.clone() for name, value in model.named_buffers()}
+        outcomes.append((float(total.detach()), buffers, [p.grad.clone() for p in model.parameters()
+                                                          if p.grad is not None]))
+    (plain, statistics, gradients), (unweighted, same, equal), (mixed, also, different) = outcomes
+    assert plain == unweighted < mixed and len(gradients) == len(different) == 6
+    for name, value in statistics.items():
+        assert torch.equal(value, same[name]) and torch.equal(value, also[name]), name
+    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(gradients, equal, strict=True))
+    assert any(not torch.allclose(a, b, atol=1e-3) for a, b in zip(gradients, different, strict=True))
+
+
+def test_at_a_confidence_of_one_half_kept_images_count_twice() -> None:
+    attacked = 3 * torch.randn(50, K, generator=torch.Generator().manual_seed(0))
+    y = attacked.argmax(dim=1)
+    term = Adversarial(for_mixing=True).confidence_loss(attacked, attacked, y)
+    torch.testing.assert_close(term, F.cross_entropy(attacked, y, reduction="none"))
+
+
+def test_settings_of_training_for_mixing_are_refused_without_it() -> None:
+    mistakes: list[dict[str, Any]] = [{"mixing_weight": 0.7}, {"mixing_confidence": 0.6}]
+    for settings in mistakes:
+        with pytest.raises(InputError, match=f"`{next(iter(settings))}` must be left out unless `for_mixing` is set"):
+            Adversarial(**settings)
 
 
 def test_training_for_mixing_separates_confidences() -> None:

@@ -39,6 +39,12 @@ def test_recipes_of_the_official_code_use_all_images_and_its_late_drops(path: Pa
         assert plan.step_delay == 1
 
 
+@pytest.mark.parametrize(("objective", "mode"), [("smoothmix", "both"), ("macer", "auto")])
+def test_steps_on_mnist_are_compiled_and_captured_where_that_was_measured(objective: str, mode: str) -> None:
+    modes = {Recipe.read(path).plan.compile for path in CONFIGS.glob(f"mnist_lenet_{objective}_*.toml")}
+    assert modes == {mode}
+
+
 def test_changed_settings_go_to_the_objective_and_to_the_plan() -> None:
     recipe = Recipe.read(CONFIGS / "mnist_lenet_smoothmix_sigma100.toml")
     changed = recipe.changed("_short", eta=2.0, noises=8, epochs=3)

@@ -31,7 +31,7 @@ from equipoise.attacks.registry import rand as rand
 from equipoise.attacks.registry import standard as standard
 from equipoise.attacks.sanity_checks import black_box_check as black_box_check
 from equipoise.attacks.sanity_checks import run_sanity_checks as run_sanity_checks
-from equipoise.attacks.search import SearchResult as SearchResult
+from equipoise.attacks.search_state import SearchResult as SearchResult
 from equipoise.attacks.square import Square as Square
 from equipoise.attacks.straight_through import straight_through as straight_through
 from equipoise.attacks.suite import Attack as Attack

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from equipoise.attacks.engine import Stage
 from equipoise.attacks.gradients import GradientSource, Objective
-from equipoise.attacks.search import Rows, SearchState
+from equipoise.attacks.search_state import Rows, SearchState
 from equipoise.attacks.sparse_ascent import SparseAscent, SparseAscentState, maximize_sparse
 from equipoise.attacks.suite import Attack
 from equipoise.core import checks, geometry, losses

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from equipoise.attacks.engine import Stage
 from equipoise.attacks.gradients import GradientSource
-from equipoise.attacks.search import AttackBatch, SearchState
+from equipoise.attacks.search_state import AttackBatch, SearchState
 from equipoise.attacks.suite import Attack
 from equipoise.core import checks, geometry
 from equipoise.core.device import autocast, exclusive, full_precision

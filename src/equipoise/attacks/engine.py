@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.attacks.gradients import VERDICT_BLOCK, GradientSettings, GradientSource
-from equipoise.attacks.search import AttackBatch, BatchShape, Search, SearchResult, run_searches
+from equipoise.attacks.search import run_searches
+from equipoise.attacks.search_state import AttackBatch, BatchShape, Search, SearchResult
 from equipoise.core import checks, device, memory, progress
 from equipoise.core.modes import inference
 from equipoise.core.rng import Stream

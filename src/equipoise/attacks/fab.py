@@ -21,7 +21,7 @@ from torch import Tensor
 
 from equipoise.attacks.engine import Stage
 from equipoise.attacks.gradients import GradientSource
-from equipoise.attacks.search import SearchState
+from equipoise.attacks.search_state import SearchState
 from equipoise.attacks.suite import Attack
 from equipoise.attacks.targeted import ORDERS, RANKS, check_ranks, choose_targets, logit_difference
 from equipoise.core import checks, geometry

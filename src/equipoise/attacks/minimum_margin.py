@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from equipoise.attacks.apgd import Apgd
 from equipoise.attacks.engine import AttackState, Driver
-from equipoise.attacks.search import AttackBatch, SearchResult
+from equipoise.attacks.search_state import AttackBatch, SearchResult
 from equipoise.attacks.suite import Attack, Suite
 from equipoise.attacks.targeted import TargetedApgd, first_ranks
 from equipoise.core import checks

@@ -23,7 +23,7 @@ from equipoise.attacks.apgd import apgd_maximize
 from equipoise.attacks.engine import Stage
 from equipoise.attacks.fab import FabSearch
 from equipoise.attacks.gradients import GradientSource
-from equipoise.attacks.search import SearchState
+from equipoise.attacks.search_state import SearchState
 from equipoise.attacks.sparse_ascent import radius_phases
 from equipoise.attacks.suite import Attack
 from equipoise.attacks.targeted import MAX_RANKED, classes_by_distance

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from equipoise.attacks.gradients import GradientSource, Objective
-from equipoise.attacks.search import SearchState
+from equipoise.attacks.search_state import SearchState
 from equipoise.core import geometry
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat

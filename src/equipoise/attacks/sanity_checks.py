@@ -62,7 +62,9 @@ def _run_sanity_checks(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, s
             alone = torch.cat([model(x[row : row + 1]) for row in range(min(len(x), 8))])
         gradient = value_and_gradient(lambda point: losses.cross_entropy(source(point), y))(x)[1]
     random, size_dependence = _change(z, again), _change(z[: len(alone)], alone)
-    probabilities = _share(((z.sum(dim=1) - 1).abs() < 1e-3) & (z >= 0).all(dim=1))
+    # A model that tells nothing but the class cannot return logits.
+    classes_alone = bool(((z == 0) | (z == 1)).all())
+    probabilities = 0.0 if classes_alone else _share(((z.sum(dim=1) - 1).abs() < 1e-3) & (z >= 0).all(dim=1))
     infinite = _share(z.isinf().any(dim=1))
     vanishing = _share(gradient.flatten(1).abs().amax(dim=1) <= 1e-10)
     return [

@@ -17,7 +17,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from equipoise.attacks.search import Rows
+from equipoise.attacks.search_state import Rows
 from equipoise.core import geometry
 from equipoise.core.ascent import ValueAndGradient
 from equipoise.core.geometry import per_example, where_rows

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from equipoise.attacks.engine import Stage
 from equipoise.attacks.gradients import GradientSource
-from equipoise.attacks.search import SearchState
+from equipoise.attacks.search_state import SearchState
 from equipoise.attacks.suite import Attack
 from equipoise.core import checks, geometry
 from equipoise.core.geometry import where_rows

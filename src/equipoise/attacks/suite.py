@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from equipoise import models
 from equipoise.attacks.engine import AttackState, Driver, MakeSearch, ProgressMeter, Stage
 from equipoise.attacks.gradients import EXAMPLES, Extra, GradientSettings
-from equipoise.attacks.search import AttackBatch, SearchResult
+from equipoise.attacks.search_state import AttackBatch, SearchResult
 from equipoise.core import checks, progress, rng
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat

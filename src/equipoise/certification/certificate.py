@@ -14,6 +14,7 @@ from equipoise.core.settings import Settings, setting
 ABSTAIN = -1
 SHARED_BOUNDS = ("votes", "soft")  # certificates whose radius, at any alpha, follows from their bounds
 MAX_SIGMA = 100.0
+MAX_SIGMAS = 100  # in one run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,7 @@ THEOREMS: dict[str, Theorem] = {
     "lipschitz": partial(radii.theorem_3_5, constant=radii.SHARP_CONSTANT),
     "3.5": radii.theorem_3_5,
 }
+THEOREM_NAMES = {"ours": "ours", "A.2": "Theorem A.2", "lipschitz": "3.5, smallest constant", "3.5": "Theorem 3.5"}
 
 
 def at_alpha(certificate: Certificate, plan: SmoothingPlan) -> Certificate:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from equipoise import __version__
-from equipoise.core import interrupts, progress
+from equipoise.cli.help import GroupedCommand, GroupedCommands
+from equipoise.core import interrupts
 from equipoise.core.checks import EquipoiseWarning, InputError, shorten
 from equipoise.core.text import literal
 
@@ -31,10 +31,13 @@ COMMANDS = {
     "evaluate": "Clean and attacked accuracy of models on the same images; resumes where it stopped.",
     "fit": "Fit a mixture to a target on images that are never evaluated on, and write it as `mixture:DIR`.",
     "compare-rules": "Fit several rules for mixing one pair, and evaluate them all under the same attacks; resumes "
-                     "where it stopped.",
+                     "where it stopped. For a page of existing runs: `compare`.",
     "certify": "Certified ℓ2 radii (in [0, 1] pixels) by randomized smoothing; resumes where it stopped.",
     "report": "Write report.html into a run folder.",
-    "open": "Open the report of a run folder in the browser; it is written first where it is missing or out of date.",
+    "compare": "Compare existing runs on one page. Fits and attacks nothing; `compare-rules` does that.",
+    "index": "List all runs below a folder on one page, with main figures and links to their reports.",
+    "open": "Open the report of a run, or the index of a folder of runs, in the browser; it is written first where it "
+            "is missing or out of date.",
     "reproduce": "Run a study of a paper and write its report.",
     "train": "Train a classifier with an objective, or the gate of two classifiers; repeating the command resumes it.",
     "data": "Work with the official data sets.",
@@ -54,7 +57,7 @@ def load_command(name: str) -> Any:
         loaded.add_typer(commands.data_app)
     else:
         function = "open_report" if name == "open" else name.replace("-", "_")  # `open` is Python's own
-        loaded.command(name)(getattr(commands, function))
+        loaded.command(name, cls=GroupedCommand)(getattr(commands, function))
         loaded.callback()(_listed)  # without it, the one command would take the place of the group
     return typer.main.get_command(loaded).commands[name]  # type: ignore[attr-defined]
 
@@ -63,7 +66,7 @@ def _listed() -> None:
     pass  # takes the place of a command that is not loaded
 
 
-class _Commands(TyperGroup):
+class _Commands(GroupedCommands):
     """The list of commands; they are loaded when one is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -101,7 +104,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str], received: interrupts.Received) -> int:
     try:
-        with progress.display(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("always", EquipoiseWarning)
             warnings.showwarning = _print_warning
             result = app(list(arguments), standalone_mode=False)
@@ -137,7 +140,6 @@ def _print_error(sentence: str, code: int) -> int:
 
 
 def _print_warning(message: Warning | str, *details: object, **more: object) -> None:
-    if os.environ.get("RANK", "0") == "0":
-        # Our own warnings are one line; those of other packages may have several.
-        keep = "" if isinstance(message, EquipoiseWarning) else "\n"
-        print(f"warning: {literal(str(message), keep)}", file=sys.stderr)
+    from equipoise.cli import output  # loaded by the command that warns
+
+    output.warn(message)

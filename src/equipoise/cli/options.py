@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 import shlex
 import sys
 import typing
@@ -15,12 +14,30 @@ from typing import Annotated, Any
 
 import typer
 
-from equipoise import reporting
+from equipoise.cli import output
+from equipoise.cli.help import COMPUTATION, DATA, MODELS, OUTPUT, THREAT
 from equipoise.core import checks, config
 from equipoise.core.settings import Settings
-from equipoise.core.text import literal
+from equipoise.core.threat import ThreatSettings
+from equipoise.data import DataSettings
+from equipoise.evaluation import CertificationSettings, EvaluationSettings
+from equipoise.fitting import FitSettings
+from equipoise.models import LoadOptions
+from equipoise.studies import ComparisonSettings, FitImages, StudySettings
+from equipoise.training import TrainingPlan
 
 EMPTY = inspect.Parameter.empty
+# The heading of options in `--help`: that of their settings class, except for some by name.
+HEADINGS: dict[type[Settings], str] = {
+    LoadOptions: MODELS, DataSettings: DATA, FitImages: DATA, ThreatSettings: THREAT, EvaluationSettings: THREAT,
+    CertificationSettings: "Certificate", FitSettings: "Mixture", ComparisonSettings: "Rules", StudySettings: "Study",
+    TrainingPlan: "Training"}
+OBJECTIVE = "Objective"  # of the classes of training objectives
+HEADING_OF = {
+    **dict.fromkeys(("accurate", "robust", "gate", "stand_in", "like", "allow_code"), MODELS),
+    **dict.fromkeys(DataSettings.names(), DATA), **dict.fromkeys(("norm", "eps"), THREAT),
+    **dict.fromkeys(("save_adversarial", "bundle"), OUTPUT),
+    **dict.fromkeys(("batch_size", "precision", "seed", "cache", "compile", "save_seconds"), COMPUTATION)}
 
 
 def _defaults_from_file(context: typer.Context, path: Path | None) -> Path | None:
@@ -44,41 +61,34 @@ Models = Annotated[list[str], typer.Argument(help="Model references: file:PATH, 
                                              "tta:N:REFERENCE (test-time augmentation), "
                                              "smoothed:SIGMA,N:REFERENCE (randomized smoothing with N samples, 100 if "
                                              "left out), or a bare path.",
-                                             metavar="MODEL", show_default=False)]
-Reference = Annotated[str, typer.Option(help="Model reference.", show_default=False)]
-Out = Annotated[Path, typer.Option(help="Run folder; repeating the command resumes it.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Seed = Annotated[int, typer.Option(help="Random seed.", callback=checks.seed)]
+                                             metavar="MODEL", show_default=False, rich_help_panel=MODELS)]
+Reference = Annotated[str, typer.Option(help="Model reference.", show_default=False, rich_help_panel=MODELS)]
+Out = Annotated[Path, typer.Option(help="Run folder; repeating the command resumes it.", rich_help_panel=OUTPUT)]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=COMPUTATION)]
+Seed = Annotated[int, typer.Option(help="Random seed.", callback=checks.seed, rich_help_panel=COMPUTATION)]
 Config = Annotated[Path | None, typer.Option(help="TOML file with defaults for these options.", is_eager=True,
                                              callback=_defaults_from_file, show_default=False)]
-
 NoReport = Annotated[bool, typer.Option("--no-report", envvar="EQUIPOISE_NO_REPORT", help="Write no report.html into "
-                                        "the run folder.")]
+                                        "the run folder.", rich_help_panel=OUTPUT)]
+Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON instead of the table.",
+                                    rich_help_panel=OUTPUT)]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors; with --json, the summary alone.",
+                                     rich_help_panel=OUTPUT)]
+IN_EVERY_COMMAND = {"json": Json, "quiet": Quiet}
 
 
 def typed_command() -> str:
-    """The command line as typed, for `run.toml`."""
-    return shlex.join(["equipoise", *sys.argv[1:]])
+    """The command line as typed, for `run.toml`, without what only concerns the terminal."""
+    return shlex.join(["equipoise", *(word for word in sys.argv[1:] if word not in ("--json", "--quiet"))])
 
 
-def show(result: object) -> None:
-    """Print a result, with names in it shown literally; of several processes, only the first does."""
-    if os.environ.get("RANK", "0") == "0":
-        typer.echo(literal(str(result), keep="\n"))
-
-
-def write_report(out: Path, no_report: bool = False) -> None:
-    """Write the report of a run that has results, and print where it is; of several processes, only the first does."""
-    if not no_report and os.environ.get("RANK", "0") == "0" and (out / "summary.json").exists():
-        show(f"report: {reporting.report(out)}")
-
-
-def command(function: Callable[..., None], **settings: type[Settings]) -> Callable[..., None]:
-    """A function for Typer that parses the options of `function`'s settings and calls it with settings objects.
+def command(function: Callable[..., output.Outcome], **settings: type[Settings]) -> Callable[..., None]:
+    """A function for Typer that parses the options of `function`'s settings, calls it and prints the outcome.
 
     Args:
         function: its parameters are options as Typer knows them, or annotated with a :class:`Settings` class; a
-            settings object as default gives the defaults of its fields.
+            settings object as default gives the defaults of its fields. What it returns is printed, also as the
+            options `--json` and `--quiet` want it, which every command gets here.
         settings: the classes of parameters whose annotation is only a base class.
     """
     hints = {**typing.get_type_hints(function, include_extras=True), **settings}
@@ -91,11 +101,17 @@ def command(function: Callable[..., None], **settings: type[Settings]) -> Callab
             options += _options_of(hint, None if parameter.default is EMPTY else parameter.default)
         else:
             options.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint))
+    options += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=False)
+                for name, hint in IN_EVERY_COMMAND.items()]
 
-    def run(**given: Any) -> None:
+    def run(json: bool, quiet: bool, **given: Any) -> None:
         grouped = {key: cls(**{field: given.pop(field) for field in cls.names() if field in given})
                    for key, cls in groups.items()}
-        function(**grouped, **given)
+        with output.during(json, quiet):
+            outcome = function(**grouped, **given)
+        output.show(outcome, json, quiet)
+        if outcome.check is not None:
+            outcome.check()
 
     run.__name__, run.__doc__ = function.__name__, inspect.getdoc(function)
     run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
@@ -116,18 +132,19 @@ def _options_of(cls: type[Settings], defaults: Settings | None = None) -> list[i
             hint = list[str] | None
         elif field.metadata.get("fraction") or str in typing.get_args(hint):  # such as 8/255, which the settings parse
             hint = str | None if type(None) in typing.get_args(hint) else str
-            default = default if required or default is None or isinstance(default, str) else _written(float(default))
+            default = default if required or default is None or isinstance(default, str) else written(float(default))
         flags = [f"--{field.name.replace('_', '-')}"] if hint is bool else []
-        option = typer.Option(*flags, help=field.metadata["help"], show_default=not required and default is not None)
+        option = typer.Option(*flags, help=field.metadata["help"], show_default=not required and default is not None,
+                              rich_help_panel=HEADING_OF.get(field.name) or HEADINGS.get(cls, OBJECTIVE))
         options.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[hint, option],
                                          default=EMPTY if required else default))
     return options
 
 
-def _written(value: float) -> str:
+def written(value: float) -> str:
     """A number as a user would type it, without loss.
 
-    >>> _written(0.4), _written(8 / 255), _written(0.123456789)
+    >>> written(0.4), written(8 / 255), written(0.123456789)
     ('0.4', '8/255', '0.123456789')
     """
     forms = f"{value:g}", str(Fraction(value).limit_denominator(1000)), repr(value)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from equipoise.cli import options
-from equipoise.cli.options import command
+from equipoise.cli import next_commands, options
+from equipoise.cli.help import MODELS, GroupedCommand, GroupedCommands
+from equipoise.cli.options import OBJECTIVE, command
+from equipoise.cli.output import Outcome, write_report
 from equipoise.core import checks
 from equipoise.data import DataSettings
 from equipoise.mixing import load_model
@@ -20,24 +21,27 @@ from equipoise.mixing.gate import WIDTH
 from equipoise.models import ARCHITECTURES, LoadOptions, note_loaded, require_used
 from equipoise.training import OBJECTIVES, Objective, TrainingPlan, train, train_gate
 from equipoise.training.objectives.gate import GATE_PLAN, GateLoss
+from equipoise.training.recorder import BEST
 
 Arch = Annotated[str | None, typer.Option(help=f"Architecture: {', '.join(ARCHITECTURES.builtin)}.",
-                                          show_default=False)]
+                                          show_default=False, rich_help_panel=MODELS)]
 Init = Annotated[Path | None, typer.Option(help="Checkpoint to start from, of the same architecture; its means and "
-                                           "standard deviations stay.", show_default=False)]
+                                           "standard deviations stay.", show_default=False, rich_help_panel=MODELS)]
 Mean = Annotated[str | None, typer.Option(help="Per-channel means subtracted by the model, e.g. 0.49,0.48,0.45; those "
-                                          "of the training images if not given.", show_default=False)]
+                                          "of the training images if not given.", show_default=False,
+                                          rich_help_panel=MODELS)]
 Std = Annotated[str | None, typer.Option(help="Per-channel standard deviations it divides by; those of the training "
-                                         "images if not given.", show_default=False)]
-Width = Annotated[int, typer.Option(help="Channels of the first stage of the gate.")]
+                                         "images if not given.", show_default=False, rich_help_panel=MODELS)]
+Width = Annotated[int, typer.Option(help="Channels of the first stage of the gate.", rich_help_panel=OBJECTIVE)]
 Layers = Annotated[str | None, typer.Option(help="Layers whose features the gate reads, shallow and deep, of the "
                                             "accurate and of the robust model, e.g. layer1,layer2;layer1,layer2; "
-                                            "found automatically if not given.", show_default=False)]
+                                            "found automatically if not given.", show_default=False,
+                                            rich_help_panel=OBJECTIVE)]
 TRAINING_DATA = DataSettings(split="train")
 GATE_HELP = "The gate of a mixture: a network that gives every image its own alpha, for `equipoise fit --gate`."
 
 
-class _Objectives(TyperGroup):
+class _Objectives(GroupedCommands):
     """The commands; the error for an unknown one suggests the nearest."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -54,26 +58,26 @@ app = typer.Typer(name="train", cls=_Objectives, no_args_is_help=True, rich_mark
 def _train(objective: Objective, plan: TrainingPlan, out: options.Out, arch: Arch = None,
            data: DataSettings = TRAINING_DATA, init: Init = None, mean: Mean = None, std: Std = None,
            device: options.Device = "auto", no_report: options.NoReport = False,
-           config: options.Config = None) -> None:
+           config: options.Config = None) -> Outcome:
     result = train(objective, data=data.load(), arch=arch, init=init, mean=mean, std=std, out=out, device=device,
                    **plan.to_dict())
-    options.show(f"{result}\n{out / 'best.safetensors'}")
-    options.write_report(out, no_report)
+    return Outcome(result, out, {"checkpoint": out / BEST, **write_report(out, no_report)},
+                   next_commands.after_train(out / BEST, data, objective))
 
 
 def _train_gate(accurate: options.Reference, robust: options.Reference, out: options.Out, objective: GateLoss,
                 load: LoadOptions, plan: TrainingPlan = GATE_PLAN, data: DataSettings = TRAINING_DATA,
                 width: Width = WIDTH, layers: Layers = None, device: options.Device = "auto",
-                no_report: options.NoReport = False, config: options.Config = None) -> None:
+                no_report: options.NoReport = False, config: options.Config = None) -> Outcome:
     images = data.load()
     bases = [load_model(reference, load, num_classes=images.num_classes, image_shape=images.image_shape)
              for reference in (accurate, robust)]
     require_used(load, bases)
     note_loaded(dict(zip((accurate, robust), bases, strict=True)))
-    train_gate(bases[0], bases[1], data=images, width=width, layers=_parse_layers(layers), out=out, device=device,
-               **objective.to_dict(), **plan.to_dict())
-    options.show(out / GATE)
-    options.write_report(out, no_report)
+    result = train_gate(bases[0], bases[1], data=images, width=width, layers=_parse_layers(layers), out=out,
+                        device=device, **objective.to_dict(), **plan.to_dict())
+    return Outcome(result, out, {"gate": out / GATE, **write_report(out, no_report)},
+                   next_commands.after_gate(out, accurate, robust, data, objective))
 
 
 def _parse_layers(text: str | None) -> Any:
@@ -90,8 +94,8 @@ def _add_commands() -> None:
         line = (inspect.getdoc(cls) or "").splitlines()[0]
         # The list of objectives shows the whole line, without its citation.
         short = re.sub(r" \[\w+[^\]]*\]", "", line)
-        app.command(name, help=line, short_help=short)(command(_train, objective=cls))
-    app.command(GateLoss.name, help=GATE_HELP, short_help=GATE_HELP)(command(_train_gate))
+        app.command(name, help=line, short_help=short, cls=GroupedCommand)(command(_train, objective=cls))
+    app.command(GateLoss.name, help=GATE_HELP, short_help=GATE_HELP, cls=GroupedCommand)(command(_train_gate))
 
 
 _add_commands()

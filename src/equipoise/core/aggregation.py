@@ -16,8 +16,14 @@ from equipoise.core.rows import AttackRow, Row
 from equipoise.core.threat import Threat
 
 CLEAN, WORST, ROBUST = "clean", "worst", "robust"
+MODELS = ("accurate", ROBUST, "mixed")  # the two base models and their mixture, in the order of every table
 ModelAndAlpha = tuple[str, float | None]
 Correct = dict[int, bool]  # image index → classified correctly
+
+
+def base_models_first(model: str) -> int:
+    """A key that sorts the two base models before their mixture, and others after it in the order they have."""
+    return MODELS.index(model) if model in MODELS else len(MODELS)
 
 
 def correct_by_attack(rows: Iterable[Row]) -> dict[ModelAndAlpha, dict[str, Correct]]:
@@ -38,22 +44,23 @@ def _rows_by_attack(rows: Iterable[Row]) -> dict[ModelAndAlpha, dict[str, dict[i
     for attacks in table.values():
         if attacks.keys() - {CLEAN}:
             common, listed = set.intersection(*map(set, attacks.values())), list(attacks.values())
-            attacks[WORST] = {index: _worst([own[index] for own in listed]) for index in sorted(common)}
+            attacks[WORST] = {index: worst_row([own[index] for own in listed]) for index in sorted(common)}
     return {group: dict(attacks) for group, attacks in table.items()}
 
 
-def _worst(rows: Sequence[AttackRow]) -> AttackRow:
-    """The row of an image under the attack that is worst for it.
+def worst_row(rows: Sequence[AttackRow]) -> AttackRow:
+    """The row of an image under the attack that is worst for it: one that broke it, and of those the smallest margin.
 
     For a randomised model the margin decides, whose passes are others than those of the share: the smallest of several
     random shares would on average lie below the share of every attack.
     """
     if _is_randomized(rows):
-        return min(rows, key=lambda row: 2 * _share(row) - 1 if row.margin is None else row.margin)
-    return min(rows, key=lambda row: row.correct)
+        return min(rows, key=lambda row: 2 * share_correct(row) - 1 if row.margin is None else row.margin)
+    return min(rows, key=lambda row: (row.correct, 1.0 if row.margin is None else row.margin))
 
 
-def _share(row: AttackRow) -> float:
+def share_correct(row: AttackRow) -> float:
+    """How much an image counts in an accuracy: of a randomised model the share of its passes, else all or nothing."""
     return float(row.correct) if row.share_correct is None else row.share_correct
 
 
@@ -69,7 +76,7 @@ def accuracies(rows: Iterable[Row], threat: Threat | None) -> list[Result]:
             own = list(by_image.values())
             passes = max(row.passes or 1 for row in own) if _is_randomized(own) else None
             estimate = (stats.share(row.correct for row in own) if passes is None else
-                        stats.mean_share([_share(row) for row in own], passes))
+                        stats.mean_share([share_correct(row) for row in own], passes))
             results.append(Result.of(model, metric, estimate, alpha=alpha, passes=passes,
                                      threat=None if metric == CLEAN else threat))
     return results
@@ -93,17 +100,18 @@ def broken_by(rows: Iterable[Row]) -> list[BrokenCount]:
 
 
 def by_class(rows: Iterable[Row]) -> list[ClassAccuracy]:
-    """Clean accuracy and that in the worst case over all attacks, for every model and class."""
+    """Clean accuracy and that in the worst case over all attacks, for every model and class; they add up to results."""
     own_rows = [row for row in rows if isinstance(row, AttackRow) and row.alpha is None]
     labels = {row.index: row.label for row in own_rows}
     result = []
-    for (model, _), attacks in sorted(correct_by_attack(own_rows).items(), key=lambda item: _model_order(item[0])):
+    for (model, _), attacks in sorted(_rows_by_attack(own_rows).items(), key=lambda item: _model_order(item[0])):
         worst = attacks.get(WORST, attacks.get(CLEAN, {}))
         for label in sorted({labels[index] for index in worst}):
             own = [index for index in worst if labels[index] == label]
             clean = attacks.get(CLEAN, {})
-            result.append(ClassAccuracy(model=model, label=label, n=len(own), attacked=sum(worst[i] for i in own),
-                                        clean=sum(clean.get(i, False) for i in own)))
+            result.append(ClassAccuracy(model=model, label=label, n=len(own),
+                                        attacked=sum(share_correct(worst[i]) for i in own),
+                                        clean=sum(share_correct(clean[i]) for i in own if i in clean)))
     return result
 
 
@@ -158,7 +166,7 @@ def promise_checks(rows: Sequence[Row], promised: Mapping[tuple[str, str], Targe
         if difference.metric != WORST:
             continue
         worst = table[difference.versus, None][WORST]
-        base = sum(map(_share, worst.values())) / len(worst) if target.of_robust else 1.0
+        base = sum(map(share_correct, worst.values())) / len(worst) if target.of_robust else 1.0
         if base > 0:
             loss, low, high = (-value / base for value in (difference.value, difference.high, difference.low))
             checks.append(PromiseCheck(value=loss, low=low, high=high, n=difference.n, model=difference.model,
@@ -186,7 +194,7 @@ def compared_lines(summary: Summary) -> list[ComparedLine]:
 
 def _difference(pairs: Sequence[tuple[AttackRow, AttackRow]]) -> stats.Estimate:
     if any(map(_is_randomized, pairs)):
-        ours, theirs = ([_share(row) for row in side] for side in zip(*pairs, strict=True))
+        ours, theirs = ([share_correct(row) for row in side] for side in zip(*pairs, strict=True))
         return stats.mean_paired_difference(ours, theirs)
     gained = sum(own.correct and not other.correct for own, other in pairs)
     lost = sum(other.correct and not own.correct for own, other in pairs)
@@ -196,5 +204,4 @@ def _difference(pairs: Sequence[tuple[AttackRow, AttackRow]]) -> stats.Estimate:
 def _model_order(group: ModelAndAlpha) -> tuple[int, str, float]:
     """The two base models first, then their mixture, then the rest by name."""
     model, alpha = group
-    order = ("accurate", "robust", "mixed")
-    return (order.index(model) if model in order else len(order), model, -1.0 if alpha is None else alpha)
+    return base_models_first(model), model, -1.0 if alpha is None else alpha

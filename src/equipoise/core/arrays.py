@@ -153,13 +153,14 @@ class AttackedArrays(_Group):
 
     prefix = "attacked"
 
-    clean: Array  # (n, 1 or 3, H, W) in [0, 1]
+    clean: Array  # (n, 1 or 3, H, W) in [0, 1]; some rows and columns of a large image
     attacked: Array  # (n, 1 or 3, H, W) in [0, 1]; the clean image where nothing broke it
     index: Array  # (n,)
     label: Array  # (n,)
     predicted: Array  # (n,) for the attacked image
     model: str
     attack: str
+    alpha: float | None = None  # of a model that was evaluated at several
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -207,7 +208,7 @@ class PictureArrays(_Group):
     prefix = "pictures"
 
     index: Array  # (P,)
-    clean: Array  # (P, 1 or 3, H, W) uint8
+    clean: Array  # (P, 1 or 3, H, W) uint8; some rows and columns of a large image
     attacked: Array  # (P, 1 or 3, H, W) uint8, the attacked point of the smallest margin, rounded
     model: str  # that was attacked
     models: tuple[str, ...]  # M names
@@ -239,11 +240,12 @@ class FrontierArrays(_Group):
     margins: Array  # (2, N) its smallest signed margin over clean and attacked points, without and with the map
     evaluated: float  # alpha of the mixture that was attacked
     names: tuple[str, ...]  # of the accurate base, the robust base and the mixture in rows
+    clean_margins: Array | None = None  # (2, N) its signed margin on the clean image, without and with the map
 
     def __post_init__(self) -> None:
         grid = steps, count = self.alpha.size, self.index.size
         self._check_shapes(index=(count,), alpha=(steps,), lost=(steps,), predicted=grid, by_accurate=grid,
-                           standing=grid, gaps=(2, count), margins=(2, count))
+                           standing=grid, gaps=(2, count), margins=(2, count), clean_margins=(2, count))
 
 
 def save(folder: Path | str, *groups: _Group | None) -> None:

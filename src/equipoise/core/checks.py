@@ -24,6 +24,7 @@ MAX_CLASSES = 100_000
 MAX_STEPS = 10**6  # of an attack or a training
 _LONGEST_NUMBER = 100  # characters
 VALUE_LENGTH, SENTENCE_LENGTH = 120, 400  # characters of a message
+MOST_LISTED = 60  # options that a message names
 
 
 def shorten(text: str, length: int = SENTENCE_LENGTH) -> str:
@@ -173,10 +174,12 @@ def one_of(name: str, value: str, options: Iterable[str]) -> str:
     names = sorted(options)
     if isinstance(value, str) and value in names:
         return value
-    near = difflib.get_close_matches(value[:VALUE_LENGTH], names, n=1) if isinstance(value, str) else []
+    near = difflib.get_close_matches(value[:VALUE_LENGTH], names) if isinstance(value, str) else []
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    options_text = shorten(", ".join(names), 2 * VALUE_LENGTH)
-    raise InputError(f"`{name}` must be one of {options_text}, got {shown(value)}{hint}")
+    listed = ", ".join(names)
+    if len(names) > MOST_LISTED:
+        listed = f"{len(names)} names{', such as ' + ', '.join(near) if near else ''}"
+    raise InputError(f"`{name}` must be one of {shorten(listed, 2 * VALUE_LENGTH)}, got {shown(value)}{hint}")
 
 
 def images(x: Tensor, name: str = "images") -> Tensor:

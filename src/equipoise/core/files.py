@@ -7,6 +7,7 @@ running processes are locked, and stay.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import io
 import os
@@ -106,6 +107,16 @@ def exists(path: str | Path) -> bool:
         return Path(path).exists()
     except (OSError, ValueError):  # too long, null characters
         return False
+
+
+def near_miss(path: str | Path) -> str:
+    """The end of a sentence about a missing file or folder: the most similar name beside it, or nothing."""
+    path = Path(path)
+    try:
+        near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
+    except (OSError, ValueError):  # no such folder, no permission, a null character
+        return ""
+    return f" (did you mean {str(path.with_name(near[0]))!r}?)" if near else ""
 
 
 def names(folder: Path) -> set[str]:

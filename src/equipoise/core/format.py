@@ -16,6 +16,7 @@ from equipoise.core.results import Audit, Result, SanityCheck, SelectedAlpha, Su
 from equipoise.core.rows import Mixture
 from equipoise.core.stats import Estimate
 from equipoise.core.text import literal as literal
+from equipoise.core.text import short_names as short_names
 from equipoise.core.threat import SIGNS
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WIDTH = 80  # characters of a table
+LONGEST_NAME = 24  # characters of a model in a table; longer ones are shortened
 # Metrics that are no shares of images, and the digits they are shown with.
 DIGITS = {"acr": 3, "samples": 0, "ratio": 3, "lipschitz": 3, "margin": 3, "attacked-margin": 3, "radius": 6}
 
@@ -76,6 +78,15 @@ def estimate(result: Result) -> str:
     return f"{value(result)} {bounds(result)}, n = {result.n}"
 
 
+def class_name(names: Sequence[str], label: int) -> str:
+    """The name of a class, shown literally; its number if it has none.
+
+    >>> class_name(("cat", "dog"), 1), class_name((), 1)
+    ('dog', 'class 1')
+    """
+    return literal(names[label]) if 0 <= label < len(names) else f"class {label}"
+
+
 def counts(numbers: Iterable[int]) -> str:
     """One number if all are equal, else their range, such as "8 to 9"."""
     distinct = sorted(set(numbers))
@@ -102,21 +113,6 @@ def mixture_names(mixtures: Iterable[Mixture]) -> dict[Mixture, str]:
     return {mixture: names[own] for mixture, own in labels.items()}
 
 
-def short_names(models: Iterable[str]) -> dict[str, str]:
-    """Short model names: as much of the end of each path as distinguishes them, without the file extension.
-
-    >>> short_names(["file:/a/b/last.safetensors", "file:/a/c/last.safetensors (alpha 0.8)"])
-    {'file:/a/b/last.safetensors': 'b/last', 'file:/a/c/last.safetensors (alpha 0.8)': 'c/last (alpha 0.8)'}
-    """
-    split = {name: name.partition(" (") for name in models}
-    paths = {path: path.split("/") for path, _, _ in split.values()}
-    depth, deepest = 1, max(map(len, paths.values()), default=1)
-    while depth < deepest and len({"/".join(parts[-depth:]) for parts in paths.values()}) < len(paths):
-        depth += 1
-    return {name: literal(re.sub(r"\.(safetensors|pth?)$", "", "/".join(paths[path][-depth:])) + mark + rest)
-            for name, (path, mark, rest) in split.items()}
-
-
 def audit(audit: Audit) -> str:
     """What an audit says about the accuracy under an attack, what it cost, and what to do where it says little."""
     if audit.audited == audit.survivors:
@@ -140,7 +136,8 @@ def notes(summary: Summary) -> list[str]:
     copied = [f"{name}: as {original}, which has the same weights and was attacked once"
               for name, original in summary.copied.items() if not name.endswith(f", {CLEAN}")]
     rounded = [f"{item.model}: {item.count} of {item.n} images that {item.metric} broke are still misclassified after "
-               "rounding to bytes" for item in summary.as_bytes if f"{item.model}, {item.metric}" not in summary.copied]
+               "rounding to bytes" for item in summary.as_bytes
+               if item.count < item.n and f"{item.model}, {item.metric}" not in summary.copied]
     failed = failed_checks(summary.sanity_checks)
     title = ["Failed sanity checks, so that attacked accuracies may be overstated:"] if failed else []
     return [*methods(summary), *promises, *data_notes(summary), *audits, *rounded, *copied, *title, *failed]
@@ -232,13 +229,23 @@ def accuracy_table(results: Sequence[Result], under: str) -> str:
     table = new_table(f"Accuracy on {count} images{each}, 95 % intervals, {under}", "model",
                       *(metric.replace("-", "-\n") for metric in metrics))
     groups = dict.fromkeys((result.model, result.alpha) for result in shown)
+    names = _fitting_names(groups)
     one_model = len({name for name, _ in groups}) == 1
     for name, alpha in groups:
         cells = {result.metric: f"{value(result)}\n{bounds(result)}" for result in shown
                  if (result.model, result.alpha) == (name, alpha)}
-        first = f"alpha {alpha:.4g}" if one_model and alpha is not None else label(name, alpha)
-        table.add_row(literal(first), *(cells.get(metric, "") for metric in metrics))
+        first = f"alpha {alpha:.4g}" if one_model and alpha is not None else names[name, alpha]
+        table.add_row(first, *(cells.get(metric, "") for metric in metrics))
     return render(table)
+
+
+def _fitting_names(mixtures: Iterable[Mixture]) -> dict[Mixture, str]:
+    """Names as they are, but long model references such as `file:PATH` shortened, unless two would be the same."""
+    labels = {mixture: literal(label(*mixture)) for mixture in mixtures}
+    short = mixture_names(labels)
+    names = {mixture: short[mixture] if len(own) > LONGEST_NAME and re.match(r"\w+:", own) else own
+             for mixture, own in labels.items()}
+    return names if len(set(names.values())) == len(names) else labels
 
 
 def radius(value: float, norm: str) -> str:

@@ -112,13 +112,16 @@ class BrokenCount:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassAccuracy:
-    """How many of the n images of one class are classified correctly, clean and in the worst case over all attacks."""
+    """How many of the n images of one class are classified correctly, clean and in the worst case over all attacks.
+
+    An image that a randomised model classifies correctly in a share of its passes counts with that share.
+    """
 
     model: str
     label: Count
     n: Count
-    clean: Count
-    attacked: Count
+    clean: NonNegative
+    attacked: NonNegative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +157,7 @@ class FitSummary:
     recomputed_objective: Share | None = None  # under an attack on the mapped model
     promised: Target | None = None  # what may be lost, if it helped
     passes: NonNegative | None = None  # of a cascade: views of the robust model per clean image
+    attacked_passes: NonNegative | None = None  # the same at the most expensive of the attacked points of each image
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,6 +59,7 @@ class AttackRow(ImageRow):
     share_correct: Share | None = None  # of the passes of a randomised model; `predicted` is the most frequent class
     passes: int | None = None  # behind that share; as many others, independent of them, are behind the margin
     broken_by: str | None = None  # the stage of a suite that broke the image, after "audit/" if only the audit did
+    attack_passes: int | None = None  # network passes with a gradient until it was broken, or of all stages; of a suite
     broken_as_bytes: bool | None = None  # of a misclassified attacked image: still so after rounding to 8 bits
     audit_passes: int | None = None  # network passes with a gradient of the audit, if the image was in its sample
     image_alpha: float | None = None  # weight that a mixture gives its robust side at the attacked image

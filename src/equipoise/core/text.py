@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
+from collections.abc import Iterable
 
 # Control and formatting characters (escapes, text direction), lone surrogates of undecodable file names, line breaks.
 _INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -28,3 +30,28 @@ def slug(text: str) -> str:
     'trades-weight-0.3'
     """
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
+
+
+def short_names(models: Iterable[str]) -> dict[str, str]:
+    """Short model names: as much of the end of each path as distinguishes them, without the file extension.
+
+    Settings, which follow a question mark, are shown where a path comes with several.
+
+    >>> short_names(["file:/a/b/last.safetensors", "file:/a/c/last.safetensors (alpha 0.8)"])
+    {'file:/a/b/last.safetensors': 'b/last', 'file:/a/c/last.safetensors (alpha 0.8)': 'c/last (alpha 0.8)'}
+    >>> short_names(["onnx:a/net.onnx?std=1/255,1/255,1/255"])
+    {'onnx:a/net.onnx?std=1/255,1/255,1/255': 'net.onnx'}
+    """
+    split = {name: name.partition(" (") for name in models}
+    references = {reference for reference, _, _ in split.values()}
+    repeated = Counter(reference.partition("?")[0] for reference in references)
+    paths = {path: path.split("/") for path in repeated}
+    depth, deepest = 1, max(map(len, paths.values()), default=1)
+    while depth < deepest and len({"/".join(parts[-depth:]) for parts in paths.values()}) < len(paths):
+        depth += 1
+    short = {}
+    for name, (reference, mark, rest) in split.items():
+        path, question, settings = reference.partition("?")
+        own = re.sub(r"\.(safetensors|pth?)$", "", "/".join(paths[path][-depth:]))
+        short[name] = literal(own + (question + settings if repeated[path] > 1 else "") + mark + rest)
+    return short

@@ -31,6 +31,10 @@ class VerifiedFiles:
         """Whether all files are official."""
         return not self.wrong
 
+    def to_dict(self) -> dict[str, str]:
+        """The state of every file."""
+        return self.states
+
     def __str__(self) -> str:
         return "\n".join(f"{path}: {state}" for path, state in self.states.items())
 

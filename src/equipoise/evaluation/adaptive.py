@@ -60,7 +60,8 @@ def white_box(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | No
     A suite then also uses a surrogate at the temperature of the map, and attacks both sides at once: with `both_sides`
     on scores, then every target by its two hinges (:func:`hinge_attacks`). Their long runs take the place of those that
     a suite makes on images with a small margin: the margin of a hard decision says little about what is left to do, and
-    nearly all survivors would get both. A cascade is also attacked by its stages (:func:`_by_stages`).
+    nearly all survivors would get both. A cascade is also attacked by its stages (:func:`_by_stages`), and a single
+    attack on it becomes a suite.
 
     A steep gate hides its gradient only in places: there a suite keeps the mixture's own gradients and gets the same
     attacks on a surrogate with a smoother gate. Unless it is `thorough`, there is nothing beyond `both_sides` (and the
@@ -74,7 +75,7 @@ def white_box(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | No
             tempered = mixture.tempered_surrogate(stand_in=stand_in)
             members.insert(0, Suite(attacks=TEMPERED, name="tempered", surrogate=tempered, follow="surrogate"))
         if isinstance(mixture, CascadedClassifier):
-            members = [*_by_stages(mixture), *members]
+            attack, members = _as_suite(attack), [*_by_stages(mixture), *members]
         if thorough:
             members += _by_own_gradients(mixture, attack)
         short = _without_runs_by_margin(attack) if thorough else attack
@@ -121,6 +122,12 @@ def _by_stages(mixture: CascadedClassifier) -> list[Suite]:
     """
     return [Suite(attacks=FIRST_STAGE, name="first-stage", surrogate=FirstView(mixture.robust), follow="surrogate"),
             Suite(attacks=TEMPERED, name="both-stages", surrogate=BothStages(mixture), follow="surrogate")]
+
+
+def _as_suite(attack: Attack) -> Attack:
+    """A single attack by gradients as a suite, which can get more members; one that measures radii stays alone."""
+    alone = isinstance(attack, Suite | Square) or attack.measures_radius
+    return attack if alone else Suite(attacks=(attack,), eot=attack.eot, repeats=attack.repeats)
 
 
 def _steps_on_all_images(attack: Attack) -> int:

@@ -29,12 +29,12 @@ from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation.job import Job
 from equipoise.evaluation.measure import KeepImages
-from equipoise.evaluation.points import PointRecorder
+from equipoise.evaluation.points import PointRecorder, sampled
 
 PARTS, FILE = "adversarial", "adversarial.safetensors"
 REMOVED = ".adversarial-removed"  # the parts, renamed at once when they are not needed any more
 PICTURES = 32  # images among which the pictures of a report are selected
-SHOWN = 6
+SHOWN, SHOWN_PIXELS = 6, 128 * 128  # pictures of a report, and pixels that each may have
 Attacked = Sequence[tuple[Job, Mapping[int, Tensor]]]  # jobs with their attacked images by index
 
 
@@ -179,10 +179,10 @@ def _pictures(job: Job, own: Mapping[int, Tensor], data: Dataset,
     part = data.take(torch.tensor([place[i] for i in chosen]))
     x = pixels(part.images).cpu().float()
     x_adv = torch.stack([own.get(i, x[row]) for row, i in enumerate(chosen)])
-    return AttackedArrays(clean=x.numpy().astype(np.float16), attacked=x_adv.numpy().astype(np.float16),
-                          index=np.array(chosen), label=part.labels.cpu().numpy(),
+    small, small_adv = (sampled(images, SHOWN_PIXELS).numpy().astype(np.float16) for images in (x, x_adv))
+    return AttackedArrays(clean=small, attacked=small_adv, index=np.array(chosen), label=part.labels.cpu().numpy(),
                           predicted=np.array(_predictions(by_index, chosen)), model=job.name,
-                          attack=job.attack_name, class_names=tuple(data.classes))
+                          attack=job.attack_name, alpha=job.alpha, class_names=tuple(data.classes))
 
 
 def _predictions(rows: Mapping[int, AttackRow], index: Iterable[int]) -> list[int]:

@@ -75,6 +75,11 @@ class CertificationConditions:
                 "python": platform.python_version()}
 
 
+def planned_tasks(jobs: Sequence[CertificationJob], further: Sequence[str]) -> dict[str, float]:
+    """The tasks of a certification by the titles of their progress, which include those of `further` measurements."""
+    return {f"{job.name}, {name}": 1.0 for name in (CERTIFY, *further) for job in jobs}
+
+
 def certify_images(job: CertificationJob, data: Dataset, run: Run, conditions: CertificationConditions,
                    measurement: str = CERTIFY) -> None:
     """Append a :class:`CertificateRow` per image and alpha to the run; the rows are named `measurement`."""

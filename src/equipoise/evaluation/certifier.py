@@ -13,12 +13,12 @@ from torch import nn
 
 from equipoise.attacks import ATTACKS, make_attack
 from equipoise.certification import CERTIFICATES, SamplingSettings, SmoothingPlan
-from equipoise.certification.mixture import THEOREMS
-from equipoise.core import checks, format, parallel
+from equipoise.certification.certificate import MAX_SIGMAS
+from equipoise.core import checks, format, parallel, progress
 from equipoise.core.device import PRECISIONS, resolve
 from equipoise.core.modes import outside_inference_mode
 from equipoise.core.records import Run
-from equipoise.core.results import Result, Summary
+from equipoise.core.results import Summary
 from equipoise.core.rows import Row
 from equipoise.core.settings import setting, split
 from equipoise.core.threat import MAX_EPS
@@ -27,15 +27,14 @@ from equipoise.evaluation import certificates
 from equipoise.evaluation.alpha_sweep import parse_alphas
 from equipoise.evaluation.certificate_checks import CertificateAttack
 from equipoise.evaluation.certificates import CertificationConditions, CertificationJob, CleanTarget, other_images
+from equipoise.evaluation.certification_text import alphas_table, results_table, selection_text
 from equipoise.evaluation.diagnosis import Diagnosis
 from equipoise.evaluation.evaluator import RunResults, run_folder
 from equipoise.evaluation.given_models import Models, load_models, load_one
 from equipoise.evaluation.job import MODEL, check_common, check_model, check_models, images_for, note_loaded
 from equipoise.models import LoadOptions, identity, name_failing_model
 
-_MAX_SIGMAS = 100
 _MAX_DIAGNOSED = 20  # radii
-_THEOREM_HEADS = {"ours": "ours", "A.2": "Theorem\nA.2", "lipschitz": "3.5,\nsharp", "3.5": "Theorem\n3.5"}
 COMPILE_FROM = 3_000_000  # samples: fewer are drawn in less time than compilation takes
 
 
@@ -109,11 +108,11 @@ class Certification(RunResults):
     def __str__(self) -> str:
         has_alphas = len({(item.model, item.alpha) for item in self.summary.theorems}) > len(
             {item.model for item in self.summary.theorems})
-        tables = [_alphas_table(self.summary, self.failure)] if has_alphas else []
+        tables = [alphas_table(self.summary, self.failure)] if has_alphas else []
         others = [item for item in self.results if not has_alphas or item.sigma is None]  # under attacks there is none
-        tables += [_results_table(others, self.failure)] if others else []
+        tables += [results_table(others, self.failure)] if others else []
         text = "\n".join([*tables, *format.data_notes(self.summary)])
-        return f"{text}\n\n{_selection_text(self.summary)}" if self.summary.selected_alphas else text
+        return f"{text}\n\n{selection_text(self.summary)}" if self.summary.selected_alphas else text
 
 
 @name_failing_model
@@ -137,7 +136,7 @@ def certify(models: Models, data: Any, *, sigma: float | str | Sequence[float], 
     check_models(models)
     check_common(None, out, device, load_options, command)
     checks.optional("accurate", accurate, (str, nn.Module), MODEL)
-    sigmas = checks.fractions("sigma", sigma, most=_MAX_SIGMAS)
+    sigmas = checks.fractions("sigma", sigma, most=MAX_SIGMAS)
     options: CertificationSettings = split({"sigma": ",".join(map(str, sigmas)), **settings}, CertificationSettings)[0]
     weight = next((name for name in ("alpha", "alphas", "clean") if getattr(options, name) is not None), None)
     checks.require(weight is None or accurate is not None, "accurate", f"be given together with `{weight}`", None)
@@ -187,16 +186,16 @@ def run_certification(
     if target is not None:
         jobs = target.select(jobs, run, conditions)
     run.note_resumed([key for job in jobs for index in data.index.tolist() for key in job.keys(index)])
-    for job in jobs:
-        certificates.certify_images(job, data, run, conditions)
-    rows, plan = run.finish(), jobs[0].plan
-    results = certificates.results(rows, plan)
-    for measurement in (attack, diagnosis):
-        if measurement is not None:
+    further = [measurement for measurement in (attack, diagnosis) if measurement is not None]
+    with progress.plan(certificates.planned_tasks(jobs, [each.name for each in further])):
+        for job in jobs:
+            certificates.certify_images(job, data, run, conditions)
+        rows, plan = run.finish(), jobs[0].plan
+        results = certificates.results(rows, plan)
+        for measurement in further:
             for job in jobs:
                 measurement.measure(job, data, rows, run, conditions)
-            rows = run.finish()
-            results += measurement.results(rows, plan)
+            results += measurement.results(rows := run.finish(), plan)
     summary = Summary(command="certify", seconds=time.monotonic() - start, results=tuple(results),
                       notes=class_share_notes(data), theorems=certificates.theorem_results(rows, plan))
     if target is not None:
@@ -229,72 +228,3 @@ def _with_plans(named: Mapping[str, nn.Module],
                    len(plans))
     pairs = zip(list(named.items()) * (len(plans) // len(named)), plans, strict=True)
     return [(f"{name} (sigma {plan.sigma:g})", model, plan) for (name, model), plan in pairs]
-
-
-def _results_table(results: Sequence[Result], failure: float) -> str:
-    """A line per metric: ACR first, then certified accuracy as the radius grows, or at the decided radius alone.
-
-    Where only results under attacks are left, these.
-    """
-    certified = [result for result in results if result.metric == "samples"]
-    names = format.mixture_names((result.model, result.alpha) for result in results)
-    title = f"Certified on {_conditions(certified, failure)}" if certified else "Under attacks"
-    table = format.new_table(f"{title}, 95 % intervals", "model", "metric", "value")
-    table.columns[1].justify = "left"
-    previous = ""
-    for result in results:
-        text = f"{format.value(result)} {format.bounds(result)}"
-        if result.allowed is not None:
-            verdict = "as allowed" if result.count <= result.allowed else "MORE THAN ALLOWED"
-            text = f"{result.count} of {result.n} broken, {result.allowed} allowed: {verdict}"
-        name = names[result.model, result.alpha]
-        is_first = result.sigma is not None and name != previous
-        if is_first:
-            table.add_section()
-        previous = name
-        table.add_row(name if is_first or result.sigma is None else "", result.metric, text)
-    return format.render(table)
-
-
-def _conditions(samples: Sequence[Result], failure: float) -> str:
-    """How many images were certified and how, from the results on their numbers of samples."""
-    sigmas = dict.fromkeys(f"{result.sigma:g}" for result in samples)
-    return f"{min(result.n for result in samples)} images, σ = {', '.join(sigmas)}, failure {failure:g}"
-
-
-def _alphas_table(summary: Summary, failure: float) -> str:
-    """A line per mixture: clean accuracy, and ACR by each theorem, all from the same votes."""
-    by_name = {(item.model, item.alpha, item.theorem): item for item in summary.theorems if item.metric == "acr"}
-    names = format.short_names(item.model for item in summary.theorems)
-    samples = [result for result in summary.results if result.metric == "samples"]
-    mean = format.number(sum(result.value for result in samples) / len(samples), 0)
-    table = format.new_table(f"Average certified radius by theorem, {_conditions(samples, failure)} for all alphas of "
-                             f"an image together, {mean} samples per image, 95 % interval of ours", "model", "alpha",
-                             "clean,\nestimate", *(_THEOREM_HEADS[theorem] for theorem in THEOREMS))
-    previous = ""
-    for result in summary.results:
-        if result.metric == "clean-estimate":
-            cells = [by_name[result.model, result.alpha, theorem] for theorem in THEOREMS]
-            values = [format.value(cell) + (f" {format.bounds(cell)}" if cell.theorem == "ours" else "")
-                      for cell in cells]
-            table.add_row(names[result.model] if result.model != previous else "", f"{result.alpha:.4g}",
-                          format.percent(result.value), *values)
-            previous = result.model
-    return format.render(table)
-
-
-def _selection_text(summary: Summary) -> str:
-    """The selected alphas, the excluded models, and the frontier."""
-    names = format.short_names([*(item.model for item in summary.selected_alphas),
-                                *(item.model for item in summary.excluded)])
-    lines = [f"{names[item.model]}: alpha {item.alpha:.4g} for {format.percent(item.target)} clean; "
-             f"{format.percent(item.clean_estimate)} {format.bounds(item)} on the {item.n} other images that selected "
-             "it (estimate)" for item in summary.selected_alphas]
-    lines += [f"{names[item.model]}: excluded, no alpha gives {format.percent(item.target)} clean; at most "
-              f"{format.percent(item.most)} on the {item.n} other images (estimate)" for item in summary.excluded]
-    table = format.new_table("Frontier: the best of these mixtures at every radius", "radius", "certified", "model",
-                             "alpha")
-    for point in summary.frontier:
-        table.add_row(format.two_decimals(point.radius), f"{format.percent(point.value)} {format.bounds(point)}",
-                      names[point.model], f"{point.alpha:.4g}")
-    return "\n".join([*lines, format.render(table)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -26,6 +27,7 @@ class Diagnosis:
     are misclassified from the start, or never, have no ratio.
     """
 
+    name: ClassVar[str] = "diagnose"
     at: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 2.0)  # ℓ2 radii of the attacks
     far: float = 8.0  # ℓ2 radius of the ball for the mixing ratio
     steps: int = 50  # of the attack in that ball
@@ -41,7 +43,7 @@ class Diagnosis:
         names = [*map(_at, self.at), *map(_along, self.along), MIXING_RATIO]
         measure_batches(run, data, keys=lambda index: [(index, job.name, name, None) for name in names],
                         compute=lambda batch: self._rows(job, averaged, batch, conditions), batch_size=16,
-                        title=f"{job.name}, diagnose")
+                        title=f"{job.name}, {self.name}")
 
     def _rows(self, job: CertificationJob, averaged: AveragedClassifier, batch: Dataset,
               conditions: CertificationConditions) -> list[Row]:

@@ -17,6 +17,7 @@ from equipoise.attacks import ATTACKS, EOT, MAX_PASSES, REPEATS
 from equipoise.core import aggregation, checks, format, parallel, progress
 from equipoise.core.device import PRECISIONS, attack_batch_setting, attack_batch_size, resolve
 from equipoise.core.modes import outside_inference_mode
+from equipoise.core.notebook import NotebookResult
 from equipoise.core.promises import Target
 from equipoise.core.radius_curves import RadiusCurve
 from equipoise.core.records import Run, nothing_left_on_refusal
@@ -39,7 +40,7 @@ from equipoise.evaluation.plan import SOURCES, Attacks, EvaluationPlan, select_a
 from equipoise.evaluation.random_search import random_search_notes
 from equipoise.evaluation.sanity_checks import check_jobs
 from equipoise.evaluation.stage_log import remove_stage_logs
-from equipoise.evaluation.time_estimate import estimate_time
+from equipoise.evaluation.time_estimate import estimate_time, planned_passes
 from equipoise.local_smoothing.smoothing import SPACES, TRUSTS
 from equipoise.models import LoadOptions, name_failing_model
 
@@ -108,7 +109,7 @@ class EvaluationSettings(Settings):
 
 
 @dataclass(frozen=True)
-class RunResults:
+class RunResults(NotebookResult):
     """Results of a run, its rows, and its folder if one was given."""
 
     summary: Summary
@@ -127,6 +128,10 @@ class RunResults:
     def to_dict(self) -> dict[str, Any]:
         """As in `summary.json`."""
         return self.summary.to_dict()
+
+    def notebook_content(self) -> tuple[Summary, list[Row], Path | None]:
+        """What a notebook shows."""
+        return self.summary, self.rows, self.out
 
 
 @dataclass(frozen=True)
@@ -241,11 +246,12 @@ def run_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: Ru
     keep: dict[str, Any] = {} if images is None else images.callbacks()
     if images is not None and images.keep is None:
         images.check_complete(jobs, duplicates)
-    for job in jobs:
-        if (original := duplicates.get(str(job))) is None:
-            audit_seconds[str(job)] = measure(job, data, run, conditions, **keep)
-        else:
-            copy_rows(job, original, run)
+    with progress.plan(planned_passes(missing_jobs(jobs, data, run), data)):
+        for job in jobs:
+            if (original := duplicates.get(str(job))) is None:
+                audit_seconds[str(job)] = measure(job, data, run, conditions, **keep)
+            else:
+                copy_rows(job, original, run)
     rows = run.finish()
     remove_stage_logs(run)
     summary = Summary(command=command, seconds=time.monotonic() - start,

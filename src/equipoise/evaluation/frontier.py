@@ -40,16 +40,17 @@ def compute_frontier(mixture: MixedClassifier, names: tuple[str, ...], index: Te
     columns = [_predict(step, g, h, points, labels) for _, step in steps]
     sides: tuple[Callable[[Tensor], Tensor], ...] = (lambda z: z.float().softmax(dim=1),
                                                      lambda z: own.map_robust(z).exp())
-    gaps, margins = [], []
+    gaps, clean_margins, margins = [], [], []
     for probabilities in sides:
         top = probabilities(h).topk(2, dim=1).values
         gaps.append((top[:, 0] - top[:, 1]).numpy())
-        margins.append(torch.minimum(signed_margins(probabilities(h), labels),
-                                     _smallest_margins(probabilities, points, labels)).numpy())
+        clean = signed_margins(probabilities(h), labels)
+        clean_margins.append(clean.numpy())
+        margins.append(torch.minimum(clean, _smallest_margins(probabilities, points, labels)).numpy())
     return FrontierArrays(
         index=index.numpy(), alpha=np.array([step.alpha for _, step in steps]), evaluated=mixture.alpha,
         lost=np.array([math.nan if lost is None else lost for lost, _ in steps]), gaps=np.stack(gaps),
-        margins=np.stack(margins), names=names, **{
+        clean_margins=np.stack(clean_margins), margins=np.stack(margins), names=names, **{
             name: np.stack([column[part] for column in columns])
             for part, name in enumerate(("predicted", "by_accurate", "standing"))})
 

@@ -32,6 +32,7 @@ from equipoise.core.rows import AttackRow, Row, RowKey
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation.job import AuditPlan, Conditions, Job
 from equipoise.evaluation.stage_log import STAGES, StageLog
+from equipoise.evaluation.time_estimate import audit_title
 
 AUDIT = "audit/"
 BYTES_BLOCK = 8  # images per pass that are judged after rounding to bytes
@@ -87,7 +88,7 @@ def measure(job: Job, data: Dataset, run: Run, conditions: Conditions, record_ex
         return rows
 
     measure_batches(run, data, keys=lambda index: [job.key(index)], compute=compute, title=str(job),
-                    batch_size=conditions.batch_size, status=lambda: {"robust": f"{correct}/{total}"})
+                    batch_size=conditions.batch_size, status=lambda: {"robust": f"{correct}/{total}"} if total else {})
     return 0.0
 
 
@@ -235,7 +236,8 @@ def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: 
 
     return attack_dataset(attack, job.model, images, threat=conditions.threat, seed=conditions.seed,
                           precision=conditions.precision, batch_size=conditions.batch_size, device=conditions.device,
-                          whole=whole, state=state, on_result=on_result, title=f"{job}{', audit' * is_audit}")
+                          whole=whole, state=state, on_result=on_result,
+                          title=audit_title(job) if is_audit else str(job))
 
 
 def _decided_rows(job: Job, data: Dataset, state: AttackState, rows: Tensor, *, is_audit: bool = False,
@@ -247,6 +249,5 @@ def _decided_rows(job: Job, data: Dataset, state: AttackState, rows: Tensor, *, 
         "correct": [bool(state.survived[row]) for row in positions],
         "margin": [round(value, 6) for value in state.margin[rows].tolist()],
         "broken_by": [f"{AUDIT}{stage}" if is_audit and stage else stage for stage in broken_by], **(columns or {})}
-    if is_audit:
-        values["audit_passes"] = [round(value) for value in state.passes[rows].tolist()]
+    values["audit_passes" if is_audit else "attack_passes"] = [round(value) for value in state.passes[rows].tolist()]
     return _attack_rows(job, images.index.tolist(), values)

@@ -28,11 +28,11 @@ from equipoise.data import Dataset, pixels
 from equipoise.evaluation.duplicates import find_duplicates
 from equipoise.evaluation.frontier import AttackedPoints, compute_frontier, signed_margins
 from equipoise.evaluation.job import Conditions, Job
-from equipoise.mixing import GatedClassifier, MixedClassifier
+from equipoise.mixing import CascadedClassifier, GatedClassifier, MixedClassifier
 
 POINTS, REMOVED = "points", ".points-removed"
 MAX_LOGITS = 1 << 22  # images × classes; above it, other mixtures are not computed
-MAX_PIXELS, MAX_PICTURES, MIN_PICTURES = 600_000, 512, 12
+MAX_PIXELS, MAX_PICTURES, MIN_PICTURES = 600_000, 512, 12  # pixels of all pictures; larger images are sampled
 POOL = 4  # images whose attacked points are kept while the run lasts, per picture
 FAILURES = 0.75  # share of the pictures that failures may take
 MODELS, TOP = 3, 5  # models and classes whose probabilities are kept
@@ -91,7 +91,7 @@ class PointRecorder:
     @property
     def _has_frontier(self) -> bool:
         """Whether other mixtures are computed: not for an alpha per image, randomised models or very many logits."""
-        return (self.mixture is not None and not isinstance(self.mixture, GatedClassifier)
+        return (self.mixture is not None and not isinstance(self.mixture, GatedClassifier | CascadedClassifier)
                 and all(job.attack.repeats is None for job in self.jobs)
                 and len(self.data) * self.data.num_classes <= MAX_LOGITS)
 
@@ -174,7 +174,9 @@ class PointRecorder:
                 for images in (clean, attacked)]
         classes, probabilities = (np.stack([np.stack([item[part] for item in side]) for side in tops])
                                   for part in (0, 1))
-        return PictureArrays(index=np.array(chosen), clean=_bytes(clean), attacked=_bytes(attacked), model=self.shown,
+        small_clean, small_attacked = (_bytes(sampled(images, MAX_PIXELS // MIN_PICTURES))
+                                       for images in (clean, attacked))
+        return PictureArrays(index=np.array(chosen), clean=small_clean, attacked=small_attacked, model=self.shown,
                              models=tuple(self.models), top_classes=classes, top_probabilities=probabilities,
                              class_names=tuple(self.data.classes))
 
@@ -234,6 +236,25 @@ def _top_classes(logits: Tensor, labels: Tensor) -> tuple[Array, Array]:
     missing = ~(classes == labels.unsqueeze(1)).any(dim=1)
     classes[missing, -1] = labels[missing]
     return classes.numpy().astype(np.int32), p.gather(1, classes).numpy()
+
+
+def sampled(images: Tensor, max_pixels: int) -> Tensor:
+    """(B, C, H, W) images of at most `max_pixels` pixels each: some rows and columns of the given ones.
+
+    Values are not averaged, so that a perturbation keeps its size.
+    """
+    height, width = images.shape[2:]
+    factor = (max_pixels / (height * width)) ** 0.5
+    if factor >= 1:
+        return images
+    rows = min(max(1, int(height * factor)), max_pixels)
+    columns = min(max(1, int(width * factor)), max_pixels // rows)
+    return images[:, :, _centres(height, rows)][:, :, :, _centres(width, columns)]
+
+
+def _centres(side: int, count: int) -> Tensor:
+    """The pixels in the middle of `count` equal parts of a side."""
+    return ((torch.arange(count) + 0.5) * side / count).long()
 
 
 def _bytes(images: Tensor) -> Array:

@@ -13,6 +13,7 @@ from equipoise.attacks import CACHED, BatchAttack
 from equipoise.core import losses, memory
 from equipoise.core.ascent import value_and_gradient
 from equipoise.core.modes import inference
+from equipoise.core.progress_display import duration
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation.job import Conditions, Job
 
@@ -29,11 +30,8 @@ class TimeEstimate:
     seconds: float
 
     def __str__(self) -> str:
-        minutes = self.seconds / 60
-        duration = f"{self.seconds:.0f} s" if minutes < 2 else (f"{minutes:.0f} min" if minutes < 120 else
-                                                                f"{minutes / 60:.1f} h")
-        return (f"at most {self.passes:.0f} passes per image for {self.images} images, about {duration} on this "
-                "machine; images that break early need less")
+        return (f"at most {self.passes:.0f} passes per image for {self.images} images, about {duration(self.seconds)} "
+                "on this machine; images that break early need less")
 
 
 def passes_per_image(job: Job) -> float:
@@ -42,6 +40,22 @@ def passes_per_image(job: Job) -> float:
     if isinstance(attack, BatchAttack) and hasattr(attack, "steps"):
         return float(attack.steps * getattr(attack, "restarts", 1))
     return sum(stage.cost for stage in attack.stages())
+
+
+def planned_passes(jobs: Sequence[Job], data: Dataset) -> dict[str, float]:
+    """The tasks of these jobs, by the titles of their progress, and the most passes that they cost."""
+    passes: dict[str, float] = {}
+    for job in jobs:
+        passes[str(job)] = len(data) * max(passes_per_image(job), 1.0)
+        if job.audit is not None:
+            passes[audit_title(job)] = min(job.audit.count, len(data)) * sum(
+                stage.cost for stage in job.audit.attack.stages())
+    return passes
+
+
+def audit_title(job: Job) -> str:
+    """The title of the progress of an audit."""
+    return f"{job}, audit"
 
 
 def estimate_time(jobs: Sequence[Job], data: Dataset, conditions: Conditions) -> TimeEstimate | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +25,9 @@ CURVE_TARGETS = (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # points of robust
 
 
 def rows(fit: CalibratedMixture | PaperFit) -> list[AttackRow]:
-    """The robust model and the mixture on the fitting images, clean and at the points of smallest margin.
+    """Both models and the mixture on the fitting images, clean and at the points of smallest margin.
 
+    The accurate model is not attacked by a fit, so it has clean rows only.
     At attacked points the mixture is correct if it keeps the true class whatever the accurate model predicts there.
     """
     logits = fit.logits if isinstance(fit, PaperFit) else fit.calibration.all_logits
@@ -36,12 +38,15 @@ def rows(fit: CalibratedMixture | PaperFit) -> list[AttackRow]:
     mapped = mixture.robust_side(*logits.clean_outputs).exp()
     predicted = clean_predictions(mixture, logits)
     worst = _attacked_margin(logits, mixture.robust_side)
-    measured = [("robust", "clean", logits.correct, signed_margin(plain, logits.labels)),
+    gap = torch.full((len(logits),), torch.nan) if logits.accurate_logits is None else signed_margin(
+        logits.accurate_logits.softmax(dim=1), logits.labels)
+    measured = [("accurate", "clean", logits.accurate == logits.labels, gap),
+                ("robust", "clean", logits.correct, signed_margin(plain, logits.labels)),
                 ("robust", ATTACK, logits.survived, _attacked_margin(logits, _log_softmax)),
                 ("mixed", "clean", predicted == logits.labels, signed_margin(mapped, logits.labels)),
                 ("mixed", ATTACK, logits.survived & (worst > mixture.q), worst)]
-    return [AttackRow(index=index, model=model, attack=attack, label=label, correct=is_correct, margin=round(value, 6),
-                      half=halves.get(index))
+    return [AttackRow(index=index, model=model, attack=attack, label=label, correct=is_correct,
+                      margin=None if math.isnan(value) else round(value, 6), half=halves.get(index))
             for model, attack, correct, margin in measured for index, label, is_correct, value in zip(
                 logits.index.tolist(), logits.labels.tolist(), correct.tolist(), margin.tolist(), strict=True)]
 
@@ -99,9 +104,9 @@ def trade_off(fit: CalibratedMixture) -> tuple[Array | None, Array | None]:
         losses = target.allowed(count, survived)
         if not 0 <= losses < survived:
             continue
-        selected = calibration.select(target)
-        if selected is not None:
-            map_curve.append([calibration.threshold(selected, losses)[1], (survived - losses) / count])
+        point = calibration.point(target)
+        if point is not None:
+            map_curve.append([point[0].clean, (survived - losses) / count])
         if logits.accurate_logits is not None:
             alpha = 1 / (1 + float(threshold(plain_margins, losses)))
             mixed = mix(_log_softmax(logits.accurate_logits), _log_softmax(logits.clean), gate_of(alpha))

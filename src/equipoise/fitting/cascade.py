@@ -1,21 +1,22 @@
-"""The fit of a cascade of views: a confidence switch over all views, and a threshold for the first view alone.
+"""The fit of a cascade of views: a confidence switch over all views, and one over the first view alone.
 
-The map and the threshold q_1 of the first view are selected on one half of the images, and the threshold q of all views
-is set on the other. For given q_1, an image is lost from some q on: where the first view is sure of a wrong class from
-any q on, where it is unsure from the margin of all views on. So the loss does not decrease in q, as the bounds of
-`core/promises.py` require, and a cascade that loses too many images at every q is given up for the robust model alone.
+The map, its scale for each stage and the threshold q_1 of the first view are selected on one half of the images, and
+the threshold q of all views is set on the other. For a given first stage, an image is lost from some q on: where the
+first view is sure of a wrong class from any q on, where it is unsure from the margin of all views on. So the loss does
+not decrease in q, as the bounds of `core/promises.py` require, and a cascade that loses too many images at every q is
+given up for the robust model alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.attacks import Attack, margin_suite
-from equipoise.core.losses import signed_margin
 from equipoise.fitting.cached_logits import CachedLogits
 from equipoise.fitting.conformal import Target, threshold
 from equipoise.fitting.margin_attack import MarginAttack
@@ -27,133 +28,161 @@ from equipoise.fitting.pipeline import (
     calibrated_mixture,
     search_map,
 )
-from equipoise.fitting.search import MIN_Q, MapSearch, SelectedMap
-from equipoise.fitting.settings import DEFAULT_PASSES
-from equipoise.mixing import CascadedClassifier, FrontierMixture, LogitMap
+from equipoise.fitting.search import LIMITS, MIN_Q, MapSearch, SelectedMap, is_fragile
+from equipoise.mixing import CascadedClassifier, LogitMap
 from equipoise.mixing.cascade import BothStages, CascadeMargins, FirstView
-from equipoise.models.preprocessing import TTAClassifier
+from equipoise.models.layers.tta import TTAClassifier
 
 CANDIDATES = 60  # thresholds of the first view that are tried
 FIRST_SHARE = 0.5  # of the allowed losses, at most, by a sure first view: the other half of the images may have more
+SCALES = (1.0, 0.5, 2.0, 0.25, 4.0)  # of each stage, in units of that of the switch with all views
+
+
+@dataclass(frozen=True, eq=False)
+class Margins:
+    """First minus second probability of one stage, negative where its class is wrong.
+
+    They are for N images, R of which the robust model with all views survives at its P points.
+    """
+
+    clean: Tensor  # (N,)
+    attacked: Tensor  # (P, R)
+
+    @classmethod
+    def of(cls, clean: Tensor, attacked: Tensor, logits: CachedLogits, logit_map: LogitMap) -> Margins:
+        """From the logits (N, K) and (P, N, K) of one stage on these images."""
+        rows = logits.survived.nonzero().squeeze(1)
+        points = attacked[:, rows]
+        own = logits.labels[rows].repeat(len(points))
+        return cls(_signed(clean, logits.labels, logit_map),
+                   _signed(points.flatten(0, 1), own, logit_map).view(points.shape[:2]))
 
 
 @dataclass(frozen=True, eq=False)
 class StageMargins:
-    """Margins of both stages on N images, R of which the robust model with all views survives at its P points."""
+    """The margins of both stages, and where the accurate model is correct."""
 
-    first_margin: Tensor  # (N,) first minus second probability of the first view
-    first_correct: Tensor  # (N,) bool
-    gap: Tensor  # (N,) the same margin of all views
-    correct: Tensor  # (N,) bool: all views
-    accurate_correct: Tensor  # (N,) bool: g
-    attacked_first: Tensor  # (P, R) margin of the first view
-    attacked_right: Tensor  # (P, R) bool: the first view predicts the true class
-    attacked_margin: Tensor  # (P, R) signed margin of the true class over all views
+    first: Margins
+    all_views: Margins
+    accurate_correct: Tensor  # (N,) bool
 
     @classmethod
-    def of(cls, logits: CachedLogits, logit_map: LogitMap) -> StageMargins:
-        """From cached logits and a map."""
-        assert logits.first is not None and logits.first_attacked is not None
-        rows, labels = logits.survived.nonzero().squeeze(1), logits.labels
-        first, mean = (_probabilities(logit_map, z) for z in logits.clean_outputs[::-1])
-        attacked_first, attacked_mean = (
-            _probabilities(logit_map, z[:, rows].reshape(-1, z.shape[2])) for z in (logits.first_attacked,
-                                                                                     logits.attacked))
-        points, own = len(logits.attacked), labels[rows].repeat(len(logits.attacked))
-        grid = (points, len(rows))
-        return cls(_top_margin(first), first.argmax(dim=1) == labels, _top_margin(mean), mean.argmax(dim=1) == labels,
-                   logits.accurate == labels, _top_margin(attacked_first).view(grid),
-                   (attacked_first.argmax(dim=1) == own).view(grid), signed_margin(attacked_mean, own).view(grid))
+    def of(cls, logits: CachedLogits, selected: SelectedMap) -> StageMargins:
+        """From cached logits and the maps of a cascade."""
+        logit_map, first_map = _maps(selected)
+        return cls(_first_margins(logits, first_map), _all_margins(logits, logit_map), logits.accurate == logits.labels)
 
     def worst(self, first_q: Tensor) -> Tensor:
         """(Q, R) the q from which on an image is lost, for thresholds (Q,) of the first view.
 
         At a point where the first view is sure it is lost from −1 on or never; an image at the least over its points.
         """
-        sure = self.attacked_first > first_q.view(-1, 1, 1)
-        decided = torch.where(self.attacked_right, torch.inf, -1.0)
-        return torch.where(sure, decided, self.attacked_margin).amin(dim=1)
+        sure = self.first.attacked.abs() > first_q.view(-1, 1, 1)
+        decided = torch.where(self.first.attacked > 0, torch.inf, -1.0)
+        return torch.where(sure, decided, self.all_views.attacked).amin(dim=1)
 
     def clean(self, first_q: Tensor, q: Tensor) -> Tensor:
         """(Q,) clean accuracy of cascades with both thresholds (Q,)."""
-        without_first = torch.where(self.gap <= q.unsqueeze(1), self.accurate_correct, self.correct)
-        sure = self.first_margin > first_q.unsqueeze(1)
-        return torch.where(sure, self.first_correct, without_first).double().mean(dim=1)
+        by_accurate = self.all_views.clean.abs() <= q.unsqueeze(1)
+        without_first = torch.where(by_accurate, self.accurate_correct, self.all_views.clean > 0)
+        sure = self.first.clean.abs() > first_q.unsqueeze(1)
+        # Rounded as the accuracy of the robust model is, so that an equal one is not larger.
+        return torch.where(sure, self.first.clean > 0, without_first).float().mean(dim=1).double()
 
     def passes(self, first_q: Tensor, views: int) -> Tensor:
         """(Q,) mean number of views of a clean image."""
-        return 1 + (views - 1) * (self.first_margin <= first_q.unsqueeze(1)).double().mean(dim=1)
+        return 1 + (views - 1) * (self.first.clean.abs() <= first_q.unsqueeze(1)).double().mean(dim=1)
 
 
 class CascadeCalibration(Calibration):
-    """Thresholds for cascades: that of the first view from the search half, that of all views from the other.
+    """Thresholds of all views for a cascade whose first stage is given, on the half that did not select it.
 
-    Args:
-        search, logits, target: as for :class:`Calibration`.
-        views: of the robust model.
-        budget: most passes per clean image, on average; the cheapest cascade where none keeps it.
+    Every target has the same first stage, that of the cascade that was attacked last.
     """
 
-    def __init__(self, search: MapSearch, logits: CachedLogits, target: Target, views: int, budget: float) -> None:
+    def __init__(self, search: MapSearch, logits: CachedLogits, target: Target, selected: SelectedMap | None) -> None:
         super().__init__(search, logits, target)
-        self.search_logits, self.views, self.budget = logits.halves(search.seed)[0], views, budget
+        self.selected = selected
 
     def select(self, target: Target) -> SelectedMap | None:
-        """The map of the search, with the threshold of the first view that is best on the same half."""
-        selected = super().select(target)
-        if selected is None:
-            return None
-        margins = StageMargins.of(self.search_logits, selected.family.map(selected.candidate))
-        allowed = target.allowed(len(self.search_logits), margins.attacked_margin.shape[1])
-        return replace(selected, first_q=select_first_q(margins, allowed, self.views, self.budget))
+        """The cascade that was selected before the last attack."""
+        return self.selected
 
     def threshold(self, selected: SelectedMap, losses: int) -> tuple[float, float]:
         """The threshold q at which a cascade loses this many images, and its clean accuracy; q < 0 if there is none."""
-        margins = StageMargins.of(self.logits, selected.family.map(selected.candidate))
-        first_q = torch.tensor([selected.first_q], dtype=torch.float32)
+        margins, first_q = StageMargins.of(self.logits, selected), torch.tensor([selected.first_q or 0.0])
         q = threshold(margins.worst(first_q), losses)
         return float(q), float(margins.clean(first_q, q))
 
-    def failure(self, calibrated: tuple[FrontierMixture, float] | None) -> str | None:
-        """Why no cascade helps; None if one does."""
-        reason, selected = super().failure(calibrated), self.select(self.target)
-        losses = self.target.allowed(self.count, self.survived)
-        if reason is None or calibrated is not None or selected is None or not 0 <= losses < self.survived:
-            return reason
-        margins = StageMargins.of(self.logits, selected.family.map(selected.candidate))
-        by_first = int((margins.worst(torch.tensor([selected.first_q])) < 0).sum())
-        q = self.threshold(selected, losses)[0]
-        return (f"of {self.count} images, {losses} of which may be lost, a sure first view loses {by_first}, and the "
-                f"threshold of all views would be q = {q:.3g}")
+    def no_threshold(self, losses: int) -> str:
+        """Why no threshold keeps the target."""
+        if self.selected is None:
+            return super().no_threshold(losses)
+        worst = StageMargins.of(self.logits, self.selected).worst(torch.tensor([self.selected.first_q or 0.0]))
+        q = self.threshold(self.selected, losses)[0]
+        return (f"of {self.count} images, {losses} of which may be lost, a sure first view loses "
+                f"{int((worst < 0).sum())}, and the threshold of all views would be q = {q:.3g}")
 
-    def mean_passes(self, first_q: float, logit_map: LogitMap) -> float:
-        """Mean number of views of a clean image that did not select the cascade."""
-        return float(StageMargins.of(self.logits, logit_map).passes(torch.tensor([first_q]), self.views))
+    def mean_passes(self, views: int) -> tuple[float, float]:
+        """Mean number of views of a clean image, and of an attacked one at the most expensive of its points."""
+        assert self.selected is not None and self.logits.first is not None and self.logits.first_attacked is not None
+        first_map, first_q = _maps(self.selected)[1], self.selected.first_q or 0.0
+        points, labels = self.logits.first_attacked, self.logits.labels
+        unsure = _signed(self.logits.first, labels, first_map).abs() <= first_q
+        at_points = _signed(points.flatten(0, 1), labels.repeat(len(points)), first_map).abs() <= first_q
+        clean, attacked = (1 + (views - 1) * float(where.double().mean())
+                           for where in (unsure, at_points.view(points.shape[:2]).any(dim=0)))
+        return clean, attacked
 
 
-def select_first_q(margins: StageMargins, losses: int, views: int, budget: float) -> float:
-    """The threshold of the first view with the highest clean accuracy that keeps the losses and the passes.
+def select_cascade(search: MapSearch, logits: CachedLogits, target: Target, views: int, budget: float
+                   ) -> SelectedMap | None:
+    """The switch of the search with the first stage and the scales that are best on the half that selected it.
 
-    A sure first view may cause a share :data:`FIRST_SHARE` of the losses, which no threshold of all views undoes. Of
-    equal ones that with the fewest passes. Where none keeps the passes, the cheapest that keeps the losses; at 1 the
-    first view is never sure.
+    That is the highest clean accuracy that keeps the losses, and the budget of passes per clean image. A sure first
+    view may cause a share :data:`FIRST_SHARE` of the losses, which no threshold of all views undoes. Of equal cascades
+    that with the fewest passes. Where none keeps the budget, the cheapest that keeps the losses; with q_1 = 1 the first
+    view is never sure. None if the search has no switch.
     """
-    ordered = margins.first_margin.sort().values
+    switch, half = search.select(target), logits.halves(search.seed)[0]
+    if switch is None:
+        return None
+    s, p, c = switch.candidate.tolist()
+    scales = [min(max(s * factor, LIMITS[0][0]), LIMITS[0][1]) for factor in SCALES]
+    candidates = [replace(switch, candidate=torch.tensor([scale, p, c], dtype=torch.float64)) for scale in scales]
+    maps = [_maps(candidate)[0] for candidate in candidates]
+    first, all_views = ([of(half, own) for own in maps] for of in (_first_margins, _all_margins))
+    accurate_correct, losses = half.accurate == half.labels, target.allowed(len(half), int(half.survived.sum()))
+    best = replace(switch, first_q=1.0, first_scale=s, score=-torch.inf)
+    for candidate, all_margins in zip(candidates, all_views, strict=True):
+        for first_scale, first_margins in zip(scales, first, strict=True):
+            margins = StageMargins(first_margins, all_margins, accurate_correct)
+            first_q, score = select_first_q(margins, losses, views, budget)
+            if score > best.score:
+                best = replace(candidate, first_q=first_q, first_scale=first_scale, score=score)
+    return best
+
+
+def select_first_q(margins: StageMargins, losses: int, views: int, budget: float) -> tuple[float, float]:
+    """The best threshold of the first view, and its score: the higher, the better is the cascade.
+
+    The score is the clean accuracy, where the budget is not kept the negative number of passes, and −∞ where too much
+    is lost, or a threshold depends on rounding errors.
+    """
+    ordered = margins.first.clean.abs().sort().values
     places = torch.linspace(0, len(ordered) - 1, CANDIDATES).long().unique()
     following = (places + 1).clamp_max(len(ordered) - 1)
     # Half way between two margins, so that rounding does not change which images are sure.
-    candidates = torch.cat([(ordered[places] + ordered[following]) / 2, ordered.new_ones(1)])
+    candidates = (ordered[places] + ordered[following]) / 2
+    candidates = torch.cat([candidates[candidates <= 1 - MIN_Q], ordered.new_ones(1)])
     worst = margins.worst(candidates)
     q = threshold(worst, losses)
     clean, passes = margins.clean(candidates, q), margins.passes(candidates, views)
-    by_first = (worst < 0).sum(dim=1)
-    keeps_losses = (q >= MIN_Q) & (q <= 1 - MIN_Q) & (by_first <= FIRST_SHARE * losses)
-    affordable = keeps_losses & (passes <= budget)
-    if bool(affordable.any()):
-        score = torch.where(affordable, clean - 1e-6 * passes, -torch.inf)
-    else:
-        score = torch.where(keeps_losses, -passes, -torch.inf)
-    return float(candidates[score.argmax()]) if bool(keeps_losses.any()) else 1.0
+    keeps_losses = ~is_fragile(worst, q) & ((worst < 0).sum(dim=1) <= FIRST_SHARE * losses)
+    score = torch.where(passes <= budget, clean - 1e-6 * passes, -passes)
+    score = torch.where(keeps_losses, score, -torch.inf)
+    best = int(score.argmax())
+    return (float(candidates[best]), float(score[best])) if bool(keeps_losses.any()) else (1.0, -torch.inf)
 
 
 def fit_cascade(attack: MarginAttack, target: Target, folder: Path | None = None,
@@ -162,53 +191,73 @@ def fit_cascade(attack: MarginAttack, target: Target, folder: Path | None = None
 
     The robust model with all views is attacked and a confidence switch is searched as by
     :func:`~equipoise.fitting.pipeline.fit_mixture`. Then the first view is attacked alone, for points where it is sure
-    of a wrong class, and in every round both stages together. What is lost is counted against the robust model with all
-    views.
+    of a wrong class, and in every round both stages of the selected cascade together. The last such attack is on the
+    cascade that is calibrated: its maps and q_1 do not change after it. What is lost is counted against the robust
+    model with all views.
     """
-    robust, notes = attack.robust, list[str]()
+    robust, settings, notes = attack.robust, attack.settings, list[str]()
     assert isinstance(robust, TTAClassifier) and like is None
+    views, budget = robust.count, settings.pass_budget
     attack, logits = attacked_logits(attack, folder, notes)
     search, logits = search_map(attack, logits, target, notes)
-    budget = DEFAULT_PASSES if attack.settings.passes is None else attack.settings.passes
-    settings, views = attack.settings, robust.count
-
-    def calibrated(logits: CachedLogits) -> CascadeCalibration:
-        return CascadeCalibration(search, logits, target, views, budget)
-
     suite = margin_suite(settings.steps, settings.targets)
-    logits = _attack_survivors(attack, logits, FirstView(robust), suite)
-    for _ in range(settings.rounds):
-        selected = calibrated(logits).select(target)
-        if selected is None:
+    # Wrong is not enough: where the first view is broken already, it can still become surer.
+    logits = _attack_survivors(attack, logits, FirstView(robust), suite, skip_broken=False)
+    selected: SelectedMap | None = None
+    for _ in range(settings.rounds + 1):
+        previous, selected = selected, select_cascade(search, logits, target, views, budget)
+        if selected is None or (previous is not None and _stages(previous) == _stages(selected)):
             break
         cascade = CascadedClassifier(attack.accurate, robust, 0.5, first_q=selected.first_q or 0.0,
-                                     logit_map=selected.family.map(selected.candidate)).to(attack.device)
+                                     first_scale=selected.first_scale, logit_map=_maps(selected)[0]).to(attack.device)
         both = replace(suite, surrogate=BothStages(cascade), follow="surrogate")
-        logits = _attack_survivors(attack, logits, CascadeMargins(cascade), both)
-    calibration = calibrated(logits)
+        logits = _attack_survivors(attack, logits, CascadeMargins(cascade), both, skip_broken=True)
+    calibration = CascadeCalibration(search, logits, target, selected)
     fitted = calibrated_mixture(calibration, attack, notes)
-    mixture = fitted.mixture
-    if not isinstance(mixture, CascadedClassifier) or mixture.logit_map is None:
-        return fitted
-    passes = calibration.mean_passes(mixture.first_q, mixture.logit_map)
-    if passes > budget:
-        note = (f"{passes:.2f} passes of the robust model per clean image, on images that did not select the cascade, "
-                f"are more than the {budget:g} of --passes")
-        fitted = replace(fitted, summary=replace(fitted.summary, notes=(*fitted.summary.notes, note)))
-    return replace(fitted, summary=replace(fitted.summary, passes=passes))
+    return replace(fitted, summary=replace(fitted.summary, **_passes(fitted, calibration, views, budget)))
 
 
-def _attack_survivors(attack: MarginAttack, logits: CachedLogits, model: nn.Module, suite: Attack) -> CachedLogits:
+def _passes(fitted: CalibratedMixture, calibration: CascadeCalibration, views: int, budget: float) -> dict[str, Any]:
+    """What a summary says about the passes of a fitted cascade, or of the robust model in its place."""
+    if isinstance(fitted.mixture, CascadedClassifier):
+        passes, attacked = calibration.mean_passes(views)
+        measured, where = {"passes": passes, "attacked_passes": attacked}, " that did not select the cascade"
+    else:
+        passes, measured, where = float(views), {}, ""
+    note = f"{passes:.3g} passes of the robust model per clean image{where} are more than the {budget:g} of --passes"
+    return {**measured, "notes": (*fitted.summary.notes, *([note] if passes > budget else []))}
+
+
+def _attack_survivors(attack: MarginAttack, logits: CachedLogits, model: nn.Module, suite: Attack, *,
+                      skip_broken: bool) -> CachedLogits:
     """Attack a model by its margin on the images that h survives, and add the points."""
     rows = logits.survived.nonzero().squeeze(1)
-    points = replace(attack, data=attack.data.take(rows)).run_on(model.eval(), suite)
+    points = replace(attack, data=attack.data.take(rows)).run_on(model.eval(), suite, skip_broken=skip_broken)
     return logits.with_points_of(rows, points, use_accurate=False).checked()
 
 
-def _probabilities(logit_map: LogitMap, z: Tensor) -> Tensor:
-    return torch.softmax(logit_map(z), dim=1)
+def _maps(selected: SelectedMap) -> tuple[LogitMap, LogitMap]:
+    """The maps of all views and of the first view."""
+    logit_map = selected.family.map(selected.candidate)
+    return logit_map, logit_map if selected.first_scale is None else logit_map.with_scale(selected.first_scale)
 
 
-def _top_margin(p: Tensor) -> Tensor:
-    top = p.topk(2, dim=1).values
-    return top[:, 0] - top[:, 1]
+def _stages(selected: SelectedMap) -> tuple[object, ...]:
+    """What an attack on the stages of a cascade depends on."""
+    return selected.family, tuple(selected.candidate.tolist()), selected.first_q, selected.first_scale
+
+
+def _first_margins(logits: CachedLogits, logit_map: LogitMap) -> Margins:
+    assert logits.first is not None and logits.first_attacked is not None
+    return Margins.of(logits.first, logits.first_attacked, logits, logit_map)
+
+
+def _all_margins(logits: CachedLogits, logit_map: LogitMap) -> Margins:
+    return Margins.of(logits.clean, logits.attacked, logits, logit_map)
+
+
+def _signed(z: Tensor, labels: Tensor, logit_map: LogitMap) -> Tensor:
+    """(B,) first minus second probability of mapped logits (B, K), negative where the first is not the label."""
+    p = torch.softmax(logit_map(z), dim=1)
+    first, second = p.topk(2, dim=1).values.unbind(dim=1)
+    return torch.where(p.argmax(dim=1) == labels, first - second, second - first)

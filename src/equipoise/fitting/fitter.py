@@ -37,9 +37,10 @@ from equipoise.fitting.settings import FitSettings
 from equipoise.mixing import Gate, GatedClassifier, MixedClassifier, Provenance, load_gate, load_model
 from equipoise.mixing.folder import GATE, NAME, is_bundle, load_mixture, save_mixture
 from equipoise.mixing.mixednuts import released_provenance
+from equipoise.mixing.provenance import halves
 from equipoise.models import LoadOptions, Normalized, checkpoint
+from equipoise.models.layers.tta import TTAClassifier
 from equipoise.models.loaded import remember_reference
-from equipoise.models.preprocessing import TTAClassifier
 
 SIDES = ("accurate", "robust")
 FitRule = Callable[[MarginAttack, Target, Path | None, ReusedMap | None], CalibratedMixture | PaperFit]
@@ -143,7 +144,7 @@ def _mix_unfitted(mixture: MixedClassifier, out: Path | None, bundle: bool) -> F
                        "be a new folder or hold the same mixture", str(out))
         out.mkdir(parents=True, exist_ok=True)
         save_mixture(out, mixture, bundle=bundle)
-    return Fit(mixture)
+    return Fit(mixture, out=out)
 
 
 def _is_unfinished(folder: Path, mixture: MixedClassifier) -> bool:
@@ -189,7 +190,7 @@ class _Task:
         if self.settings.accurate_temperature is not None:
             search["accurate_temperature"] = self.settings.accurate_temperature
         if self.settings.cascade_views is not None:
-            search["passes"] = self.settings.passes
+            search["passes"] = self.settings.pass_budget
         search["like"] = None if self.like is None else self.like.logit_map.describe()
         identity = {
             "command": "fit", "version": 1, "seed": self.settings.seed, "threat": self.conditions.threat.to_dict(),
@@ -218,9 +219,12 @@ class _Task:
             fitted = fit_rule(self.attack, self.target, out, self.like)
             run.append(artifacts.rows(fitted))
             arrays.save(out, artifacts.arrays(fitted))
-            cost = costs(fitted.mixture, self.data, self.conditions.device, self.conditions.batch_size)
+            # Passes of a cascade are those of the images that did not select it, as in the summary of the fit.
+            data = self.data if fitted.summary.passes is None else self.data.take(
+                halves(self.data.index, self.settings.seed)[1])
+            cost = costs(fitted.mixture, data, self.conditions.device, self.conditions.batch_size)
             self._write(run, start, fitted.mixture, costs=tuple(cost), fit=fitted.summary)
-        return Fit(self._read(out), read_summary(out).fit)
+        return Fit(self._read(out), read_summary(out).fit, out=out)
 
     def fit_gate(self, gate: Path, out: Path | None) -> Fit:
         """Fit a map, put the gate over it (over plain mixing where no map helps), and select its range."""
@@ -242,7 +246,7 @@ class _Task:
             run.append(outcome.rows(self.data))
             self._write(run, start, gated, gate=outcome.summary())
         assert out is not None
-        return Fit(base.mixture, base.summary, self._read(out), read_summary(out).gate)
+        return Fit(base.mixture, base.summary, self._read(out), read_summary(out).gate, out)
 
     def _write(self, run: Run, start: float, mixture: MixedClassifier, **sections: Any) -> None:
         """Write the mixture, and last the summary, which marks the fit as finished."""

@@ -25,7 +25,7 @@ from equipoise.fitting.cached_logits import CachedLogits, Outputs
 from equipoise.fitting.settings import FitSettings
 from equipoise.mixing import LogitMap, MixedClassifier
 from equipoise.mixing.surrogates import Surrogate
-from equipoise.models.preprocessing import TTAClassifier
+from equipoise.models.layers.tta import TTAClassifier
 
 MIN_IMAGES = 50
 BATCHES = 4  # that are attacked together on CUDA: batches stay full when only few images of each survive
@@ -106,10 +106,13 @@ class MarginAttack:
         """
         return self._cached({"map": logit_map.describe(), "both": both}, lambda: self._run(logit_map, both=both))
 
-    def run_on(self, model: nn.Module, attack: Attack) -> Outputs:
-        """Outputs at the points of smallest margin of another model than M(h), cached too."""
-        what = {"model": models.identity(model), "suite": attack.describe()}
-        return self._cached(what, lambda: self._attack(model, attack, "attacking the cascade", skip_broken=True))
+    def run_on(self, model: nn.Module, attack: Attack, *, skip_broken: bool) -> Outputs:
+        """Outputs at the points of smallest margin of another model than M(h), cached too.
+
+        With `skip_broken` an image on which the model is wrong is not attacked further.
+        """
+        what = {"model": models.identity(model), "suite": attack.describe(), "skip_broken": skip_broken}
+        return self._cached(what, lambda: self._attack(model, attack, "attacking the cascade", skip_broken=skip_broken))
 
     def _cached(self, what: dict[str, Any], compute: Callable[[], Outputs]) -> Outputs:
         if self.settings.cache is None:
@@ -153,7 +156,8 @@ class MarginAttack:
         settings = self.settings
         # To a confidence switch, all classes but the first are the same target.
         suite = margin_suite(settings.steps, 1 if logit_map.flattens_rivals else settings.targets)
-        title = "attacking both models" if both else "attacking the robust model"
+        is_plain = logit_map.settings == LogitMap(1.0, 1.0, 0.0, "linear").settings
+        title = f"attacking {'both models' if both else 'the robust model'}{'' if is_plain else ', mapped'}"
         return self._attack(model, replace(suite, surrogate=surrogate), title, skip_broken=not both)
 
     def _attack(self, model: nn.Module, suite: Attack, title: str, *, skip_broken: bool) -> Outputs:

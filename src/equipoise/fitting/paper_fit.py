@@ -45,35 +45,14 @@ def fit_paper(attack: MarginAttack, target: Target, folder: Path | None = None,
     objective recomputed there [Bai2024nuts, D.9]; the mixture is the same.
     """
     settings, notes = attack.settings, list[str]()
-    name = paper.published_for(attack.data.num_classes)
-    grid = PUBLISHED[name]
     attack, logits = attacked_logits(attack, folder, notes)
-    kept, errors = logits.survived, ~logits.correct
-    beta = 1 - target.share * (1 if target.of_robust else len(logits) / int(kept.sum()))
-    beta = max(beta, 0.0)
-    if not target.of_robust:
-        notes.append(f"{target} are β = {beta:.4g}: {int(kept.sum())} of {len(logits)} images survive the attack")
-    if settings.search_objective == "conditional":
-        errors &= logits.accurate == logits.labels
-    checks.require(bool(errors.any()), "data", "hold a clean image that the robust model misclassifies" + (
-        " and the accurate one does not" if settings.search_objective == "conditional" else ""), "none")
-    checks.require(settings.accurate_side["hard"] or logits.accurate_logits is not None, "accurate",
-                   "output logits if its temperature is not 0", "classes")
-    clamp, axes = (settings.search_clamp, grid.axes()) if like is None else _single(like)
-    if clamp == "linear" and like is None:
-        axes = (*axes[:2], np.zeros(1))
-    attacked, clean = logits.attacked[0, kept], logits.clean[errors]  # the first point has the smallest margin
-    search = paper.algorithm_1(attacked, clean, beta, axes, clamp, grid.saturation)
-    searched = f"with the grid published for {name}" if like is None else "for the reused map alone, without a search"
-    notes.append(f"Algorithm 1 on all {len(logits)} images {searched}, β = {beta:.4g}; margins by "
-                 f"{_attack_in_words(attack)} (the paper: 100 steps of APGD on cross-entropy and towards 9 targets)")
-    if (optima := len(search.optima)) > 1:
-        notes.append(f"{optima} candidates have the lowest objective; of these, one whose threshold is not saturated, "
-                     "if there is one, with the largest 1 − alpha")
+    beta = _share_to_keep(target, logits, notes)
+    errors = _errors(attack, logits)
+    search, clamp, grid = _search(attack, logits, errors, beta, like, notes)
     logit_map = LogitMap(*search.candidate, clamp)
-    surrogate_q = paper.percentile(paper.top_margins(attacked), grid.surrogate_beta)
     promise = (f"was fitted to keep {format.percent(beta)} of the robust model's attacked accuracy on its own "
                f"{len(logits)} images, and promises nothing beyond them")
+    surrogate_q = paper.percentile(paper.top_margins(_kept(logits)), grid.surrogate_beta)
     mixture = MixedClassifier(
         attack.accurate, attack.robust, search.alpha, logit_map=logit_map, surrogate_alpha=1 / (1 + surrogate_q),
         provenance=Provenance.of(attack.data, promise, "paper", like=None if like is None else like.provenance),
@@ -89,9 +68,53 @@ def fit_paper(attack: MarginAttack, target: Target, folder: Path | None = None,
     clean_accuracy, robust_clean = float(correct.float().mean()), float(logits.correct.float().mean())
     summary = FitSummary(
         helped=clean_accuracy > robust_clean, promise=promise, clean=clean_accuracy, robust_clean=robust_clean,
-        robust_attacked=int(kept.sum()) / len(logits), q=float(search.q[search.best]), alpha=mixture.alpha,
+        robust_attacked=int(logits.survived.sum()) / len(logits), q=float(search.q[search.best]), alpha=mixture.alpha,
         notes=tuple(notes), rule="paper", method=RULES["paper"], objective=objective, recomputed_objective=recomputed)
     return PaperFit(mixture, summary, logits, search, settings.search_objective)
+
+
+def _share_to_keep(target: Target, logits: CachedLogits, notes: list[str]) -> float:
+    """β: the share of the images that survive the attack which the mixture keeps; a target in points is converted."""
+    survivors = int(logits.survived.sum())
+    beta = max(1 - target.share * (1 if target.of_robust else len(logits) / survivors), 0.0)
+    if not target.of_robust:
+        notes.append(f"{target} are β = {beta:.4g}: {survivors} of {len(logits)} images survive the attack")
+    return beta
+
+
+def _errors(attack: MarginAttack, logits: CachedLogits) -> torch.Tensor:
+    """(N,) the clean errors of the robust model that the objective counts; there must be one."""
+    settings, errors = attack.settings, ~logits.correct
+    if settings.search_objective == "conditional":
+        errors &= logits.accurate == logits.labels
+    checks.require(bool(errors.any()), "data", "hold a clean image that the robust model misclassifies" + (
+        " and the accurate one does not" if settings.search_objective == "conditional" else ""), "none")
+    checks.require(settings.accurate_side["hard"] or logits.accurate_logits is not None, "accurate",
+                   "output logits if its temperature is not 0", "classes")
+    return errors
+
+
+def _kept(logits: CachedLogits) -> torch.Tensor:
+    """(N', K) logits of the images that survive, at the points of smallest margin, which are the first ones."""
+    return logits.attacked[0, logits.survived]
+
+
+def _search(attack: MarginAttack, logits: CachedLogits, errors: torch.Tensor, beta: float, like: ReusedMap | None,
+            notes: list[str]) -> tuple[GridSearch, str, paper.PublishedSettings]:
+    """The search for the map, its clamp, and the published settings of the number of classes."""
+    name = paper.published_for(attack.data.num_classes)
+    grid = PUBLISHED[name]
+    clamp, axes = (attack.settings.search_clamp, grid.axes()) if like is None else _single(like)
+    if clamp == "linear" and like is None:
+        axes = (*axes[:2], np.zeros(1))
+    search = paper.algorithm_1(_kept(logits), logits.clean[errors], beta, axes, clamp, grid.saturation)
+    searched = f"with the grid published for {name}" if like is None else "for the reused map alone, without a search"
+    notes.append(f"Algorithm 1 on all {len(logits)} images {searched}, β = {beta:.4g}; margins by "
+                 f"{_attack_in_words(attack)} (the paper: 100 steps of APGD on cross-entropy and towards 9 targets)")
+    if (optima := len(search.optima)) > 1:
+        notes.append(f"{optima} candidates have the lowest objective; of these, one whose threshold is not saturated, "
+                     "if there is one, with the largest 1 − alpha")
+    return search, clamp, grid
 
 
 def _attack_in_words(attack: MarginAttack) -> str:

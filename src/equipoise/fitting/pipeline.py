@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from equipoise.core import progress
 from equipoise.core.results import FitSummary
 from equipoise.data import Dataset
 from equipoise.fitting.cached_logits import CachedLogits, load_logits, save_logits
@@ -90,7 +91,7 @@ class Calibration:
         # A share of the robust images is at most the same share of all images. How many of these are robust is only
         # known for the calibration half, for which nothing is promised.
         return FrontierMixture(target.share, clean, 1 / (1 + q), family.clamp, s, p, c, family.rivals, family.unit,
-                               selected.first_q), q
+                               selected.first_q, selected.first_scale), q
 
     def frontier(self, *mixtures: FrontierMixture) -> Frontier:
         """The Pareto frontier of these mixtures and those for other targets, if more accurate than the robust model."""
@@ -128,15 +129,19 @@ class Calibration:
         if calibrated is None:
             if is_worse:
                 return f"{worse}, so that there is nothing to gain"
-            if self.like is not None:
-                q = self.threshold(self.like, losses)[0]
-                return f"the threshold of the reused map is q = {q:.3g}, too near to {0 if q < 0.5 else 1}"
-            counts = self.search.rejected(self.target).items()
-            return f"every candidate was rejected ({', '.join(f'{n} × {reason}' for reason, n in counts if n)})"
+            return self.no_threshold(losses)
         clean = calibrated[0].clean
         return None if clean > self.robust_clean else (
             f"the best mixture classifies {100 * clean:.1f} % of the clean images that did not select it correctly, "
             f"the robust model {100 * self.robust_clean:.1f} %{f'; {worse}' if is_worse else ''}")
+
+    def no_threshold(self, losses: int) -> str:
+        """Why no map has a threshold that loses at most so many images, although the accurate model is better."""
+        if self.like is not None:
+            q = self.threshold(self.like, losses)[0]
+            return f"the threshold of the reused map is q = {q:.3g}, too near to {0 if q < 0.5 else 1}"
+        counts = self.search.rejected(self.target).items()
+        return f"every candidate was rejected ({', '.join(f'{n} × {reason}' for reason, n in counts if n)})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,8 +198,11 @@ def fit_mixture(attack: MarginAttack, target: Target, folder: Path | None = None
     used instead of a searched one, and the images that selected it do not set its threshold.
     """
     notes: list[str] = []
-    attack, logits = attacked_logits(attack, folder, notes)
-    search, logits = search_map(attack, logits, target, notes, None if like is None else like.logit_map)
+    with progress.plan({"attack": 2, "search": 1}):
+        with progress.stage("attack"):
+            attack, logits = attacked_logits(attack, folder, notes)
+        with progress.stage("search"):
+            search, logits = search_map(attack, logits, target, notes, None if like is None else like.logit_map)
     if like is None:
         return calibrated_mixture(Calibration(search, logits, target), attack, notes)
     calibration = Calibration(search, logits, target, like.logit_map, like.selecting(attack.data))

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from equipoise.core import format, serialize
-from equipoise.core.results import FitSummary, SelectionSummary
+from equipoise.core.notebook import NotebookResult
+from equipoise.core.results import FitSummary, SelectionSummary, Summary
+from equipoise.core.rows import Row
 from equipoise.mixing import GatedClassifier, MixedClassifier
 from equipoise.mixing.provenance import Frontier
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class Fit(NotebookResult):
     """A fitted mixture; `str()` is what the command prints."""
 
     mixture: MixedClassifier
     summary: FitSummary | None = None  # None for plain mixing
     gated: MixedClassifier | None = None  # with the gate over the map, if one was given
     selection: SelectionSummary | None = None  # of the range of the gate
+    out: Path | None = None  # run folder, if one was given
 
     @property
     def helped(self) -> bool:
@@ -42,30 +46,44 @@ class Fit:
                 "frontier": [serialize.to_plain(point) for point in self.frontier],
                 "gate": serialize.to_plain(self.selection)}
 
+    def notebook_content(self) -> tuple[Summary, list[Row], Path | None]:
+        """What a notebook shows: of a fit that was not kept, the outcome alone."""
+        return Summary(command="fit", seconds=0.0, fit=self.summary, gate=self.selection), [], self.out
+
     def __str__(self) -> str:
         if self.summary is None:
             logit_map = "" if self.mixture.logit_map is None else f"the published {self.mixture.logit_map}, "
             return f"{self.mixture.method} with {logit_map}alpha {self.mixture.alpha:.6g}; nothing was fitted"
-        lines = [f"note: {note}" for note in self.summary.notes]
+        lines = [self._table(self.summary), "", *(f"note: {note}" for note in self.summary.notes)]
         literal = self.summary.rule == "paper"  # returns its mixture also where that does not help
         lines.append(f"the mixture {self.promise}" if self.helped or literal else self.promise)
-        robust = f"(robust model {format.percent(self.summary.robust_clean)})"
         if self.helped or literal:
-            images = ("the images that it was fitted on, which is optimistic" if literal else
-                      "images that did not select it")
-            lines.append(f"on {images}: clean {format.percent(self.summary.clean)} {robust}; {self.summary.method}, "
-                         f"{self.mixture.logit_map}, alpha {self.mixture.alpha:.6g}")
+            own = self.mixture.logit_map
+            lines.append(f"{self.summary.method}{'' if own is None else f', {own.extra_repr()}'}, "
+                         f"alpha {self.mixture.alpha:.6g}")
             if self.summary.passes is not None:
-                lines.append(f"{self.summary.passes:.2f} passes of the robust model per clean image")
+                attacked = self.summary.attacked_passes
+                more = "" if attacked is None else f", up to {attacked:.2f} per attacked one"
+                lines.append(f"{self.summary.passes:.2f} passes of the robust model per clean image{more}")
         elif self.frontier:
             first = self.frontier[0]
             lines.append(f"a mixture that may lose {100 * first.lose_at_most:.3g} points helps: clean "
-                         f"{format.percent(first.clean)} {robust}")
+                         f"{format.percent(first.clean)}")
         if isinstance(self.gated, GatedClassifier) and self.selection is not None:
             low, high = self.gated.alpha_range
             lines.append(f"the gate, alpha in ({low:.3g}, {high:.3g}): clean {format.percent(self.selection.clean)}; "
                          f"it {self.selection.promise}")
         return "\n".join(lines)
+
+    def _table(self, summary: FitSummary) -> str:
+        """Clean accuracies, and that of the robust model under the attack of the fit."""
+        is_paper = summary.rule == "paper"
+        which = "the images that it was fitted on, which is optimistic" if is_paper else "images that did not select it"
+        table = format.new_table(f"Accuracy on {which}", "model", "clean", "attacked")
+        table.add_row("robust", format.percent(summary.robust_clean), format.percent(summary.robust_attacked))
+        if self.helped or is_paper:
+            table.add_row("mixed", format.percent(summary.clean), "see below")
+        return format.render(table)
 
     def frontier_table(self) -> str:
         """The mixtures for other targets as a table."""

@@ -91,6 +91,7 @@ class SelectedMap:
     candidate: Tensor  # (3,) s, p, c
     score: float
     first_q: float | None = None  # of a cascade: threshold of the first view
+    first_scale: float | None = None  # of a cascade: s for the first view
 
 
 class MapSearch:

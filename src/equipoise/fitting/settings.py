@@ -13,7 +13,7 @@ from equipoise.fitting import conformal
 from equipoise.fitting.conformal import Target
 from equipoise.fitting.paper import PUBLISHED, published_for
 from equipoise.mixing.logit_maps import CLAMPS
-from equipoise.models.preprocessing import SHIFTS
+from equipoise.models.layers.tta import SHIFTS
 
 DEFAULT_CONFIDENCE = 0.95
 DEFAULT_VIEWS, DEFAULT_PASSES = 6, 2.6  # of a cascade
@@ -85,12 +85,13 @@ class FitSettings(Settings):
         self._check_rule()
 
     def _check_unfitted(self) -> None:
-        """Where nothing is fitted, refuse every setting but the temperature of the accurate side."""
+        """Where nothing is fitted, refuse every setting but the temperature of the accurate side and `bundle`."""
         for unfitted in ("alpha", "published"):
             if getattr(self, unfitted) is None:
                 continue
-            ignored = [item.name for item in fields(self) if item.name not in (unfitted, "accurate_temperature")
-                       and getattr(self, item.name) != item.default]
+            allowed = (unfitted, "accurate_temperature", "bundle")
+            ignored = [item.name for item in fields(self)
+                       if item.name not in allowed and getattr(self, item.name) != item.default]
             checks.require(not ignored, unfitted, "come without a target, rule or other setting of a fit, because "
                            "nothing is fitted", ignored)
 
@@ -143,6 +144,11 @@ class FitSettings(Settings):
     def cascade_views(self) -> int | None:
         """Views of the robust model with rule cascade; None with other rules."""
         return (self.views or DEFAULT_VIEWS) if self.rule == "cascade" else None
+
+    @property
+    def pass_budget(self) -> float:
+        """Most passes of the robust model per clean image, of a cascade."""
+        return DEFAULT_PASSES if self.passes is None else self.passes
 
     @property
     def search_objective(self) -> str:

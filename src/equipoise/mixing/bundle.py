@@ -14,7 +14,7 @@ from equipoise.core import checks, files
 from equipoise.core.modes import inference
 from equipoise.models import Normalized, RandomlySmoothedClassifier, TTAClassifier, checkpoint
 from equipoise.models.inspection import one_line
-from equipoise.models.labels import SelectClasses
+from equipoise.models.layers.labels import SelectClasses
 from equipoise.models.options import escape, expand_home
 from equipoise.models.reference import Scheme, innermost
 
@@ -47,6 +47,15 @@ def _unwrap(base: nn.Module) -> tuple[str, nn.Module]:
         prefix, inner = _unwrap(base.model)
         return f"smoothed:{base.sigma!r},{base.samples}{',fresh' * base.fresh}:{prefix}", inner
     return "", base
+
+
+def shape_of_zoo_base(*bases: nn.Module) -> tuple[int, int, int] | None:
+    """The shape of the images of a mixture, if one of its bases is a network of the zoo, which was built for it."""
+    for _, inner in map(_unwrap, bases):
+        if isinstance(inner, Normalized) and inner.config:
+            channels, height, width = map(int, inner.config["image_shape"].split(","))
+            return channels, height, width
+    return None
 
 
 def _shape(*known: nn.Module) -> tuple[int, int, int]:

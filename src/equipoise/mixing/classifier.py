@@ -16,9 +16,9 @@ from equipoise.mixing.formula import gate_of, mix
 from equipoise.mixing.logit_maps import LogitMap, at_least_float32, one_hot, require_classes
 from equipoise.mixing.provenance import RULES, Frontier, Provenance, rule_of, select_mixture
 from equipoise.mixing.surrogates import Hinges, Surrogate
-from equipoise.models.black_box import has_gradients
 from equipoise.models.inspection import Described, name_failing_model
-from equipoise.models.preprocessing import TTAClassifier
+from equipoise.models.layers.tta import TTAClassifier
+from equipoise.models.sources.black_box import has_gradients
 
 TOLERANCE = 1e-5  # margins this close to q count as ties, because fp32 cannot distinguish them
 
@@ -121,8 +121,11 @@ class MixedClassifier(Described):
 
     def map_robust(self, h: Tensor) -> Tensor:
         """(B, K) logits of h → log-probabilities, in fp32 at least: half precision would round margins to a tie."""
+        return self._mapped(h, self.logit_map)
+
+    def _mapped(self, h: Tensor, logit_map: LogitMap | None) -> Tensor:
         require_classes(h, f"logits of {self._name_of('robust')}")
-        return F.log_softmax(at_least_float32(h) if self.logit_map is None else self.logit_map(h), dim=1)
+        return F.log_softmax(at_least_float32(h) if logit_map is None else logit_map(h), dim=1)
 
     def robust_side(self, h: Tensor, *_: Tensor) -> Tensor:
         """(B, K) log-probabilities of the robust side from :meth:`robust_outputs`, by which g may change the class."""

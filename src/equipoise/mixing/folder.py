@@ -15,7 +15,7 @@ from equipoise import __version__, models
 from equipoise.core import checks, config, files
 from equipoise.core.modes import outside_inference_mode
 from equipoise.core.serialize import Share, from_plain, to_plain
-from equipoise.mixing.bundle import bundle_base
+from equipoise.mixing.bundle import bundle_base, shape_of_zoo_base
 from equipoise.mixing.cascade import CascadedClassifier
 from equipoise.mixing.classifier import MixedClassifier
 from equipoise.mixing.gate import Gate
@@ -23,7 +23,8 @@ from equipoise.mixing.gated import GatedClassifier
 from equipoise.mixing.logit_maps import LogitMap, LogitMapSettings
 from equipoise.mixing.mixednuts import is_mixednuts, load_mixednuts
 from equipoise.mixing.provenance import Frontier, Provenance
-from equipoise.models import LoadOptions, Normalized, checkpoint, zoo
+from equipoise.models import LoadOptions, Normalized, checkpoint
+from equipoise.models.architectures import zoo
 from equipoise.models.loaded import remember_reference
 from equipoise.models.options import unescape
 from equipoise.models.reference import ALIASES, innermost
@@ -64,6 +65,7 @@ class _MixtureFile:
     surrogate_alpha: Share = 0.9
     accurate_temperature: float | None = None  # 1 if not given
     first_q: Share | None = None  # of a cascade
+    first_scale: float | None = None  # of a cascade; that of the map if not given
     frontier: Frontier = ()
     logit_map: LogitMapSettings | None = None
     gate: _GateSettings | None = None
@@ -95,9 +97,12 @@ def save_mixture(folder: Path | str, mixture: MixedClassifier, *, accurate: str 
         accurate, robust: references of the bases, by default those that they were loaded from. A base without one is
             written into the folder.
         bundle: write both bases into the folder, which then loads alone, on any machine.
-        image_shape: (C, H, W), to bundle a network that is not of the zoo; by default what is known from loading it.
+        image_shape: (C, H, W), to bundle a network that is not of the zoo; by default that of the other base, if it is
+            one of the zoo, or what is known from loading it.
     """
     folder = Path(folder)
+    if image_shape is None:
+        image_shape = shape_of_zoo_base(mixture.accurate, mixture.robust)
     bases = {}
     for side, given in (("accurate", accurate), ("robust", robust)):
         base = getattr(mixture, side)
@@ -120,7 +125,7 @@ def save_mixture(folder: Path | str, mixture: MixedClassifier, *, accurate: str 
                            surrogate_alpha=mixture.surrogate_alpha,
                            accurate_temperature=(None if mixture.accurate_temperature == 1 else
                                                  mixture.accurate_temperature),
-                           first_q=mixture.first_q if isinstance(mixture, CascadedClassifier) else None,
+                           first_q=getattr(mixture, "first_q", None), first_scale=getattr(mixture, "first_scale", None),
                            logit_map=None if mixture.logit_map is None else mixture.logit_map.settings,
                            frontier=mixture.frontier, provenance=mixture.provenance, **bases)
     files.write_atomic(folder / NAME, config.dumps(to_plain(content)))
@@ -164,7 +169,9 @@ def load_mixture(folder: Path, options: LoadOptions | None = None, *,
                  bases: tuple[nn.Module, nn.Module] | None = None, **settings: Any) -> MixedClassifier:
     """Load the mixture of a folder; `bases` are used instead of loading them, and must have the saved weights."""
     path = folder / NAME
-    checks.require(path.exists(), "mixture", f"be a folder that holds {NAME}", str(folder))
+    if not path.exists():
+        hint = "" if folder.exists() else files.near_miss(folder)
+        raise checks.InputError(f"`mixture` must be a folder that holds {NAME}, got {checks.shown(str(folder))}{hint}")
     content = _read(path)
     given = (None, None) if bases is None else bases
     sides = {"accurate": (content.accurate, given[0]), "robust": (content.robust, given[1])}
@@ -186,8 +193,9 @@ def _build(content: _MixtureFile, accurate: nn.Module, robust: nn.Module, gate: 
     if content.first_q is not None:
         checks.require(content.hard and gate is None, "first_q", "come with hard labels and without a gate",
                        content.first_q)
-        return CascadedClassifier(accurate, robust, content.alpha, first_q=content.first_q, frontier=content.frontier,
-                                  **shared)
+        return CascadedClassifier(accurate, robust, content.alpha, first_q=content.first_q,
+                                  first_scale=content.first_scale, frontier=content.frontier, **shared)
+    checks.require(content.first_scale is None, "first_scale", "come with first_q", content.first_scale)
     shared["hard"] = content.hard
     if gate is None or content.gate is None:
         temperature = 1.0 if content.accurate_temperature is None else content.accurate_temperature

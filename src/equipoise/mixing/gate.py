@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from equipoise.core import checks
 from equipoise.core.modes import inference
 from equipoise.models import feature_hooks
+from equipoise.models.architectures.resnet import PreActBlock, he_init
 from equipoise.models.feature_hooks import FeatureLayers, FeatureMaps
 from equipoise.models.inspection import Described
-from equipoise.models.resnet import PreActBlock, he_init
 
 WIDTH = 96  # 6.3 million parameters for a pair of ResNet-18; the official network has width 256 and 44 million
 PairOfLayers = tuple[FeatureLayers, FeatureLayers]  # feature layers of the accurate and of the robust base

@@ -158,6 +158,10 @@ class LogitMap(Described):
         s, p, c, rivals, unit = self.numbers.tolist()
         return LogitMapSettings(self.clamp, s, p, c, rivals, None if self.uses_layer_norm else unit)
 
+    def with_scale(self, scale: float) -> LogitMap:
+        """The same map with another s."""
+        return LogitMap(**{**vars(self.settings), "scale": scale}).to(self.numbers.device)
+
     def extra_repr(self) -> str:
         """The settings with the symbols of the paper, to four digits."""
         s, p, c, rivals, unit = self.numbers.tolist()

@@ -14,8 +14,8 @@ from equipoise.core import checks
 from equipoise.mixing.classifier import MixedClassifier
 from equipoise.mixing.logit_maps import LogitMap
 from equipoise.mixing.provenance import Provenance
-from equipoise.models import robustbench
 from equipoise.models.options import ModelSettings
+from equipoise.models.sources import robustbench
 
 CONFIG = "optimal_spca.yaml"
 ROBUST_NAMES = {"cifar10": "Peng2023Robust", "cifar100": "Wang2023Better_WRN-70-16",
@@ -66,9 +66,9 @@ def is_mixednuts(body: str) -> bool:
 def load_mixednuts(body: str, settings: ModelSettings) -> MixedClassifier:
     """The mixture of RobustBench's two files."""
     for name, value in settings.given().items():
-        checks.require(name == "weights", name, "be left out for a mixture of RobustBench", value)
+        checks.require(name in ("weights", "preset"), name, "be left out for a mixture of RobustBench", value)
     entry = robustbench.find_entry(body)
-    accurate, robust = robustbench.load_mixednuts_bases(entry, settings.weights)
+    accurate, robust = robustbench.load_mixednuts_bases(entry, settings)
     own, source = RELEASED[entry.dataset], None  # the file of other numbers
     folder = robustbench.find_files(entry, settings.weights)[0].parent
     for path in (folder / CONFIG, folder.parent.parent / CONFIG):  # beside the files, or in the root

@@ -209,6 +209,7 @@ class FrontierMixture:
     rivals: float = 1.0
     unit: float = 0.0  # 0 is the layer norm
     first_q: Share | None = None  # of a cascade: threshold of the first view
+    first_scale: float | None = None  # of a cascade: scale of the map for the first view; that of all views if None
 
     def logit_map(self) -> LogitMap:
         """The map of the robust side."""

@@ -1,8 +1,11 @@
 """Classifiers: a zoo of architectures, checkpoints, and references that name a model in one string."""
 
-from equipoise.models.black_box import BlackBox, has_gradients
+from equipoise.models.architectures.zoo import ARCHITECTURES, build
 from equipoise.models.checkpoint import read_metadata
 from equipoise.models.inspection import check_forward, identity, name_failing_model, weights_digest
+from equipoise.models.layers.normalization import Normalize, Normalized
+from equipoise.models.layers.smoothed import RandomlySmoothedClassifier
+from equipoise.models.layers.tta import TTAClassifier
 from equipoise.models.loaded import (
     LoadedModel,
     ModelInfo,
@@ -13,16 +16,14 @@ from equipoise.models.loaded import (
     require_used,
 )
 from equipoise.models.options import LoadOptions, ModelSettings
-from equipoise.models.outputs import as_classifier, with_logits
-from equipoise.models.preprocessing import Normalize, Normalized, TTAClassifier
+from equipoise.models.outputs import as_classifier, unwrap_outputs
 from equipoise.models.reference import SCHEMES, Reference, load, parse, relocate, runs_code
-from equipoise.models.smoothed import RandomlySmoothedClassifier
-from equipoise.models.zoo import ARCHITECTURES, build
+from equipoise.models.sources.black_box import BlackBox, has_gradients
 
 __all__ = [
     "ARCHITECTURES", "SCHEMES", "BlackBox", "LoadOptions", "LoadedModel", "ModelInfo", "ModelSettings", "Normalize",
     "Normalized", "RandomlySmoothedClassifier", "Reference", "TTAClassifier", "as_classifier", "build",
     "check_forward", "full_reference_of", "has_gradients", "identity", "info_of", "load", "name_failing_model",
-    "note_loaded", "parse", "read_metadata", "reference_of", "relocate", "require_used", "runs_code", "weights_digest",
-    "with_logits",
+    "note_loaded", "parse", "read_metadata", "reference_of", "relocate", "require_used", "runs_code", "unwrap_outputs",
+    "weights_digest",
 ]

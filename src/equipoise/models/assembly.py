@@ -8,12 +8,12 @@ from dataclasses import replace
 from torch import nn
 
 from equipoise.core.checks import InputError, shorten
-from equipoise.models import resizing
-from equipoise.models.labels import SelectClasses, parse_labels
+from equipoise.models.layers import resizing
+from equipoise.models.layers.labels import SelectClasses, parse_labels
+from equipoise.models.layers.resizing import Preprocess, Preprocessing
 from equipoise.models.loaded import LoadedModel, ModelInfo, describe_module
 from equipoise.models.options import LoadOptions, ModelSettings
 from equipoise.models.outputs import Logits
-from equipoise.models.resizing import Preprocess, Preprocessing
 
 
 def assemble(loaded: nn.Module | LoadedModel, reference: str, settings: ModelSettings, options: LoadOptions
@@ -34,7 +34,7 @@ def assemble(loaded: nn.Module | LoadedModel, reference: str, settings: ModelSet
     layers: list[nn.Module] = [network]
     preprocessing = _merge(loaded.preprocessing, settings)
     if preprocessing is not None:
-        channels = 3 if info.input_shape is None else info.input_shape[0]
+        channels = None if info.input_shape is None else info.input_shape[0]
         layers = [Preprocess(preprocessing, channels), network]
         info = replace(info, normalization=_in_words(info, loaded.preprocessing, preprocessing, settings), of_zoo=False)
     if loaded.preprocessing is not None:
@@ -71,10 +71,11 @@ def _numbers(values: str | Sequence[float]) -> tuple[float, ...]:
 
 
 def _in_words(info: ModelInfo, own: Preprocessing | None, used: Preprocessing, settings: ModelSettings) -> str:
-    sizes = f"{used} ({'reference' if settings.preset is not None else used.origin or 'none given'})"
-    if own is None:
-        return f"{info.normalization}, after {sizes}"
-    numbers = ", ".join(f"{name} {'none' if value is None else ','.join(f'{number:g}' for number in value)}"
-                        for name, value in (("mean", used.mean), ("std", used.std)))
     origin = "reference" if settings.mean is not None or settings.std is not None else used.origin
-    return f"{numbers} ({origin or 'none given'}), after {sizes}"
+    numbers = ", ".join(f"{name} {','.join(f'{number:g}' for number in value)}"
+                        for name, value in (("mean", used.mean), ("std", used.std)) if value is not None)
+    text = info.normalization if own is None else f"{numbers} ({origin or 'none given'})" if numbers else (
+        origin or "none")
+    if settings.preset is None and str(used) == "none":
+        return text
+    return f"{text}, after {used} ({'reference' if settings.preset is not None else used.origin or 'none given'})"

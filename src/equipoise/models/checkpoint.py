@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from equipoise.core import checks, files
 from equipoise.core.checks import InputError
-from equipoise.models import zoo
+from equipoise.models.architectures import zoo
+from equipoise.models.layers.normalization import Normalized
 from equipoise.models.loaded import LoadedModel, describe_module
 from equipoise.models.options import expand_home
-from equipoise.models.preprocessing import Normalized
 from equipoise.models.torch_files import abbreviate, is_torch_file, read_state_dict, require_file
 
 if TYPE_CHECKING:
@@ -113,8 +113,9 @@ def from_state(path: Path, state: dict[str, Tensor], arch: str, *, num_classes: 
 
 
 def load_reference(reference: Reference, options: LoadOptions) -> LoadedModel:
-    """The model of `file:PATH`."""
-    settings: dict[str, Any] = {name: getattr(options, name) for name in ("num_classes", "image_shape", "mean", "std")}
+    """The model of `file:PATH`; a number of classes that the reference does not name is compared by the caller."""
+    settings: dict[str, Any] = {name: getattr(options, name) for name in ("image_shape", "mean", "std")}
+    settings["num_classes"] = reference.settings.num_classes
     return describe_file(load(expand_home(reference.body), options.arch, **settings), Path(expand_home(reference.body)),
                          options)
 
@@ -226,7 +227,21 @@ def _check_weights(path: Path, model: nn.Module, state: dict[str, Tensor], name:
     ):
         if keys:
             raise InputError(f"`{path}` must hold exactly the weights of {name}, got {problem} "
-                             f"{abbreviate(keys)}")
+                             f"{abbreviate(keys)}{_other_classes(expected, state, keys)}")
+
+
+def _other_classes(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], keys: Sequence[str]) -> str:
+    """What to say if all that differs is the number of outputs of one layer, which then is the last one."""
+    shapes = [(expected[key].shape, state[key].shape) for key in keys if key in expected and key in state]
+    only_first = len(shapes) == len(keys) and all(ours[:1] != theirs[:1] and ours[1:] == theirs[1:]
+                                                  for ours, theirs in shapes)
+    one_layer = len({key.rpartition(".")[0] for key in keys}) == 1 and any(len(ours) > 1 for ours, _ in shapes)
+    if not (only_first and one_layer):
+        return ""
+    ours, theirs = (shape[0] for shape in shapes[0])
+    remedy = ("?labels=… says which of them are meant" if theirs > ours else
+              f"?num_classes={theirs} gives the network as many, where its source has that setting")
+    return f", with {theirs} classes instead of {ours}; {remedy}"
 
 
 def _copy_weights(path: Path, model: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -10,9 +10,9 @@ from torch import nn
 
 from equipoise.core import checks, progress
 from equipoise.core.text import literal
+from equipoise.models.layers.normalization import Normalized
+from equipoise.models.layers.resizing import Preprocessing
 from equipoise.models.options import DATA_OPTIONS, LoadOptions, ModelSettings
-from equipoise.models.preprocessing import Normalized
-from equipoise.models.resizing import Preprocessing
 
 
 @dataclass(frozen=True)

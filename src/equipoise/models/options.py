@@ -99,8 +99,8 @@ class ModelSettings(Settings):
 class LoadOptions(ModelSettings):
     """How to load models beside their references: defaults for references without such a setting, and permissions."""
 
-    allow_code: bool = setting(False, "Run the code that a mixture folder names, such as python:MODULE:NAME; only for "
-                                      "folders whose author you trust.")
+    allow_code: bool = setting(False, "Run the code that a mixture folder names, such as python:MODULE:NAME, and "
+                                      "download its models; only for folders whose author you trust.")
 
 
 def _whole(name: str) -> Callable[[str], int]:

@@ -36,14 +36,14 @@ def _logits_hook(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> 
     return select_logits(output)
 
 
-def with_logits(model: nn.Module) -> nn.Module:
+def unwrap_outputs(model: nn.Module) -> nn.Module:
     """The same model, with the same weights, submodules and type, but with logits as its output.
 
     Only the returned module has the hook that selects them: code that uses `model` itself is not affected. A program of
-    TorchScript takes no hooks and is returned as it is.
+    TorchScript takes no hooks: a layer follows it.
     """
     if isinstance(model, torch.jit.ScriptModule):
-        return model
+        return nn.Sequential(model, Logits()).train(model.training)
     changed = copy.copy(model)
     changed._forward_hooks = OrderedDict(model._forward_hooks)
     if _logits_hook not in changed._forward_hooks.values():
@@ -65,10 +65,7 @@ def as_classifier(model: nn.Module, image_shape: tuple[int, int, int] | None) ->
             output = model(torch.zeros(2, *image_shape, device=place))
     except (Exception, SystemExit):
         return model
-    if isinstance(output, Tensor):
-        return model
-    is_script = isinstance(model, torch.jit.ScriptModule)  # which takes no hooks
-    return nn.Sequential(model, Logits()).train(model.training) if is_script else with_logits(model)
+    return model if isinstance(output, Tensor) else unwrap_outputs(model)
 
 
 class Logits(nn.Module):

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from equipoise.core.checks import EquipoiseWarning
 from equipoise.core.modes import inference
+from equipoise.models.layers.normalization import Normalized
 from equipoise.models.loaded import info_of
 from equipoise.models.outputs import select_logits
-from equipoise.models.preprocessing import Normalized
 
 IMAGES = 64  # that are classified, eight times each or a little more
 BATCH = 16  # images in a pass at most
@@ -95,9 +95,10 @@ def warn_of_findings(models: Mapping[str, nn.Module], images: Tensor, labels: Te
 
 
 def are_probabilities(outputs: Tensor) -> bool:
-    """Whether every row (B, K) is a distribution over the classes."""
+    """Whether every row (B, K) is a distribution over the classes; classes alone, written as 0 and 1, are none."""
     z = outputs.double()
-    return bool((z >= 0).all()) and bool(((z.sum(1) - 1).abs() < 1e-3).all())
+    is_distribution = bool((z >= 0).all()) and bool(((z.sum(1) - 1).abs() < 1e-3).all())
+    return is_distribution and not bool(((z == 0) | (z == 1)).all())
 
 
 def _alternatives(model: nn.Module, x: Tensor) -> Iterator[tuple[str, Tensor]]:

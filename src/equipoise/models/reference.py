@@ -28,8 +28,10 @@ from equipoise.core import checks, files
 from equipoise.core.checks import InputError
 from equipoise.core.modes import outside_inference_mode
 from equipoise.core.registry import Registry
-from equipoise.models import checkpoint, zoo
+from equipoise.models import checkpoint
+from equipoise.models.architectures import zoo
 from equipoise.models.assembly import assemble
+from equipoise.models.layers import resizing
 from equipoise.models.loaded import LoadedModel, describe_module, info_of, remember_info, remember_reference
 from equipoise.models.options import (
     DATA_OPTIONS,
@@ -40,7 +42,8 @@ from equipoise.models.options import (
     expand_home,
     unescape,
 )
-from equipoise.models.wrappers import WRAPPERS
+from equipoise.models.sources import hub
+from equipoise.models.sources.wrappers import WRAPPERS
 
 ALIASES = {"looks": "tta"}  # old names of schemes
 COMMON = ("preset", "labels")  # settings that every scheme takes
@@ -107,21 +110,22 @@ def _function(name: str) -> Callable[..., Any]:
 
 _OWN_SETTINGS = ("arch", "mean", "std", "num_classes", "image_shape")
 SCHEMES: Registry[Loader] = Registry("equipoise.model_schemes", "scheme of a model", {
-    "exported": Scheme("exported:load", ("mean", "std"), path="(.*)"),
+    "exported": Scheme("sources.exported:load", ("mean", "std"), path="(.*)"),
     "file": Scheme("checkpoint:load_reference", _OWN_SETTINGS, False, "(.*)",
                    lambda body: Path(body).suffix in checkpoint.TORCH_SUFFIXES),
-    "hf": Scheme("hf_models:load", _OWN_SETTINGS, False, EXPLICIT_PATH),
-    "http": Scheme("remote:load_reference", ("mean", "std", "num_classes")),
-    "https": Scheme("remote:load_reference", ("mean", "std", "num_classes")),
-    "onnx": Scheme("onnx_model:load_reference", ("mean", "std", "num_classes"), False, "(.*)"),
-    "python": Scheme("python_code:load", path=r"(.*\.py):[^:]*"),
-    "robustbench": Scheme("robustbench:load_reference", ("weights",), False, find_weights="robustbench:find_weights"),
+    "hf": Scheme("sources.hf_models:load", _OWN_SETTINGS, False, EXPLICIT_PATH),
+    "http": Scheme("sources.remote:load_reference", ("mean", "std", "num_classes")),
+    "https": Scheme("sources.remote:load_reference", ("mean", "std", "num_classes")),
+    "onnx": Scheme("sources.onnx_model:load_reference", ("mean", "std", "num_classes"), False, "(.*)"),
+    "python": Scheme("sources.python_code:load", path=r"(.*\.py):[^:]*"),
+    "robustbench": Scheme("sources.robustbench:load_reference", ("weights",), False,
+                          find_weights="sources.robustbench:find_weights"),
     "smoothed": Scheme(""),  # wrappers, see below
-    "timm": Scheme("timm_models:load", ("mean", "std", "num_classes", "weights"), False),
-    "torchvision": Scheme("torchvision_models:load", ("mean", "std", "num_classes", "weights"), False),
+    "timm": Scheme("sources.timm_models:load", ("mean", "std", "num_classes", "weights"), False),
+    "torchvision": Scheme("sources.torchvision_models:load", ("mean", "std", "num_classes", "weights"), False),
     "tta": Scheme(""),
-    "zoo": Scheme("zoo:load_reference", ("mean", "std", "num_classes", "image_shape", "seed"), False, None,
-                  lambda body: True)})
+    "zoo": Scheme("architectures.zoo:load_reference", ("mean", "std", "num_classes", "image_shape", "seed"), False,
+                  takes_defaults=lambda body: True)})
 
 
 def split_wrapper(reference: Reference) -> tuple[str, Reference]:
@@ -163,11 +167,12 @@ def parse(text: str, folder: Path | None = None) -> Reference:
     if scheme not in SCHEMES or not body:
         if text and files.exists(text):  # whatever characters it has
             return Reference("file", text, text, folder)
+        checks.require(scheme not in SCHEMES, "model", f"name a model after {scheme}:", text)
         scheme, body = "file", address
         path = Path(unescape(address))
         if not address or not (path.suffix in (".safetensors", *checkpoint.TORCH_SUFFIXES) or files.exists(path)):
             known = ", ".join(f"{name}:" for name in sorted(SCHEMES))
-            hint = f" (did you mean 'zoo:{text}'?)" if text in zoo.ARCHITECTURES else ""
+            hint = f" (did you mean 'zoo:{text}'?)" if text in zoo.ARCHITECTURES else files.near_miss(path)
             raise InputError(f"`model` must be a path that exists or begin with one of {known}, got {text!r}{hint}")
     settings = ModelSettings.parse(query, checks.shorten(text, checks.VALUE_LENGTH)) if question else NO_SETTINGS
     return Reference(scheme, unescape(body), text, folder, settings)
@@ -281,9 +286,12 @@ def _load(reference: Reference, options: LoadOptions) -> nn.Module:
         model = WRAPPERS[reference.scheme].wrap(network, own, options).eval()
         remember_info(model, info_of(network) or describe_module(network))
         return model
+    if reference.settings.preset is not None:
+        resizing.preset(reference.settings.preset)  # checks it, before anything is read
     general = _for_network(options, reference.settings)
     own_options = dict.fromkeys(ModelSettings.names()) | {name: getattr(general, name) for name in DATA_OPTIONS}
-    loaded = loader(reference, dataclasses.replace(options, **{**own_options, **reference.settings.given()}))
+    with hub.no_downloads_for(None if options.allow_code else reference.folder):
+        loaded = loader(reference, dataclasses.replace(options, **{**own_options, **reference.settings.given()}))
     model, info = assemble(loaded, reference.text, reference.settings, options)
     remember_info(model, info)
     return model.eval()

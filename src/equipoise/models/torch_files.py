@@ -17,7 +17,8 @@ from torch import Tensor
 from equipoise.core import files
 from equipoise.core.checks import InputError
 
-WRAPPERS = ("state_dict", "model", "model_state_dict")  # keys under which files hold their state dict
+STATE_DICT_KEYS = ("state_dict", "model", "model_state_dict")  # under which files hold their weights
+PREFIXES = ("module.", "_orig_mod.", "model.")  # before all names: of DataParallel, torch.compile, a Lightning module
 _ONLY_WEIGHTS, _ANYTHING = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own names
 
 
@@ -25,7 +26,8 @@ def require_file(path: Path, kind: str = "file of a model") -> None:
     """Raise an :class:`InputError` unless the path is a file, and not a web page in place of a failed download."""
     if not files.exists(path) or not path.is_file():
         folder = files.exists(path) and path.is_dir()
-        raise InputError(f"`{path}` must be a file{', got a folder' if folder else ' that exists'}")
+        ending = ", got a folder" if folder else f" that exists{files.near_miss(path)}"
+        raise InputError(f"`{path}` must be a file{ending}")
     with path.open("rb") as file:
         start = file.read(512).lstrip().lower()
     if start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
@@ -52,8 +54,8 @@ def is_torch_file(path: Path, suffixes: tuple[str, ...]) -> bool:
     return start.startswith((b"PK\x03\x04", b"\x80")) or path.suffix in suffixes
 
 
-def read_state_dict(path: Path, wrappers: Iterable[str] = WRAPPERS) -> dict[str, Tensor]:
-    """The state dict of a torch file, taken out of the `wrappers` it has; nothing in the file is executed."""
+def read_state_dict(path: Path, nested: Iterable[str] = STATE_DICT_KEYS) -> dict[str, Tensor]:
+    """The state dict of a torch file, also one that lies under `nested` keys; nothing in the file is executed."""
     require_file(path)
     if is_torchscript(path):
         raise InputError(f"`{path}` must hold weights only, got a program (TorchScript); exported:{path.name} runs it")
@@ -62,15 +64,15 @@ def read_state_dict(path: Path, wrappers: Iterable[str] = WRAPPERS) -> dict[str,
             warnings.simplefilter("ignore")  # torch warns about old pickles; the errors below are clearer
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        named = re.search(r"(?:GLOBAL|Unsupported (?:global|class):?) ([\w.]+)", str(error))
+        named = re.search(r"(?:GLOBAL|Unsupported (?:global|class):?) (?!GLOBAL)([\w.]+)", str(error))
         content = "other content" if named is None else named[1]
         raise InputError(f"`{path}` must hold weights only, got {content}, of which nothing was executed") from None
     except Exception as error:  # a damaged file can raise any error
         raise InputError(f"`{path}` must be a whole torch file, got one that cannot be read "
                          f"({type(error).__name__})") from None
-    for wrapper in wrappers:
-        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
-            content = content[wrapper]
+    for key in nested:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
     if not isinstance(content, Mapping) or not content or not all(
             isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()):
         raise InputError(f"`{path}` must hold weights only (tensors by name), got {type(content).__name__}")
@@ -78,8 +80,10 @@ def read_state_dict(path: Path, wrappers: Iterable[str] = WRAPPERS) -> dict[str,
     if unusual:
         raise InputError(f"`{path}` must hold dense tensors with all their values, got sparse, meta, nested, quantized "
                          f"or expanded ones: {abbreviate(unusual)}")
-    prefix = "module." if all(key.startswith("module.") for key in content) else ""
-    return {key.removeprefix(prefix): value for key, value in content.items()}
+    names = list(content)
+    while prefix := next((prefix for prefix in PREFIXES if all(name.startswith(prefix) for name in names)), ""):
+        names = [name.removeprefix(prefix) for name in names]
+    return dict(zip(names, content.values(), strict=True))
 
 
 def holds_weights(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Evaluated models: the headline, sanity checks of its attacks, margins, and examples."""
+"""Evaluated models: the headline, margins, and examples."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equipoise.core import format
-from equipoise.core.aggregation import CLEAN, WORST
-from equipoise.core.arrays import Array, ExampleArrays
+from equipoise.core.aggregation import CLEAN, WORST, base_models_first
+from equipoise.core.arrays import ExampleArrays
 from equipoise.core.results import Audit, Difference, Result
 from equipoise.core.rows import CALIBRATION, AttackRow
 from equipoise.core.threat import Threat
-from equipoise.reporting import charts
+from equipoise.reporting import certified_headline, charts
 from equipoise.reporting.charts import MODELS, Chart, Histogram, Palette, Panel, Picture, ReferenceLine
 from equipoise.reporting.section import INTERVALS, Cell, RunView, Section, Table, model_cell, result_table
 
@@ -32,10 +32,13 @@ NAMES = {"mixed": "the mixture", "accurate": "the accurate model", "robust": "th
          "gate on the confidence switch": "the gate on the confidence switch",
          "best": "the best epoch", "last": "the last epoch"}
 SHOWN = 6  # examples
+LONG = 40  # characters of a name that is shortened
 
 
 def headline(run: RunView) -> Section:
     """Accuracy of every model, clean, under each attack and in the worst case; the main result in words."""
+    if run.summary.command == "certify" and (certified := certified_headline.headline(run)) is not None:
+        return certified
     metrics = [CLEAN, WORST, *run.attacks]  # the decisive columns first: a phone shows no more
     results = [result for result in run.summary.results if result.metric in metrics]
     notes = [f"{note[:1].upper()}{note[1:]}." for note in format.data_notes(run.summary)]
@@ -43,10 +46,14 @@ def headline(run: RunView) -> Section:
         nothing = "This run has no accuracies." if run.summary.study is None else (
             "The results of this study are in the sections below.")
         return Section("Results", [nothing, *notes])
-    results.sort(key=lambda result: _base_models_first(result.model))
+    results.sort(key=lambda result: base_models_first(result.model))
     by_model: Results = defaultdict(dict)
+    short = format.mixture_names((result.model, result.alpha) for result in results)
+    names = {key: own if len(key[0]) > LONG else format.label(*key) for key, own in short.items()}
+    if len(set(names.values())) < len(names):  # a short name is that of another model
+        names = {key: format.label(*key) for key in names}
     for result in results:
-        by_model[format.label(result.model, result.alpha)][result.metric] = result
+        by_model[names[result.model, result.alpha]][result.metric] = result
     pairs: dict[tuple[str, str], list[Difference]] = defaultdict(list)
     for difference in run.summary.differences:
         pairs[difference.model, difference.versus].append(difference)
@@ -54,7 +61,8 @@ def headline(run: RunView) -> Section:
     fitting = _fitting_images(run, results)  # which images a figure is of comes before it
     prose = [fitting, main_result(by_model, first), _methods(run),
              " ".join(map(comparison, pairs.values())), " ".join(_conditions(results, run.threat)), *notes]
-    tables = [result_table(f"{INTERVALS} (Clopper-Pearson)", "model", results, columns=metrics)]
+    tables = [result_table(f"{INTERVALS} (Clopper-Pearson)", "model", results, columns=metrics,
+                           row=lambda result: names[result.model, result.alpha])]
     if run.summary.differences:
         body = [[Cell(f"{item.model} − {item.versus}"), Cell(item.metric or ""),
                  Cell(format.points(item.value), format.bounds(item)), Cell(str(item.n))]
@@ -86,8 +94,16 @@ def _fitting_images(run: RunView, results: Sequence[Result]) -> str:
     if any(result.n > len(half) for result in results):
         selecting = "half of which selected the map" if half else "all of which selected the mixture"
         return f"These are the fitting images, {selecting}, so its accuracies are optimistic."
-    return ("These are fitting images: the half that did not select the map. It did set the threshold, so the attacked "
-            "accuracy of the mixture is what the target allows, not a measurement.")
+    return (f"These are fitting images: the half that did not select the map, n = {len(half)}. It did set the "
+            "threshold, so the attacked accuracy of the mixture is what the target allows, not a measurement.")
+
+
+def _half_of_the_fit(run: RunView) -> str:
+    """Of a fit: which images figures from its rows are of."""
+    if run.summary.command != "fit" or not any(isinstance(row, AttackRow) and row.half == CALIBRATION
+                                               for row in run.rows):
+        return ""
+    return " They are the fitting images that did not select the map."
 
 
 def _audit_table(audits: Sequence[Audit]) -> Table:
@@ -101,19 +117,17 @@ def _audit_table(audits: Sequence[Audit]) -> Table:
                  "hypergeometric).", ["model and attack", "audited", "broken", "gap", "passes", "seconds"], body)
 
 
-def _base_models_first(model: str) -> int:
-    return MODELS.index(model) if model in MODELS else len(MODELS)
-
-
 def main_result(results: Results, first: str = "mixed") -> str:
     """The accuracies of at most three models as a sentence, the model `first` at its start."""
     order = sorted(results, key=lambda model: model != first)[:3]
-    metrics = [metric for metric in IMAGES if all(metric in results[model] for model in order)]
-    if not metrics:
+    metrics = [metric for metric in IMAGES if metric in results[order[0]]] if order else []
+    if not metrics or any(metrics[0] not in results[model] for model in order):
         return "The models of this run were measured in different ways; the table shows all results."
-    shares = [[format.percent(results[model][metric].value) for metric in metrics] for model in order]
+    shares = [[format.percent(results[model][metric].value) for metric in metrics if metric in results[model]]
+              for model in order]
     main = " and ".join(f"{share} of {IMAGES[metric]}" for share, metric in zip(shares[0], metrics, strict=True))
     others = [f"{NAMES.get(model, model)} {' and '.join(own)}"
+              f"{' of the clean ones (it was not attacked)' if len(own) < len(metrics) else ''}"
               for model, own in zip(order[1:], shares[1:], strict=True)]
     name = NAMES[order[0]][:1].upper() + NAMES[order[0]][1:] if order[0] in NAMES else order[0]
     return f"{name} classifies {main} correctly{'; ' if others else ''}{', '.join(others)}."
@@ -149,32 +163,6 @@ def _conditions(results: Sequence[Result], threat: Threat | None) -> list[str]:
     return sentences
 
 
-def sanity_checks(run: RunView) -> Section | None:
-    """Signs that an attack was too weak, or that a model masks its gradients; alarms first."""
-    checks = sorted(run.summary.sanity_checks, key=lambda check: (check.model, check.attack, check.name))
-    if not checks:
-        return None
-    alarms = [check for check in checks if check.alarm]
-    names = sorted(f"{check.name} ({check.model}, {check.attack})" for check in alarms)
-    prose = ["No check raises an alarm." if not alarms else f"Alarms: {'; '.join(names)}.",
-             "An attacked accuracy is only as reliable as the attack. These checks, on the first images of the run, "
-             "show when an attacked accuracy may be overstated."]
-    explained = format.covered_by_adaptive(checks)
-    if explained:
-        prose.append(f"Alarms for {', '.join(sorted(explained))} are the reason for also running adaptive attacks, "
-                     "which use the structure of the mixture. Adaptive attacks raise no alarm, and the worst case "
-                     "includes them.")
-    tables = []
-    for alarm, caption in ((True, "Checks with an alarm."), (False, "Checks without an alarm.")):
-        body = [[Cell(check.name, ". ".join(filter(None, (check.explanation, check.advice)))),
-                 model_cell(check.model, check.attack), Cell(f"{check.value:.3g}", "alarm" if alarm else "")]
-                for check in checks if check.alarm == alarm]
-        if body:
-            tables.append(Table(caption, ["check", "model and attack", "value"], body, is_text=True,
-                                collapsed=not alarm))
-    return Section("Sanity checks", prose, tables)
-
-
 def margins(run: RunView) -> Section | None:
     """Histograms of the signed margins of each model, clean and in the worst case over the attacks."""
     by_model = collect_margins(run)
@@ -183,7 +171,7 @@ def margins(run: RunView) -> Section | None:
     counts = format.counts(len(own[CLEAN]) for own in by_model.values())
     prose = ["The margin of an image is the probability of its true class minus the largest other probability; it is "
              f"positive if the image is classified correctly. Filled: n = {counts} clean images. Outlined: the same "
-             "images at their smallest margin, clean or under any attack."]
+             f"images at their smallest margin, clean or under any attack.{_half_of_the_fit(run)}"]
     widest = max(1.0, *(abs(value) for own in by_model.values() for values in own.values() for value in values))
     bins = np.linspace(-widest, widest, 41).tolist()
     panels = [Panel([*(Histogram(values=values, bins=bins, color=color, label=images, filled=images == CLEAN)
@@ -201,7 +189,7 @@ def collect_margins(run: RunView) -> Margins:
         if isinstance(row, AttackRow) and row.margin is not None and row.alpha is None:
             table[row.model][row.attack][row.index] = row.margin
     by_model: Margins = {}
-    for model in sorted(table, key=_base_models_first):
+    for model in sorted(table, key=base_models_first):
         clean = table[model].pop(CLEAN, {})
         attacks = list(table[model].values())
         common = sorted(set(clean).intersection(*attacks)) if attacks else []
@@ -219,9 +207,12 @@ def examples(run: RunView) -> Section | None:
     count = len(arrays.clean)
     within = f" within {run.threat}" if run.threat else ""
     number = f"{SHOWN} of {count}" if count > SHOWN else str(count)
+    wrong = int((arrays.predicted[:SHOWN, MODELS.index("mixed")] != arrays.label[:SHOWN]).sum())
     prose = [f"{number} examples: the clean image, the image after an attack{within}, their difference amplified "
              f"×{amplification(arrays):.0f} around mid-grey, and the predictions of the three models for the attacked "
-             "image. Examples are illustrations; they do not show how often this happens."]
+             f"image. They were chosen, not drawn at random: on {wrong} of those shown the mixture fails under an "
+             "attack on itself; on the others an attack on the accurate model breaks that model, and the mixture keeps "
+             "the image. The table of results shows how often that happens."]
     alt = "Clean images, attacked images, their amplified difference, and the predictions of the three models"
     return Section("Examples of attacked images", prose, pictures=[
         Picture("examples", alt, lambda palette: draw_examples(palette, arrays))])
@@ -256,13 +247,10 @@ def draw_examples(palette: Palette, arrays: ExampleArrays) -> Figure:
 def _draw_predictions(axes: Axes, palette: Palette, arrays: ExampleArrays, i: int) -> None:
     axes.set_axis_off()
     axes.text(0.04, 0.84, "label", color=palette["muted"], fontsize=8, va="center")
-    axes.text(0.42, 0.84, _class_name(arrays, arrays.label[i]), fontsize=8, va="center")
+    axes.text(0.42, 0.84, format.class_name(arrays.class_names, int(arrays.label[i])), fontsize=8, va="center")
     for height, model, predicted in zip((0.60, 0.38, 0.16), MODELS, arrays.predicted[i], strict=True):
         correct = predicted == arrays.label[i]
         axes.text(0.04, height, model, color=palette[model], fontsize=8, va="center")
-        axes.text(0.42, height, f"{'✓' if correct else '✗'} {_class_name(arrays, predicted)}", fontsize=8, va="center",
+        name = format.class_name(arrays.class_names, int(predicted))
+        axes.text(0.42, height, f"{'✓' if correct else '✗'} {name}", fontsize=8, va="center",
                   color=palette["ink"] if correct else palette["wrong"], fontweight="normal" if correct else "bold")
-
-
-def _class_name(arrays: ExampleArrays, index: Array) -> str:
-    return arrays.class_names[index] if 0 <= index < len(arrays.class_names) else str(index)

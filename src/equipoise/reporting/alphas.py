@@ -11,7 +11,7 @@ from equipoise.core import format
 from equipoise.core.aggregation import CLEAN, WORST
 from equipoise.core.results import Result
 from equipoise.core.rows import AttackRow
-from equipoise.reporting.charts import CORRECT, Chart, Line, LineStyle, Panel
+from equipoise.reporting.charts import CORRECT, Chart, Line, LineStyle, Panel, percent_range
 from equipoise.reporting.local_smoothing import strength, strength_chart, strength_line
 from equipoise.reporting.section import (
     INTERVALS,
@@ -52,7 +52,7 @@ def alpha_sweep(run: RunView) -> Section | None:
                      "attack. It shows the trade-off that alpha alone offers.")
     lines = [Line.of([result.alpha or 0.0 for result in curve], curve, "mixed", metric,
                      linestyle="-" if metric == CLEAN else "--") for metric, curve in curves.items()]
-    return _section(prose, lines, results, "Clean and worst-case accuracy of the mixture against alpha")
+    return _section(sweep, prose, lines, results, "Clean and worst-case accuracy of the mixture against alpha")
 
 
 def _three_attacks(sweep: RunView) -> Section:
@@ -68,7 +68,8 @@ def _three_attacks(sweep: RunView) -> Section:
         lines.append(Line.of([result.alpha or 0.0 for result in curve], curve, "muted" if version else color,
                              f"{label}, {version}" if version else label, linestyle=linestyle))
     results = [*(result for curve in curves.values() for result in curve), *sweep.curve("mixed", WORST)]
-    return _section(prose, lines, results, "Accuracy of the mixture against alpha, clean and under three attacks")
+    return _section(sweep, prose, lines, results,
+                    "Accuracy of the mixture against alpha, clean and under three attacks")
 
 
 def strongest(sweep: RunView, mix: Sequence[str]) -> str:
@@ -92,11 +93,29 @@ def _counted(results: Sequence[Result]) -> str:
             "bands are exact 95 % intervals.")
 
 
-def _section(prose: Sequence[str], lines: Sequence[Line], results: Sequence[Result], alt: str) -> Section:
-    chart = Chart("alpha", alt, [Panel(lines, x_range=(-0.02, 1.02), y_range=(0, 103))], x_label="alpha",
+def _section(sweep: RunView, prose: Sequence[str], lines: Sequence[Line], results: Sequence[Result],
+             alt: str) -> Section:
+    chart = Chart("alpha", alt, [Panel(lines, x_range=(-0.02, 1.02), y_range=percent_range(lines))], x_label="alpha",
                   y_label=CORRECT)
     table = result_table(SAME_NUMBERS, "alpha", results, row=lambda result: f"{result.alpha:g}", collapsed=True)
-    return Section("Accuracy against alpha", prose, [table], [chart])
+    if (trade_off := _trade_off(sweep)) is None:
+        return Section("Accuracy against alpha", prose, [table], [chart])
+    return Section("Accuracy against alpha", [*prose, "The second figure shows the worst case over all attacks against "
+                                              "clean accuracy, with alpha beside each point; further up and to the "
+                                              "right is better."], [table], [chart, trade_off])
+
+
+def _trade_off(sweep: RunView) -> Chart | None:
+    """Worst-case accuracy against clean accuracy, a point for every alpha; None unless all were attacked."""
+    clean, worst = (sweep.curve("mixed", metric) for metric in (CLEAN, WORST))
+    if [result.alpha for result in clean] != [result.alpha for result in worst]:
+        return None
+    low, x, high = ([100 * getattr(result, name) for result in clean] for name in ("low", "value", "high"))
+    line = Line.of(x, worst, "mixed", "mixture", bars=True, x_low=low, x_high=high,
+                   texts=[f"{result.alpha:g}" for result in clean])
+    return Chart("alpha-trade-off", "Worst-case accuracy of the mixture against its clean accuracy, at every alpha",
+                 [Panel([line], x_range=(max(0.0, min(low) - 1), min(103.0, max(high) + 1)))],
+                 x_label="clean accuracy, %", y_label="worst case over all attacks, %")
 
 
 def transfer(run: RunView) -> Section | None:

@@ -9,6 +9,7 @@ import numpy as np
 from equipoise.core import aggregation, format
 from equipoise.core.arrays import Array, AttackedArrays
 from equipoise.core.results import BrokenCount
+from equipoise.core.rows import AttackRow
 from equipoise.reporting import charts
 from equipoise.reporting.charts import Palette, Picture
 from equipoise.reporting.section import MISSING, Cell, RunView, Section, Table, model_cell
@@ -27,8 +28,11 @@ def details(run: RunView) -> Section | None:
     tables = [table for table in (_broken_table(run), _class_table(run)) if table is not None]
     if not tables:
         return None
-    return Section("Attacks in detail", ["An image counts as broken if it is classified correctly without an attack "
-                                         "and misclassified under it."], tables)
+    prose = ["An image counts as broken if it is classified correctly without an attack and misclassified under it."]
+    if any(isinstance(row, AttackRow) and row.share_correct is not None for row in run.rows):
+        prose[0] += (" Of a randomised model, most of its passes decide that; accuracies by class are mean shares of "
+                     "passes.")
+    return Section("Attacks in detail", prose, tables)
 
 
 def _broken_table(run: RunView) -> Table | None:
@@ -64,7 +68,7 @@ def _class_table(run: RunView) -> Table | None:
     body = []
     for label in sorted({item.label for item in items}):
         own = [cells.get((label, model)) for model in models]
-        body.append([Cell(_class_name(names, label), f"n = {format.counts(item.n for item in own if item)}"), *(
+        body.append([Cell(format.class_name(names, label), f"n = {format.counts(item.n for item in own if item)}"), *(
             MISSING if item is None else Cell(f"{format.percent(item.clean / item.n)} / "
                                               f"{format.percent(item.attacked / item.n)}") for item in own)])
     return Table("Accuracy by class, clean / in the worst case over all attacks.", ["class", *models], body,
@@ -77,7 +81,8 @@ def pictures(run: RunView) -> Section | None:
     if arrays is None:
         return None
     survived = int((arrays.predicted == arrays.label).sum())
-    prose = [f"{len(arrays.clean)} of the first images under {arrays.attack} on {arrays.model}: the clean image, the "
+    model = format.label(arrays.model, arrays.alpha)
+    prose = [f"{len(arrays.clean)} of the first images under {arrays.attack} on {model}: the clean image, the "
              f"perturbation ×{AMPLIFIED} around mid-grey, and the attacked image with the class predicted for it. "
              f"{len(arrays.clean) - survived} are broken, {survived} are not; where a suite of attacks breaks nothing, "
              "the clean image is shown."]
@@ -104,7 +109,7 @@ def draw_attacked(palette: Palette, arrays: AttackedArrays) -> Figure:
             if column == 0:
                 axes.set_ylabel(title, color=palette["muted"], fontsize=8)
     for column, axes in enumerate(grid[0]):
-        axes.set_title(_class_name(arrays.class_names, int(arrays.label[column])), fontsize=8)
+        axes.set_title(format.class_name(arrays.class_names, int(arrays.label[column])), fontsize=8)
     for column, axes in enumerate(grid[2]):
         _mark_prediction(axes, palette, arrays, column)
     return figure
@@ -113,9 +118,5 @@ def draw_attacked(palette: Palette, arrays: AttackedArrays) -> Figure:
 def _mark_prediction(axes: Axes, palette: Palette, arrays: AttackedArrays, column: int) -> None:
     predicted: Array = arrays.predicted[column]
     correct = bool(predicted == arrays.label[column])
-    axes.set_xlabel(f"{'' if correct else '✗ '}{_class_name(arrays.class_names, int(predicted))}", fontsize=8,
+    axes.set_xlabel(f"{'' if correct else '✗ '}{format.class_name(arrays.class_names, int(predicted))}", fontsize=8,
                     color=palette["ink"] if correct else palette["wrong"])
-
-
-def _class_name(names: tuple[str, ...], label: int) -> str:
-    return format.literal(names[label]) if 0 <= label < len(names) else f"class {label}"

@@ -9,23 +9,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.certification.mixture import THEOREMS, upper_bounds
+from equipoise.certification.mixture import THEOREM_NAMES, THEOREMS, upper_bounds
 from equipoise.core import format, stats
 from equipoise.core.results import Result, SelectedAlpha
 from equipoise.core.rows import CertificateRow, MixingRatioRow, Mixture, Row, by_mixture, certificates
-from equipoise.reporting.charts import OTHERS, Chart, Histogram, Line, Panel, model_colors
+from equipoise.reporting.charts import OTHERS, Chart, Histogram, Line, Panel, model_colors, percent_range
 from equipoise.reporting.section import Cell, RunView, Section, Table, result_label, result_table
 
 Radii = NDArray[np.float64]  # (N,) certified radius of every image, 0 if it is misclassified or abstained
-GRID = 81
+CERTIFIED_AT = "certified@"
+METRICS = {"acr": "average radius", "clean-estimate": "clean, estimated", "samples": "noisy samples",
+           "true": "votes of the true class", "off": "votes of the best other class", "ratio": "mixing ratio"}
 CERTIFIED = "certified accuracy, %"
-THEOREM_TITLES = {"3.5": "Theorem 3.5, as in Figure 6 of the paper", "A.2": "Theorem A.2, as in Figure 7 of the paper",
+THEOREM_TITLES = {"3.5": f"{THEOREM_NAMES['3.5']}, as in Figure 6 of the paper",
+                  "A.2": f"{THEOREM_NAMES['A.2']}, as in Figure 7 of the paper",
                   "lipschitz": "Theorem 3.5 with the smallest Lipschitz constant",
                   "ours": "Our radius from the same bounds"}
 LINE_STYLES = ("-", "--", ":", "-.")
 FRONTIER_THEOREMS = ("3.5", "A.2", "ours")
 # Metrics of estimated margins: how the share was computed, and its line style.
 KEPT = {"kept": ("by the Lipschitz estimate", "-"), "attacked-kept": ("at attacked images", "--")}
+
+
+def _metric_name(metric: str) -> str:
+    """A metric in words."""
+    name, _, radius = metric.partition("@")
+    return f"{METRICS.get(name, name)}{f' at radius {radius}' if radius else ''}"
+
+
+def radius_of(metric: str) -> float:
+    """The radius of "certified@0.25"."""
+    return float(metric.partition("@")[2])
 
 
 def certified(run: RunView) -> Section | None:
@@ -51,9 +65,14 @@ def certified(run: RunView) -> Section | None:
                    [*charts, *_mixing_ratios(run.rows)])
 
 
+def radius_axis(longest: float, points: int = 81) -> Radii:
+    """(points,) radii from 0 to a little more than the longest one, for a curve."""
+    return np.linspace(0, max(1.05 * longest, 0.1), points)
+
+
 def _certified_chart(models: Mapping[Mixture, list[CertificateRow]]) -> Chart:
     radii = {name: np.array([row.radius if row.correct else 0.0 for row in rows]) for name, rows in models.items()}
-    at = np.linspace(0, max(1.05 * max(float(own.max(initial=0.0)) for own in radii.values()), 0.1), GRID)
+    at = radius_axis(max(float(own.max(initial=0.0)) for own in radii.values()))
     names, lines = format.mixture_names(models), []
     colors = model_colors(names.values())
     for mixture, rows in models.items():
@@ -62,7 +81,8 @@ def _certified_chart(models: Mapping[Mixture, list[CertificateRow]]) -> Chart:
         if alpha is not None:
             lines.append(_curve(at, theorem_radii(rows, alpha, "A.2"), colors[name], linestyle=":", interval=False))
     return Chart("certified", "Certified accuracy against radius of " + " and ".join(names.values()),
-                 [Panel(lines, x_range=(0, at[-1]), y_range=(0, 103))], x_label="ℓ2 radius", y_label=CERTIFIED)
+                 [Panel(lines, x_range=(0, at[-1]), y_range=percent_range(lines))], x_label="ℓ2 radius",
+                 y_label=CERTIFIED)
 
 
 def _plan(run: RunView) -> dict[str, Any]:
@@ -88,8 +108,7 @@ def _curve(at: Radii, radii: Radii, color: str, label: str = "", **options: Any)
 
 
 def _certified_tables(results: Sequence[Result]) -> list[Table]:
-    at_radius = sorted({result.metric for result in results if result.metric.startswith("certified@")},
-                       key=lambda metric: float(metric.partition("@")[2]))
+    at_radius = sorted({result.metric for result in results if result.metric.startswith(CERTIFIED_AT)}, key=radius_of)
     order = ["acr", *at_radius, "abstained", "clean", "clean-estimate", "samples"]
     own = [result for metric in order for result in results if result.metric == metric]
     shown = [_by_metric("Average certified radius (ACR; 0 for misclassified or abstained images), certified accuracy "
@@ -106,7 +125,7 @@ def _certified_tables(results: Sequence[Result]) -> list[Table]:
 
 def _by_metric(caption: str, results: Sequence[Result], *, collapsed: bool = False) -> Table:
     names = format.mixture_names((result.model, result.alpha) for result in results)
-    return result_table(caption, "metric", results, row=lambda result: result.metric,
+    return result_table(caption, "metric", results, row=lambda result: _metric_name(result.metric),
                         column=lambda result: names[result.model, result.alpha], collapsed=collapsed)
 
 
@@ -143,7 +162,7 @@ def theorems(run: RunView) -> Section | None:
         return None
     mixtures = by_mixture(run.rows)
     longest = max(float(theorem_radii(mixtures[mixture], mixture[1], "ours").max(initial=0.0)) for mixture in names)
-    at = np.linspace(0, max(1.05 * longest, 0.1), GRID)
+    at = radius_axis(longest)
     # Three colours in turn, with another line style after each turn.
     colors = model_colors(names.values())
     styles = {name: LINE_STYLES[number // len(OTHERS) % len(LINE_STYLES)] for number, name in enumerate(colors)}
@@ -191,7 +210,7 @@ def frontier(run: RunView) -> Section | None:
 def _frontier_chart(run: RunView, mixtures: dict[str, SelectedAlpha]) -> Chart:
     rows = {name: certificates(run.rows, item.model) for name, item in mixtures.items()}
     longest = max(float(theorem_radii(rows[name], 1.0, "ours").max(initial=0.0)) for name in mixtures)
-    at = np.linspace(0, max(1.05 * longest, 0.1), 2 * GRID)
+    at = radius_axis(longest, points=162)
     names = format.short_names(mixtures)
     panels = []
     for theorem in FRONTIER_THEOREMS:
@@ -226,8 +245,9 @@ def estimates(run: RunView) -> Section | None:
         "Estimated local Lipschitz constant, smallest margin in the ball according to it, and smallest margin under "
         "the attacks of this run: mean over images with 95 % intervals", "model", results,
         columns=("lipschitz", "margin", "attacked-margin"))
+    lines = kept_lines(results)
     alt = "Estimated share of images whose class a mixture keeps against alpha, for " + " and ".join(constants)
-    chart = Chart("estimates", alt, [Panel(kept_lines(results), y_range=(0, 103))], x_label="alpha",
+    chart = Chart("estimates", alt, [Panel(lines, y_range=percent_range(lines))], x_label="alpha",
                   y_label="correct and kept (estimate), %")
     return Section("Estimated margins", prose, [table], [chart])
 

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from equipoise.certification.mixture import THEOREM_NAMES
 from equipoise.core import format, stats
 from equipoise.core.results import SelectedAlpha
-from equipoise.core.rows import AttackRow, CertificateRow, Mixture, by_mixture
+from equipoise.core.rows import AttackRow, CertificateRow, Mixture, Row, by_mixture
 from equipoise.reporting.certificates import (
     CERTIFIED,
+    FRONTIER_THEOREMS,
     THEOREM_TITLES,
     Radii,
     certified_accuracy,
+    radius_axis,
     theorem_radii,
 )
-from equipoise.reporting.charts import Chart, Line, LineStyle, Panel, model_colors
+from equipoise.reporting.charts import Chart, Line, LineStyle, Panel, model_colors, percent_range
 from equipoise.reporting.section import Cell, RunView, Section, Table
 
 STUDY = "mixing-classifiers"
-STEP, GRID = 0.25, 81
-THEOREMS: dict[str, tuple[str, LineStyle]] = {  # name in legends and heads, and line style
-    "3.5": ("Theorem 3.5", ":"), "lipschitz": ("3.5, smallest constant", "-."), "A.2": ("Theorem A.2", "--"),
-    "ours": ("ours", "-")}
+STEP = 0.25
+STYLES: dict[str, LineStyle] = {"3.5": ":", "lipschitz": "-.", "A.2": "--", "ours": "-"}  # of the curve of a theorem
 ATTACKED = "under attack (upper bound)"
 Mixtures = Mapping[Mixture, list[CertificateRow]]
 Attacked = Mapping[Mixture, Mapping[int, float]]  # norm of the perturbation of every image
@@ -35,10 +37,12 @@ def certified_and_attacked(run: RunView) -> Section | None:
     part, attack = run.subrun("certify", STUDY), run.subrun("attack", STUDY)
     if part is None:
         return None
-    shown = shown_mixtures(run, by_mixture(part.rows))
+    mixtures = mixtures_by_sigma(part.rows)
+    shown, models = shown_mixtures(run, mixtures), model_names(mixtures)
     attacked = {} if attack is None else attacked_radii(attack)
-    names = format.mixture_names(shown)
-    charts = [_model_chart(number, model, [mixture for mixture in shown if mixture[0] == model], shown, attacked)
+    names = mixture_names(shown, models)
+    charts = [_model_chart(number, models[model], [mixture for mixture in shown if mixture[0] == model], shown,
+                           attacked)
               for number, model in enumerate(dict.fromkeys(model for model, _ in shown))]
     prose = ["A certificate is a lower bound on the accuracy at a radius, with a failure probability for each image; "
              "an attack gives an upper bound. What is true lies between the two.",
@@ -47,6 +51,25 @@ def certified_and_attacked(run: RunView) -> Section | None:
         prose.append(_attack_prose(shown, attacked))
     tables = [_gap_table(names[mixture], rows, attacked.get(mixture)) for mixture, rows in shown.items()]
     return Section("Certified mixtures beside an attack", prose, tables, charts)
+
+
+def mixtures_by_sigma(rows: Iterable[Row]) -> Mixtures:
+    """The certificates of every smoothed model at every alpha, in order of sigma and alpha."""
+    return dict(sorted(by_mixture(rows).items(), key=lambda item: (item[1][0].sigma, item[0])))
+
+
+def model_names(mixtures: Mixtures) -> dict[str, str]:
+    """Names of all smoothed models of a run: by sigma, and by network where several have the same sigma."""
+    sigmas = {model: rows[0].sigma for (model, _), rows in mixtures.items()}
+    models_of, networks = Counter(sigmas.values()), format.short_names(sigmas)
+    return {model: f"σ = {sigma:g}" if models_of[sigma] == 1 else networks[model] for model, sigma in sigmas.items()}
+
+
+def mixture_names(mixtures: Iterable[Mixture], models: Mapping[str, str]) -> dict[Mixture, str]:
+    """Names of mixtures, given those of the smoothed models."""
+    renamed = {mixture: (models[mixture[0]], mixture[1]) for mixture in mixtures}
+    names = format.mixture_names(renamed.values())
+    return {mixture: names[own] for mixture, own in renamed.items()}
 
 
 def shown_mixtures(run: RunView, mixtures: Mixtures) -> Mixtures:
@@ -85,17 +108,18 @@ def _model_chart(number: int, model: str, mixtures: Sequence[Mixture], shown: Mi
     """A panel per alpha: certified accuracy by every theorem, and the accuracy under attack."""
     longest = max((float(theorem_radii(shown[mixture], 1.0, "ours").max(initial=0.0)) for mixture in mixtures),
                   default=0.0)
-    at = np.linspace(0, max(1.05 * longest, 0.1), GRID)
+    at = radius_axis(longest)
     panels = []
     for mixture in mixtures:
         rows = shown[mixture]
         lines = [Line.of(at.tolist(), certified_accuracy(theorem_radii(rows, rows[0].alpha, theorem), at), "mixed",
-                         label, marker="", steps=True, linestyle=style, width=1.4, interval=theorem == "ours")
-                 for theorem, (label, style) in THEOREMS.items()]
+                         THEOREM_NAMES[theorem], marker="", steps=True, linestyle=style, width=1.4,
+                         interval=theorem == "ours") for theorem, style in STYLES.items()]
         if mixture in attacked:
             lines.append(Line.of(at.tolist(), _accuracy(np.array(list(attacked[mixture].values())), at), "wrong",
                                  ATTACKED, marker="", steps=True, width=1.4))
-        panels.append(Panel(lines, title=f"alpha {rows[0].alpha:.4g}", x_range=(0, at[-1]), y_range=(0, 103)))
+        panels.append(Panel(lines, title=f"alpha {rows[0].alpha:.4g}", x_range=(0, at[-1]),
+                            y_range=percent_range(lines)))
     return Chart(f"certified-attacked-{number}", f"Certified and attacked accuracy against radius of {model}", panels,
                  x_label=f"ℓ2 radius, {model}", y_label="accuracy, %", height=0.6 + 1.7 * len(panels))
 
@@ -103,7 +127,7 @@ def _model_chart(number: int, model: str, mixtures: Sequence[Mixture], shown: Mi
 def _gap_table(name: str, rows: Sequence[CertificateRow], attacked: Mapping[int, float] | None) -> Table:
     """Certified accuracy at every radius by theorem, the accuracy under attack, and the gap on the same images."""
     alpha = rows[0].alpha
-    radii = {theorem: theorem_radii(rows, alpha, theorem) for theorem in THEOREMS}
+    radii = {theorem: theorem_radii(rows, alpha, theorem) for theorem in STYLES}
     at = _radii_up_to(float(radii["ours"].max(initial=0.0)))
     certified = {theorem: certified_accuracy(own, at) for theorem, own in radii.items()}
     both = [i for i, row in enumerate(rows) if attacked is not None and row.index in attacked]
@@ -117,7 +141,8 @@ def _gap_table(name: str, rows: Sequence[CertificateRow], attacked: Mapping[int,
             cells += [Cell(format.percent(upper[i].value), format.bounds(upper[i])),
                       Cell(format.points(upper[i].value - lower[i].value))]
         body.append([Cell(f"{radius:.2f}"), *cells])
-    caption, head = f"{name}: certified accuracy of n = {len(rows)} images", [label for label, _ in THEOREMS.values()]
+    caption = f"{name}: certified accuracy of n = {len(rows)} images"
+    head = [THEOREM_NAMES[theorem] for theorem in STYLES]
     if both:
         caption += (f"; {ATTACKED} of n = {len(both)} of them, and how far it lies above ours on the same images, in "
                     "points")
@@ -143,7 +168,7 @@ def equal_clean(run: RunView) -> Section | None:
     part, select = run.subrun("certify", STUDY), run.subrun("select", STUDY)
     if part is None or select is None or not select.summary.selected_alphas:
         return None
-    mixtures = by_mixture(part.rows)
+    mixtures = mixtures_by_sigma(part.rows)
     groups: dict[str, list[SelectedAlpha]] = {}
     for item in select.summary.selected_alphas:
         groups.setdefault(item.baseline or "", []).append(item)
@@ -161,23 +186,24 @@ def equal_clean(run: RunView) -> Section | None:
 
 def _equal_clean_group(number: int, baseline: str, items: Sequence[SelectedAlpha],
                        mixtures: Mixtures) -> tuple[Chart, Table]:
-    names = format.mixture_names([(baseline, 1.0), *((item.model, item.alpha) for item in items)])
+    models = model_names(mixtures)
+    names = mixture_names([(baseline, 1.0), *((item.model, item.alpha) for item in items)], models)
     longest = max(float(theorem_radii(mixtures[mixture], mixture[1], "ours").max(initial=0.0)) for mixture in names)
-    at, steps = np.linspace(0, max(1.05 * longest, 0.1), GRID), _radii_up_to(longest)
+    at, steps = radius_axis(longest), _radii_up_to(longest)
     panels, body, colors = [], [], model_colors(names.values())
-    for theorem in ("3.5", "A.2", "ours"):
+    for theorem in FRONTIER_THEOREMS:
         lines = []
         for mixture, name in names.items():
             radii = theorem_radii(mixtures[mixture], mixture[1], theorem)
             lines.append(Line.of(at.tolist(), certified_accuracy(radii, at), colors[name], name, marker="", steps=True,
                                  linestyle="--" if mixture[0] == baseline else "-"))
-            body.append([Cell(f"{name}, {THEOREMS[theorem][0]}"),
+            body.append([Cell(f"{name}, {THEOREM_NAMES[theorem]}"),
                          *(Cell(format.percent(share.value), format.bounds(share))
                            for share in certified_accuracy(radii, steps))])
         panels.append(Panel(lines, title=THEOREM_TITLES[theorem], x_range=(0, at[-1]), y_range=(0, 103)))
     clean = "; ".join(f"{names[item.model, item.alpha]} {format.percent(item.clean_estimate)}" for item in items)
     table = Table(f"Certified accuracy by radius. Estimated clean accuracy on n = {items[0].n} held-out images: "
-                  f"{baseline} alone {format.percent(items[0].target)}; {clean}.",
+                  f"{models[baseline]} alone {format.percent(items[0].target)}; {clean}.",
                   ["mixture and theorem", *(f"{radius:.2f}" for radius in steps)], body)
     chart = Chart(f"equal-clean-{number}", f"Certified accuracy against radius of {' and '.join(names.values())}",
                   panels, x_label="ℓ2 radius", y_label=CERTIFIED, height=6.2)

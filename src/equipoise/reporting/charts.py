@@ -12,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+from equipoise.core.aggregation import MODELS as MODELS
 from equipoise.core.results import Result
 from equipoise.core.stats import Estimate
 from equipoise.core.text import literal
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MODELS = ("accurate", "robust", "mixed")
 OTHERS = ("other_0", "other_1", "other_2")
 WIDTH = 5.6  # inches; at 9 pt the text of a figure stays legible on a phone
 CORRECT = "classified correctly, %"
@@ -81,6 +81,9 @@ class Line:
     opacity: float = 1.0
     steps: bool = False  # constant between points
     bars: bool = False  # intervals as error bars instead of a band
+    x_low: Sequence[float] = ()  # of points with an interval in x as well
+    x_high: Sequence[float] = ()
+    texts: Sequence[str] = ()  # beside each point
 
     @classmethod
     def of(cls, x: Sequence[float], results: Sequence[Result | Estimate], color: str, label: str = "", *,
@@ -99,6 +102,10 @@ class Line:
         elif len(self.low):
             axes.fill_between(self.x, self.low, self.high, color=palette[self.color], alpha=0.13, linewidth=0,
                               step="pre" if self.steps else None)
+        if len(self.x_low):
+            axes.hlines(self.y, self.x_low, self.x_high, color=palette[self.color], linewidth=0.6, alpha=0.5)
+        for x, y, text in zip(self.x, self.y, self.texts, strict=False):
+            axes.annotate(text, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=7, color=palette["ink"])
 
     def key(self, palette: Palette) -> Artist:
         """Its entry in the legend."""
@@ -109,6 +116,14 @@ class Line:
     def _style(self, palette: Palette) -> dict[str, Any]:
         return {"color": palette[self.color], "linestyle": self.linestyle, "marker": self.marker or "None",
                 "linewidth": self.width, "alpha": self.opacity, "label": self.label or "_"}
+
+
+def percent_range(lines: Iterable[Line]) -> tuple[float, float]:
+    """The part of 0 to 100 % that curves and their intervals need, so that differences can be judged."""
+    values = [value for line in lines for own in (line.y, line.low, line.high) for value in own if math.isfinite(value)]
+    low, high = (min(values), max(values)) if values else (0.0, 100.0)
+    spare = max(0.06 * (high - low), 1.0)
+    return max(0.0, low - spare), min(103.0, high + spare)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +171,9 @@ class ReferenceLine:
         place: dict[str, Any]
         if self.x is not None:
             axes.axvline(self.x, **options)
-            place = {"xy": (self.x, 1), "xycoords": ("data", "axes fraction"), "xytext": (4, -10)}
+            is_left = self.x <= sum(axes.get_xlim()) / 2  # the text stays inside the axes
+            place = {"xy": (self.x, 1), "xycoords": ("data", "axes fraction"), "xytext": (4 if is_left else -4, -10),
+                     "ha": "left" if is_left else "right"}
         else:
             axes.axhline(self.y or 0.0, **options)
             place = {"xy": (0, self.y), "xycoords": ("axes fraction", "data"), "xytext": (2, 2)}

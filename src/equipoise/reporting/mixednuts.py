@@ -16,13 +16,17 @@ from equipoise.reporting.section import MISSING, Cell, RunView, Section, Table, 
 
 STUDY, FITS, MAIN = "mixednuts", "fits", "fits/mixednuts"
 ADAPTIVE = "adaptive"
-PARTS = {"curves": "Figure 8: MixedNUTS at several β, plain mixing and TRADES",
+ROBUST_MODELS = "robust-models"
+PARTS = {"curves": "Figure 8: MixedNUTS at several β, plain mixing and the robust models",
+         ROBUST_MODELS: "Every robust model alone and in mixtures (adaptive smoothing, Figures 5 and 9)",
          "counts": "Table 9: numbers of fitting images", "seen": "Table 8: the images that Algorithm 1 has seen",
          "temperature": "Table 10: temperature of the accurate model, at equal clean accuracy on held-out images",
          "black-box": "D.5: without gradients of the robust model",
          "objective": "D.8.3: only errors that the accurate model corrects"}
 EXAMPLES = {"one class preferred": (3.0, 0.0, -0.5), "two classes compete": (-1.5, 2.0, 1.5)}  # Figures 3 and 4
 TEMPERATURES = (2.0, 1.0, 0.5)
+PLAIN = "plain mixing"
+MIXTURES = {"MixedNUTS": "mixed", PLAIN: "muted"}  # names in rows, and their colours where there is one robust model
 
 
 def fits(run: RunView) -> Section | None:
@@ -54,23 +58,50 @@ def parts(run: RunView) -> Section | None:
     if not measured:
         return None
     tables = [result_table(PARTS[part], "model", view.summary.results) for part, view in measured.items()]
-    charts = [_trade_off(measured["curves"].summary.results)] if "curves" in measured else []
+    charts = [draw(measured[part].summary.results) for part, draw in (
+        ("curves", _trade_off), (ROBUST_MODELS, _robust_models)) if part in measured]
     return Section("Ablations and trade-off", [
         "Every mixture was fitted on held-out images and attacked by its own adaptive list on the test images; the "
         "images of Table 8 were seen by the fit."], tables, charts)
 
 
 def _trade_off(results: Sequence[Result]) -> Chart:
+    points = _points(results, "alpha", "beta", "weight")
+    colors = model_colors(kind for kind in points if kind not in MIXTURES) | MIXTURES
+    lines = [_line(own, colors[kind], kind, kind) for kind, own in points.items()]
+    return _trade_off_chart("mixednuts-trade-off", "MixedNUTS, plain mixing and robust models", lines)
+
+
+def _robust_models(results: Sequence[Result]) -> Chart:
+    """A colour for every robust model, alone or in a mixture."""
+    points = _points(results, "alpha", "beta")
+    parts = {kind: kind.partition(" with ") for kind in points}
+    colors = model_colors(dict.fromkeys(model or kind for kind, (_, _, model) in parts.items()))
+    lines = [_line(own, colors[parts[kind][2] or kind], kind, parts[kind][0]) for kind, own in points.items()]
+    return _trade_off_chart("mixednuts-robust-models", "several robust models, alone and in mixtures", lines)
+
+
+def _points(results: Sequence[Result], *varied: str) -> dict[str, list[tuple[float, float]]]:
+    """Clean and attacked accuracy in percent, by kind of model: its name without a setting that varies at the end."""
     values = {(result.model, result.metric): 100 * result.value for result in results}
     points: dict[str, list[tuple[float, float]]] = {}
     for model in dict.fromkeys(result.model for result in results):
-        points.setdefault(model.partition(", ")[0], []).append((values[model, CLEAN], values[model, ADAPTIVE]))
-    colors = model_colors(points)
-    lines = [Line(x=[clean for clean, _ in sorted(own)], y=[attacked for _, attacked in sorted(own)],
-                  color=colors[kind], label=kind) for kind, own in points.items()]
-    alt = "Attacked accuracy against clean accuracy of MixedNUTS, plain mixing and TRADES"
-    return Chart("mixednuts-trade-off", alt, [Panel(lines)], x_label="clean accuracy, %",
-                 y_label="attacked accuracy, %")
+        kind, _, setting = model.rpartition(", ")
+        kind = kind if setting.partition(" ")[0] in varied else model
+        points.setdefault(kind, []).append((values[model, CLEAN], values[model, ADAPTIVE]))
+    return {kind: sorted(own) for kind, own in points.items()}
+
+
+def _line(points: Sequence[tuple[float, float]], color: str, label: str, kind: str) -> Line:
+    """Squares for models alone, circles for MixedNUTS, diamonds and dashes for plain mixing; one point has no line."""
+    linestyle = "None" if len(points) == 1 else "--" if kind == PLAIN else "-"
+    return Line(x=[clean for clean, _ in points], y=[attacked for _, attacked in points], color=color, label=label,
+                marker="D" if kind == PLAIN else "o" if kind in MIXTURES else "s", linestyle=linestyle)
+
+
+def _trade_off_chart(name: str, models: str, lines: list[Line]) -> Chart:
+    return Chart(name, f"Attacked accuracy against clean accuracy of {models}", [Panel(lines)],
+                 x_label="clean accuracy, %", y_label="attacked accuracy, %")
 
 
 def margins(run: RunView) -> Section | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equipoise.core import format
+from equipoise.core import format, stats
+from equipoise.core.aggregation import CLEAN
 from equipoise.core.arrays import Array, FitArrays
+from equipoise.core.rows import CALIBRATION, AttackRow
 from equipoise.reporting.charts import WIDTH, Chart, Histogram, Line, Palette, Panel, Picture, ReferenceLine
 from equipoise.reporting.section import SAME_NUMBERS, Cell, RunView, Section, Table, model_cell
 
@@ -65,7 +68,7 @@ def promise(run: RunView) -> Section | None:
     prose.append("The loss is the worst-case accuracy of the robust model minus that of the mixture, on the same "
                  "images and under the attacks of this run.")
     body = [[Cell(item.model), Cell(str(item.promised), item.promised.kind),
-             Cell(f"{100 * item.value:.1f}", f"[{100 * item.low:.1f}, {100 * item.high:.1f}]"), Cell(str(item.n)),
+             Cell(format.number(100 * item.value, 1), format.interval(item.low, item.high)), Cell(str(item.n)),
              Cell("kept" if item.kept else "exceeded")] for item in run.summary.promises]
     return Section("Promise of the fit", prose, [Table(
         "Promised and measured loss of attacked accuracy in percent, with 95 % intervals (paired, Bonett-Price).",
@@ -125,8 +128,8 @@ def landscape(run: RunView) -> Section | None:
     prose = [f"{score}, for {arrays.landscape_family}, at every scale s, power p and shift c of the grid. It is "
              f"measured on {images}, each candidate at the threshold that meets the target."]
     prose.append("No candidate is rejected, and the search ends with the grid." if literal else
-                 "Crosses mark rejected candidates. The search continues between the grid points, beyond the grid and "
-                 "with other families of maps.")
+                 "Crosses mark rejected candidates, a ring the best of the others. The search continues between the "
+                 "grid points, beyond the grid and with other families of maps.")
     if float(arrays.landscape.max()) - float(arrays.landscape.min()) < 1e-6:
         prose.append("All candidates of the grid have the same score.")
     if arrays.selected is not None:
@@ -153,6 +156,7 @@ def draw_landscape(palette: Palette, arrays: FitArrays, label: str) -> Figure:
     grid = figure.subplots(rows, min(PANELS_PER_ROW, len(shifts)), sharex=True, sharey=True, squeeze=False)
     high = float(scores.max())
     low = min(float(scores.min()), high - 1)  # equal scores get one colour
+    usable_high = float(scores[arrays.usable].max()) if arrays.usable.any() else math.inf
     for axes in grid.flat[len(shifts):]:
         axes.set_axis_off()
     for axes, shift, score, usable in zip(grid.flat, shifts, scores, arrays.usable, strict=False):
@@ -161,10 +165,13 @@ def draw_landscape(palette: Palette, arrays: FitArrays, label: str) -> Figure:
         axes.set_title(f"c = {format.number(shift, 2)}", color=palette["muted"], fontsize=8)
         axes.grid(visible=False)
         for values, set_ticks in ((arrays.axis_s, axes.set_xticks), (arrays.axis_p, axes.set_yticks)):
-            set_ticks([0, len(values) - 1], [f"{values[0]:.2g}", f"{values[-1]:.2g}"])
-    figure.colorbar(image, ax=grid, label=label, fraction=0.04)
-    figure.supxlabel("s", fontsize=9, color=palette["muted"])
-    figure.supylabel("p", fontsize=9, color=palette["muted"])
+            at = sorted({0, len(values) // 2, len(values) - 1})
+            set_ticks(at, [f"{values[k]:.2g}" for k in at])
+        best = np.argwhere(usable & (score == usable_high))
+        axes.scatter(best[:, 1], best[:, 0], marker="o", s=26, facecolors="none", edgecolors=palette["wrong"])
+    figure.colorbar(image, ax=grid, label=label, fraction=0.04, format="%.4g", ticks=np.linspace(low, high, 5))
+    figure.supxlabel("scale s, logarithmic", fontsize=9, color=palette["muted"])
+    figure.supylabel("power p", fontsize=9, color=palette["muted"])
     return figure
 
 
@@ -185,19 +192,45 @@ def trade_off(run: RunView) -> Section | None:
              "model. All numbers are from the half of the fitting images that did not select the maps. The same images "
              "set the thresholds, so attacked accuracies are what each target allows, not measurements: evaluate a "
              "mixture on other images."]
-    body = [[Cell(name), Cell(format.percent(clean)), Cell(format.percent(attacked))]
+    n = sum(isinstance(row, AttackRow) and (row.model, row.attack, row.half) == ("robust", CLEAN, CALIBRATION)
+            for row in run.rows)
+    prose.append("Numbers at points are the points of attacked accuracy that they lose."
+                 + (f" Bars are exact 95 % intervals over n = {n} images." if n else ""))
+    body = [[Cell(name), Cell(_lost(curve, attacked)), Cell(format.percent(clean), _bounds(clean, n)),
+             Cell(format.percent(attacked), _bounds(attacked, n))]
             for name, curve in curves.items() for clean, attacked in curve.tolist()]
-    table = Table(f"{SAME_NUMBERS}.", ["mixture", "clean", "attacked"], body, collapsed=True)
-    lines = []
-    for (name, curve), color, linestyle in zip(curves.items(), ("mixed", "muted"), ("-", "--"), strict=False):
-        clean, attacked = 100 * _gains(curve).T
-        lines.append(Line(x=clean.tolist(), y=attacked.tolist(), color=color, label=name, linestyle=linestyle))
+    table = Table(f"{SAME_NUMBERS}.", ["mixture", "points lost", "clean", "attacked"], body, collapsed=True)
+    lines = [_trade_off_line(name, curve, color, linestyle, n) for (name, curve), color, linestyle in zip(
+        curves.items(), ("mixed", "muted"), ("-", "--"), strict=False)]
+    accurate = run.find("accurate", CLEAN)
+    reference = [] if accurate is None else [ReferenceLine(x=100 * accurate.value, text="accurate model, clean")]
     chart = Chart("fit-trade-off", "Attacked accuracy against clean accuracy, for " + " and ".join(curves),
-                  [Panel(lines)], x_label="clean accuracy, %", y_label="attacked accuracy, %")
+                  [Panel([*lines, *reference])], x_label="clean accuracy, %", y_label="attacked accuracy, %",
+                  height=3.6)
     return Section("Trade-off compared with plain mixing", prose, [table], [chart])
 
 
-def _gains(curve: Array) -> Array:
+def _trade_off_line(name: str, curve: Array, color: str, linestyle: str, n: int) -> Line:
+    points = gains(curve)
+    clean, attacked = ([stats.clopper_pearson(round(share * n), n) for share in shares] if n else []
+                       for shares in points.T.tolist())
+    texts = [_lost(curve, attacked) for attacked in points[:, 1].tolist()] if color == "mixed" else []
+    return Line(x=(100 * points[:, 0]).tolist(), y=(100 * points[:, 1]).tolist(), color=color, label=name,
+                linestyle=linestyle, low=[100 * share.low for share in attacked], bars=True, texts=texts,
+                high=[100 * share.high for share in attacked], x_low=[100 * share.low for share in clean],
+                x_high=[100 * share.high for share in clean])
+
+
+def _lost(curve: Array, attacked: float) -> str:
+    """Points of attacked accuracy that a mixture loses against the robust model, where the curve starts."""
+    return format.number(100 * (float(curve[0, 1]) - attacked), 1)
+
+
+def _bounds(share: float, n: int) -> str:
+    return format.bounds(stats.clopper_pearson(round(share * n), n)) if n else ""
+
+
+def gains(curve: Array) -> Array:
     """The points of a curve that are more accurate than all points before them."""
     best = np.maximum.accumulate(np.concatenate([[-np.inf], curve[:-1, 0]]))
     points: Array = curve[curve[:, 0] > best]
@@ -222,7 +255,10 @@ def cost(run: RunView) -> Section | None:
                      "same.")
     passes = next((cost.robust_passes for cost in costs if cost.robust_passes is not None), None)
     if passes is not None:
-        prose.append(f"It runs {passes:.2f} views of the robust model per clean image.")
+        attacked = None if run.summary.fit is None else run.summary.fit.attacked_passes
+        more = "" if attacked is None else (f", and {attacked:.2f} per attacked one at the most expensive point that "
+                                            "the fit found")
+        prose.append(f"It runs {passes:.2f} views of the robust model per clean image{more}.")
     return Section("Cost of a prediction", prose, [Table("", ["model", "parameters", "operations"], body)])
 
 

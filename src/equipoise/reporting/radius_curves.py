@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from equipoise.core import format
 from equipoise.core.radius_curves import RadiusCurve
 from equipoise.core.threat import SIGNS
-from equipoise.reporting.charts import CORRECT, Chart, Line, Panel, model_colors
+from equipoise.reporting.charts import CORRECT, Chart, Line, Panel, model_colors, percent_range
 from equipoise.reporting.section import SAME_NUMBERS, Cell, RunView, Section, Table, model_cell
 
 
@@ -22,14 +24,20 @@ def radius_curves(run: RunView) -> Section | None:
              f"can only lower the curve. Bands are exact 95 % intervals, each for one radius; "
              f"n = {format.counts(curve.n for curve in curves)} images."]
     names, colors = format.short_names(curve.model for curve in curves), model_colors(curve.model for curve in curves)
-    unit = 255 if curves[0].norm == "linf" else 1
+    return Section("Accuracy against radius", prose, [_counts(curves, largest), _points(curves, names)],
+                   [chart(curves, names, colors)])
+
+
+def chart(curves: Sequence[RadiusCurve], names: Mapping[str, str], colors: Mapping[str, str]) -> Chart:
+    """All curves, which have one norm; names and colours are by model."""
+    norm, largest = curves[0].norm, max(curve.points[-1].radius for curve in curves)
+    unit = 255 if norm == "linf" else 1
     lines = [Line.of([unit * point.radius for point in curve.points], curve.points, colors[curve.model],
                      names[curve.model], marker="") for curve in curves]
-    label = f"{SIGNS[curves[0].norm]} radius{', in 1/255 of the range' if unit == 255 else ''}"
-    chart = Chart("radius-curves", f"Accuracy against radius of {' and '.join(colors)}",
-                  [Panel(lines, x_range=(0, unit * curves[0].points[-1].radius), y_range=(0, 103))], x_label=label,
-                  y_label=CORRECT)
-    return Section("Accuracy against radius", prose, [_counts(curves, largest), _points(curves, names)], [chart])
+    label = f"{SIGNS[norm]} radius{', in 1/255 of the range' if unit == 255 else ''}"
+    return Chart("radius-curves", f"Accuracy against radius of {' and '.join(colors)}",
+                 [Panel(lines, x_range=(0, unit * largest), y_range=percent_range(lines))], x_label=label,
+                 y_label=CORRECT)
 
 
 def _counts(curves: tuple[RadiusCurve, ...], largest: str) -> Table:

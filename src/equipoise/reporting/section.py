@@ -36,6 +36,12 @@ class RunView:
         return sorted({row.attack for row in self.rows if isinstance(row, AttackRow)} - {CLEAN})
 
     @property
+    def data(self) -> Mapping[str, Any]:
+        """The images of the run: name, split and count as far as they are known; of a demo, those evaluated on."""
+        known = (source.get("data") for source in (self.identity, self.settings))
+        return next((data for data in known if isinstance(data, Mapping)), {})
+
+    @property
     def threat(self) -> Threat | None:
         """The threat model, if the run had one."""
         if given := self.identity.get("threat"):
@@ -68,41 +74,56 @@ class RunView:
 def read_run(folder: Path | str) -> RunView:
     """Open a run folder, of a fit without the rows of images that selected its map, which are optimistic.
 
-    The summary of a run that is not finished is that of its rows so far; without a row it is refused.
+    The summary of a run that is not finished is that of its rows so far.
     """
+    return read_overview(folder, with_rows=True)
+
+
+def read_overview(folder: Path | str, *, with_rows: bool = False) -> RunView:
+    """Open a run folder; without the rows of a finished run it may have none, and needs little time."""
     folder = Path(folder)
     if not (folder / "run.toml").exists():
-        raise InputError(f"{folder} must be a finished run folder, got one without run.toml")
+        raise InputError(f"{folder} must be a run folder, got one without run.toml")
     described = records.read_description(folder / "run.toml")  # names the version that wrote it, so it comes first
     identity, finished = described.identity, (folder / "summary.json").exists()
-    summary = read_summary(folder) if finished else None
-    rows = records.read_rows(folder, None if described.schema == 1 else identity)
+    summary, rows = read_summary(folder) if finished else None, list[Row]()
+    if summary is None or with_rows:
+        rows = records.read_rows(folder, None if described.schema == 1 else identity)
     if summary is None:
         threat = serialize.from_plain(Threat, identity["threat"], "threat") if "threat" in identity else None
-        summary = read_summary(folder) if not rows else Summary(
-            command=str(identity.get("command", "run")), seconds=0.0, results=tuple(accuracies(rows, threat)))
+        summary = Summary(command=str(identity.get("command", "run")), seconds=0.0,
+                          results=tuple(accuracies(rows, threat)))
     return RunView(folder, identity, described.settings, summary,
                    [row for row in rows if getattr(row, "half", None) != SEARCH], finished)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A value, a note in small print below it, and the model whose colour marks it."""
+    """A value, a note in small print below it, and the colour that marks it: a model, or a key of the palette.
+
+    `link` is a relative address; `order` is what the cell is sorted by where that is not its text.
+    """
 
     text: str
     note: str = ""
     model: str = ""
+    link: str = ""
+    order: float | None = None
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows below a head; the first cell of a row names it. Numbers are aligned right, or text left."""
+    """Rows below a head; the first cell of a row names it. Numbers are aligned right, or text left.
+
+    A table with `filters`, some of its columns, is wide and can be sorted, searched, and filtered by these.
+    """
 
     caption: str
     head: Sequence[str]
     body: Sequence[Sequence[Cell]]
     is_text: bool = False
     collapsed: bool = False
+    filters: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

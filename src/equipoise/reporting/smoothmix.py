@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import cycle
+from statistics import fmean, stdev
 
 import numpy as np
 
 from equipoise.core import format, records
 from equipoise.core.results import find
 from equipoise.core.rows import MixingRatioRow, certificates
-from equipoise.reporting.certificates import CERTIFIED, GRID, certified_accuracy
+from equipoise.reporting.certificates import CERTIFIED, certified_accuracy, radius_axis
 from equipoise.reporting.charts import OTHERS, Chart, Histogram, Line, Panel
 from equipoise.reporting.section import MISSING, Cell, RunView, Section, Table, result_cell, result_table
 
@@ -37,7 +39,15 @@ def _runs(run: RunView, folder: str, part: str) -> list[RunView]:
     named = [path for path in sorted((run.folder / folder).iterdir()) if (path / "run.toml").is_file()
              and part in records.read_description(path / "run.toml").settings.get("parts", ())]
     runs = [own for path in named if (own := run.subrun(f"{folder}/{path.name}", STUDY)) is not None]
-    return sorted(runs, key=lambda own: int(own.settings["position"]))
+    return sorted(runs, key=lambda own: (int(own.settings["position"]), int(own.identity["seed"])))
+
+
+def _by_classifier(runs: Sequence[RunView]) -> list[list[RunView]]:
+    """The runs of every classifier: one for each random seed that it was trained and certified with."""
+    groups: dict[str, list[RunView]] = {}
+    for run in runs:
+        groups.setdefault(str(run.settings["recipe"]), []).append(run)
+    return list(groups.values())
 
 
 def _label(run: RunView) -> str:
@@ -49,31 +59,51 @@ def _sigma(run: RunView) -> float:
 
 
 def _curves(runs: Sequence[RunView]) -> list[Line]:
-    """Certified accuracy of every run against the radius."""
-    radii = {_label(run): np.array([row.radius if row.correct else 0.0 for row in certificates(run.rows)])
-             for run in runs}
-    at = np.linspace(0, max(1.05 * max(float(own.max(initial=0.0)) for own in radii.values()), 0.1), GRID)
+    """Certified accuracy of every classifier against the radius, the mean over its seeds."""
+    radii = {_label(own[0]): np.array([row.radius if row.correct else 0.0 for run in own
+                                       for row in certificates(run.rows)]) for own in _by_classifier(runs)}
+    at = radius_axis(max(float(own.max(initial=0.0)) for own in radii.values()))
     colors = dict(zip(dict.fromkeys(label.removesuffix(ONE_STEP) for label in radii), cycle(COLORS), strict=False))
     return [Line.of(at.tolist(), certified_accuracy(own, at), colors[label.removesuffix(ONE_STEP)], label, marker="",
                     steps=True, interval=False, linestyle="--" if label.endswith(ONE_STEP) else "-")
             for label, own in radii.items()]
 
 
-def _acr(run: RunView) -> float:
-    return find(run.summary.results, _label(run), "acr").value
+def _acr(runs: Sequence[RunView]) -> float:
+    """The mean over the seeds of a classifier."""
+    return fmean(find(run.summary.results, _label(run), "acr").value for run in runs)
+
+
+def _mean_cell(runs: Sequence[RunView], metric: str) -> Cell:
+    """A result of a classifier with its interval over images; of several seeds their mean and standard deviation."""
+    results = [find(run.summary.results, _label(run), metric) for run in runs]
+    if len(results) == 1:
+        return result_cell(results[0])
+    values = [result.value for result in results]
+    mean, spread = (format.value(replace(results[0], value=value)) for value in (fmean(values), stdev(values)))
+    spread = f"{stdev(values):.4f}" if metric == "acr" else spread  # training runs differ in the fourth digit
+    return Cell(mean, f"± {spread}, {len(values)} seeds")
 
 
 def _acr_table(caption: str, runs: Sequence[RunView], network: str = "") -> Table:
-    """ACR of every run beside those that were published (of another network, if it is named), and clean accuracy."""
+    """ACR of every classifier beside those that were published (of another network, if named), and clean accuracy."""
     body = []
-    for run in runs:
+    for own in _by_classifier(runs):
+        run = own[0]
         published = [Cell(f"{float(run.settings[name]):.4g}") if name in run.settings else MISSING
                      for name in ("paper_acr", "logs_acr")]
-        results = [find(run.summary.results, _label(run), metric) for metric in ("acr", "clean")]
-        body.append([Cell(_label(run)), Cell(f"{_sigma(run):g}"), *published, *map(result_cell, results),
-                     Cell(str(results[0].n))])
-    return Table(f"{caption} (ACR; 0 for misclassified or abstained images), with 95 % intervals over images.",
+        body.append([Cell(_label(run)), Cell(f"{_sigma(run):g}"), *published,
+                     *(_mean_cell(own, metric) for metric in ("acr", "clean")),
+                     Cell(str(find(run.summary.results, _label(run), "acr").n))])
+    seeds = "" if len(body) == len(runs) else "; of several seeds their mean ± the standard deviation of training runs"
+    return Table(f"{caption} (ACR; 0 for misclassified or abstained images), with 95 % intervals over images{seeds}.",
                  ["method", "sigma", f"paper{network}", f"official logs{network}", "ours", "clean", "n"], body)
+
+
+def _named(runs: Sequence[RunView]) -> dict[str, RunView]:
+    """Runs by the label of their classifier, and by the seed where there are several."""
+    return {_label(run) + (f", seed {run.identity['seed']}" if len(own) > 1 else ""): run
+            for own in _by_classifier(runs) for run in own}
 
 
 def _table_section(run: RunView, part: str) -> Section | None:
@@ -81,9 +111,13 @@ def _table_section(run: RunView, part: str) -> Section | None:
     if not runs:
         return None
     by_sigma = {sigma: [own for own in runs if _sigma(own) == sigma] for sigma in sorted(set(map(_sigma, runs)))}
-    best = {sigma: max(own, key=_acr) for sigma, own in by_sigma.items()}
-    largest = "; ".join(f"{_acr(own):.3f} at sigma {sigma:g} ({_label(own)})" for sigma, own in best.items())
+    best = {sigma: max(_by_classifier(own), key=_acr) for sigma, own in by_sigma.items()}
+    largest = "; ".join(f"{_acr(own):.3f} at sigma {sigma:g} ({_label(own[0])})" for sigma, own in best.items())
+    classifiers = _by_classifier(runs)
+    several = [_label(own[0]) for own in classifiers if len(own) > 1]
     prose = [f"The largest average certified radius: {largest}. Intervals are over images, of one training run each."]
+    if several:
+        prose.append(f"Of several random seeds: {'; '.join(dict.fromkeys(several))}.")
     if any("logs_acr" in own.settings for own in runs):
         prose.append(LOGS[part])
     if part != "table-2" and any("paper_acr" in own.settings and _label(own) in CHECKPOINTS for own in runs):
@@ -91,11 +125,12 @@ def _table_section(run: RunView, part: str) -> Section | None:
                      "methods released.")
     tables = [_acr_table("Average certified radius", runs, PUBLISHED_NETWORK.get(part, ""))]
     for sigma, own in by_sigma.items():
-        results = [result for one in own for result in one.summary.results if result.metric.startswith("certified@")]
+        results = [replace(result, model=name) for name, one in _named(own).items()
+                   for result in one.summary.results if result.metric.startswith("certified@")]
         tables.append(result_table(f"Certified accuracy by ℓ2 radius at sigma {sigma:g}", "method", results,
                                    row=lambda result: result.model, collapsed=True))
     panels = [Panel(_curves(own), title=f"sigma {sigma:g}", y_range=(0, 103)) for sigma, own in by_sigma.items()]
-    chart = Chart(f"smoothmix-{part}", f"Certified accuracy of {len(runs)} classifiers against radius", panels,
+    chart = Chart(f"smoothmix-{part}", f"Certified accuracy of {len(classifiers)} classifiers against radius", panels,
                   x_label="ℓ2 radius", y_label=CERTIFIED, height=0.4 + 2.5 * len(panels))
     return Section(TABLES[part], prose, tables, [chart])
 
@@ -118,7 +153,8 @@ def methods_with_resnet110(run: RunView) -> Section | None:
 def ablations(run: RunView) -> Section | None:
     """Settings of SmoothMix varied one at a time [Figures 6, 7]."""
     runs = {part: _runs(run, "certificates", part) for part in ABLATIONS}
-    runs = {part: own for part, own in runs.items() if len(own) > 2}  # the baseline and SmoothMix are in all of them
+    # The baseline and SmoothMix are in all of them.
+    runs = {part: own for part, own in runs.items() if len(_by_classifier(own)) > 2}
     if not runs:
         return None
     panels = [Panel(_curves(own), title=ABLATIONS[part], y_range=(0, 103)) for part, own in runs.items()]

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import torch
 
+from equipoise.core import progress
 from equipoise.core.aggregation import CLEAN
+from equipoise.core.records import Run
 from equipoise.core.rows import AttackRow
 from equipoise.data import Dataset
 from equipoise.evaluation import Conditions, Job, measure
 from equipoise.evaluation.adaptive import KINDS
 from equipoise.evaluation.job import open_run
 from equipoise.evaluation.stage_log import remove_stage_logs
+from equipoise.evaluation.time_estimate import planned_passes
 
 ADAPTIVE = tuple(KINDS.values())  # names of adaptive attacks in rows begin so
 ATTACKED = "attacked"  # name in rows of the worst case over the list
@@ -38,9 +41,15 @@ def measure_list(jobs: Sequence[Job], data: Dataset, folder: Path, conditions: C
     """
     run = open_run(folder, jobs, data, conditions)
     clean, *attacks = jobs
+    with progress.plan(planned_passes([clean, *adaptive_first(attacks)], data)):
+        return _measure_in_order(clean, adaptive_first(attacks), data, run, conditions)
+
+
+def _measure_in_order(clean: Job, attacks: Sequence[Job], data: Dataset, run: Run,
+                      conditions: Conditions) -> list[AttackRow]:
     measure(clean, data, run, conditions)
     left, worst = data, dict[int, AttackRow]()
-    for job in adaptive_first(attacks):
+    for job in attacks:
         if len(left):
             measure(job, left, run, conditions)
         for row in run.read_rows():

@@ -6,11 +6,12 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from equipoise import models
 from equipoise.core import aggregation, checks, config, files, format, serialize
 from equipoise.core.aggregation import CLEAN, ROBUST, ComparedLine, compared_lines
 from equipoise.core.comparison import ComparedMethod
@@ -18,6 +19,7 @@ from equipoise.core.results import Result, Summary
 from equipoise.core.rows import AttackRow, Row
 from equipoise.core.threat import Threat
 from equipoise.evaluation.evaluator import RunResults
+from equipoise.mixing import GatedClassifier, MixedClassifier
 from equipoise.studies.attack_list import ATTACKED
 
 ROWS, METHODS = "rows.csv.gz", "methods.json"
@@ -156,3 +158,24 @@ def read_threat(folder: Path | str) -> Threat:
     """The threat of an export."""
     path = Path(folder) / METHODS
     return serialize.from_plain(Threat, config.read_json(path)["threat"], str(path))
+
+
+def measured_as(mixtures: Mapping[str, MixedClassifier]) -> dict[str, str]:
+    """What each mixture is measured as: the first mixture equal to it, or the robust model if it is that alone."""
+    first: dict[str, str] = {}  # identity → name
+    return {name: ROBUST if mixture.alpha == 1 and mixture.logit_map is None else
+            first.setdefault(json.dumps(models.identity(mixture), sort_keys=True), name)
+            for name, mixture in mixtures.items()}
+
+
+def describe(mixture: MixedClassifier) -> str:
+    """The map and alpha, numbers to three digits."""
+    numbers = []
+    if mixture.logit_map is not None:
+        own = mixture.logit_map.settings
+        form = [own.clamp, *([] if own.rivals in (0, 1) else [f"rivals {own.rivals:.3g}"]),
+                *([] if own.unit is None else [f"unit {own.unit:.3g}"])]
+        numbers = [*(["switch"] if own.rivals == 0 else []), *form,
+                   *(f"{name} {value:.3g}" for name, value in (("s", own.scale), ("p", own.power), ("c", own.shift)))]
+    low, high = mixture.alpha_range if isinstance(mixture, GatedClassifier) else (mixture.alpha, None)
+    return ", ".join([*numbers, f"alpha {low:.3g}" if high is None else f"alpha {low:.3g} to {high:.3g}"])

@@ -1,5 +1,7 @@
 """The study of MixedNUTS [Bai2024nuts] on any two models: Figures 3 to 9, Tables 1 and 4 to 10, and appendix D.
 
+Several robust models are compared on one plot, as in Figures 5 and 9 of [Bai2024].
+
 Every mixture is fitted on held-out images by `fit --rule paper`, in a run folder of its own under `fits`, with one
 attack for all fits that share their models and images. Test images are attacked by the adaptive list of a mixture.
 """
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise import fitting
@@ -25,33 +28,18 @@ from equipoise.data import Dataset, pixels
 from equipoise.evaluation import Conditions, Job
 from equipoise.evaluation.adaptive import adaptive_attacks
 from equipoise.evaluation.cost import costs
+from equipoise.fitting.paper import PUBLISHED, published_for
 from equipoise.fitting.result import Fit
 from equipoise.mixing import LogitMap, MixedClassifier
+from equipoise.mixing.formula import alpha_of_accuracy
+from equipoise.studies.mixednuts_models import RobustModel, RobustModels, load_models, train_digits_models
 from equipoise.studies.overview import Requirements
 from equipoise.studies.settings import StudySettings
-from equipoise.studies.study import (
-    ANY_DATA,
-    CHECKPOINT,
-    DIGITS_MEAN,
-    DIGITS_STD,
-    GPU,
-    PAIR,
-    Pair,
-    Study,
-    jobs_for,
-    require_part,
-    smoke_requirements,
-    train_digits_pair,
-    train_small,
-)
-from equipoise.training.objectives import IAAT, TRADES
+from equipoise.studies.study import ANY_DATA, GPU, PAIR, Study, jobs_for, require_part, smoke_requirements
 
 MIXEDNUTS, PLAIN, SWITCH, MAPPED = "MixedNUTS", "plain mixing", "confidence switch", "mapped robust"
 FITS, CACHE = "fits", "cache"
 ATTACK = "adaptive"
-TRADES_BETAS = (1.0, 6.0)
-SMOKE_IMAGES = 100  # so that the study stays under eight minutes on two cores
-ALPHAS = torch.linspace(0.5, 1.0, 101).tolist()
 
 
 @dataclass(frozen=True)
@@ -64,6 +52,8 @@ class NutsStudySize:
     beta: float | None = None  # that of the paper if None
     betas: tuple[float, ...] = (1.0, 0.96, 0.93, 0.8)  # of the curve; at β = 0 the accurate model decides
     alphas: tuple[float, ...] = (0.5, 0.7, 0.8, 0.9)
+    robust_betas: tuple[float, ...] = (0.96, 0.8)  # β and alpha of mixtures with every robust model
+    robust_alphas: tuple[float, ...] = (0.5, 0.7, 0.9)
     counts: tuple[int, ...] = (100, 300, 1000)  # fitting images
     part_images: int = 1000  # evaluated at most in every part but the first
     batch_size: int = 256
@@ -71,19 +61,8 @@ class NutsStudySize:
 
 SMOKE = NutsStudySize(
     attack=Suite((Apgd("ce", 10), TargetedApgd(10, (1, 2))), name="short"), steps=8, targets=2, beta=0.95,
-    betas=(1.0, 0.93, 0.8), alphas=(0.6, 0.8), counts=(50, 100, 200), part_images=60, batch_size=120)
-
-
-@dataclass(frozen=True)
-class RobustModels(Pair):
-    """A pair with further robust models, such as those of other training methods."""
-
-    further: tuple[tuple[str, nn.Module, str], ...] = ()  # name, model, reference
-
-    @property
-    def all_references(self) -> tuple[str, ...]:
-        """Those of the pair and of the further models."""
-        return *self.references, *(reference for _, _, reference in self.further)
+    betas=(1.0, 0.93, 0.8), alphas=(0.6, 0.8), robust_betas=(0.93,), robust_alphas=(0.6, 0.8),
+    counts=(50, 100, 200), part_images=60, batch_size=120)
 
 
 class MixedNutsStudy(Study):
@@ -93,8 +72,10 @@ class MixedNutsStudy(Study):
     paper = ("MixedNUTS: training-free accuracy-robustness balance via nonlinearly mixed classifiers [Bai2024nuts], "
              "Figures 3 to 9, Tables 1 and 4 to 10, appendix D")
     requirements: ClassVar = {
-        "smoke": smoke_requirements("under 8 minutes"),
-        "full": Requirements(data=ANY_DATA, models=PAIR, device=GPU, time="not measured")}
+        "smoke": smoke_requirements("3 minutes"),
+        "full": Requirements(data=ANY_DATA, models=f"{PAIR}; --robust may be repeated: models of other kinds of "
+                             "training are compared with the first", device=GPU, time="not measured")}
+    takes_several_robust = True
     sizes: ClassVar = {"smoke": SMOKE, "full": NutsStudySize()}
     compared = ((MIXEDNUTS, "robust"), (MIXEDNUTS, PLAIN))
     pair: RobustModels
@@ -102,39 +83,29 @@ class MixedNutsStudy(Study):
     def __init__(self, main_run: Run, pair: RobustModels, size: NutsStudySize, conditions: Conditions) -> None:
         super().__init__(main_run, pair, size, conditions)
         self.pair, self.size = pair, size
-        for _, model, _ in pair.further:
-            model.to(conditions.device).eval().requires_grad_(False)
 
     @classmethod
     def load_models(cls, settings: StudySettings) -> RobustModels:
-        """The two models that the settings name."""
-        pair = super().load_models(settings)
-        return RobustModels(**{name: getattr(pair, name) for name in Pair.__dataclass_fields__})
+        """The accurate model and the robust ones that the settings name."""
+        return load_models(settings)
 
     @classmethod
     def train_models(cls, folder: Path, conditions: Conditions) -> RobustModels:
-        """Small networks on digits: standard and adversarial training, TRADES with several weights, IAAT."""
-        pair = train_digits_pair(folder, conditions)
-        threat, further = conditions.threat, []
-        objectives = {**{f"TRADES, weight {beta:g}": TRADES(norm=threat.norm, eps=threat.eps, beta=beta, steps=4,
-                                                            step_size=0.6 * threat.eps) for beta in TRADES_BETAS},
-                      "IAAT": IAAT(norm=threat.norm, eps=threat.eps, steps=4, warmup_epochs=2, growth=0.02)}
-        for name, objective in objectives.items():
-            model = train_small(folder / slug(name), objective, pair.training, conditions, epochs=4, lr=5e-3,
-                                mean=DIGITS_MEAN, std=DIGITS_STD, seed=conditions.seed + 5)
-            further.append((name, model, str(folder / slug(name) / CHECKPOINT)))
-        return RobustModels(pair.accurate, pair.robust, pair.references, pair.held_out,
-                            pair.test.slice(0, SMOKE_IMAGES), pair.load_training, tuple(further))
+        """Small networks on digits."""
+        return train_digits_models(folder, conditions)
 
     def fit(self, name: str, *, data: Dataset | None = None, robust: str | None = None, **settings: Any) -> Fit:
         """Fit a mixture on held-out images in a folder of its own, or read the one that an earlier run fitted."""
-        if settings.get("lose_at_most") is None and settings.get("beta") is None and self.size.beta is not None:
-            settings["beta"] = self.size.beta
+        if settings.get("lose_at_most") is None and settings.get("beta") is None:
+            # One target for all rules, of which only MixedNUTS would take the paper's by itself.
+            published = PUBLISHED[published_for(self.pair.held_out.num_classes)].beta
+            settings["beta"] = published if self.size.beta is None else self.size.beta
         accurate, own = self.pair.references
         return fitting.fit(accurate, own if robust is None else robust, self.pair.held_out if data is None else data,
                            threat=self.conditions.threat, out=self.folder / FITS / slug(name),
                            device=str(self.conditions.device), batch_size=self.conditions.batch_size,
                            seed=self.conditions.seed, cache=self.folder / CACHE,
+                           load_options=self.pair.load_options,
                            **{"rule": "paper", "steps": self.size.steps, "targets": self.size.targets, "pool": 1,
                               **settings})
 
@@ -168,7 +139,7 @@ class MixedNutsStudy(Study):
 
     def main_jobs(self) -> list[Job]:
         """Bases, plain mixing of equal clean accuracy, MixedNUTS and the switch [Fig. 5, Tables 1, 4 and 5]."""
-        jobs = self.jobs(self.pair.models)
+        jobs = self.jobs(self.pair.bases)
         if not (self.folder / FITS / slug(SWITCH) / "summary.json").exists():
             return jobs
         mixture = self.mixednuts
@@ -189,18 +160,17 @@ class MixedNutsStudy(Study):
     def equal_alpha(self, logit_map: LogitMap | None, temperature: float) -> float:
         """The largest alpha at which a mixture of the pair is as accurate as MixedNUTS on clean held-out images.
 
-        The accurate side has a temperature; at 0 it is its class alone. If none is as accurate, the most accurate.
+        The accurate side has a temperature > 0. If none is as accurate, the most accurate.
         """
-        target = self._clean_accuracy(self.mixednuts)
-        accuracies = {alpha: self._clean_accuracy(self._mixture(alpha, logit_map, temperature)) for alpha in ALPHAS}
-        reaching = [alpha for alpha, value in accuracies.items() if value >= target]
-        best: float = max(reaching) if reaching else max(accuracies, key=lambda alpha: accuracies[alpha])
-        return best
+        target, mixture = self._clean_accuracy(self.mixednuts), self._mixture(0.5, logit_map, temperature)
+        with torch.no_grad():
+            g, _, log_p_robust, _ = mixture.sides(*self._held_out_outputs)
+        labels = self.pair.held_out.labels.to(self.conditions.device)
+        return alpha_of_accuracy(F.log_softmax(g, dim=1), log_p_robust, labels, target)
 
     def _mixture(self, alpha: float, logit_map: LogitMap | None, temperature: float) -> MixedClassifier:
-        side: dict[str, Any] = {"hard": True} if temperature == 0 else {"accurate_temperature": temperature}
-        return MixedClassifier(self.pair.accurate, self.pair.robust, alpha, logit_map=logit_map, **side).to(
-            self.conditions.device).eval()
+        return MixedClassifier(self.pair.accurate, self.pair.robust, alpha, logit_map=logit_map,
+                               accurate_temperature=temperature).to(self.conditions.device).eval()
 
     @torch.no_grad()
     def _clean_accuracy(self, mixture: MixedClassifier) -> float:
@@ -226,20 +196,33 @@ class MixedNutsStudy(Study):
 
     def compare_margins(self) -> None:
         """Margins of robust models of several kinds of training, layer-normed, clean and attacked [Figure 7]."""
-        named = {"robust": self.pair.robust, **{name: model for name, model, _ in self.pair.further}}
         normed = LogitMap(1.0, 1.0, 0.0, "linear").to(self.conditions.device)
-        self._measure_first("margins", {name: nn.Sequential(model, normed) for name, model in named.items()})
+        self._measure_first("margins", {
+            item.name: nn.Sequential(item.model, normed) for item in self.pair.all_robust})
 
     def compare_curves(self) -> None:
-        """Attacked against clean accuracy: MixedNUTS at several β, plain mixing at several alphas, and TRADES with
-        several weights [Figure 8].
+        """Attacked against clean accuracy: MixedNUTS at several β, plain mixing at several alphas, and the robust
+        models, such as TRADES with several weights [Figure 8].
         """
-        named: dict[str, nn.Module] = {f"{MIXEDNUTS}, beta {beta:g}": self.fit(f"beta {beta:g}", beta=beta).mixture
-                                       for beta in self.size.betas}
-        named |= {f"{PLAIN}, alpha {alpha:g}": MixedClassifier(self.pair.accurate, self.pair.robust, alpha)
-                  for alpha in self.size.alphas}
-        named |= {name: model for name, model, _ in self.pair.further if name.startswith("TRADES")}
+        named = self._mixtures_with(self.pair.all_robust[0], self.size.betas, self.size.alphas)
         self._measure_first("curves", {**self.pair.models, **named})
+
+    def compare_robust_models(self) -> None:
+        """Every robust model, alone and in mixtures with the accurate one, on one plot [Bai2024, Figures 5 and 9]."""
+        named: dict[str, nn.Module] = {"accurate": self.pair.accurate}
+        for item in self.pair.all_robust:
+            mixtures = self._mixtures_with(item, self.size.robust_betas, self.size.robust_alphas, f" with {item.name}")
+            named |= {item.name: item.model, **mixtures}
+        self._measure_first("robust-models", named)
+
+    def _mixtures_with(self, robust: RobustModel, betas: Sequence[float], alphas: Sequence[float],
+                       label: str = "") -> dict[str, nn.Module]:
+        """MixedNUTS at several β and plain mixing at several alphas with a robust model, by their names in rows."""
+        mixed = {f"{MIXEDNUTS}{label}, beta {beta:g}": self.fit(f"beta {beta:g}{label}", beta=beta,
+                                                                robust=robust.reference).mixture for beta in betas}
+        plain = {f"{PLAIN}{label}, alpha {alpha:g}": MixedClassifier(self.pair.accurate, robust.model, alpha)
+                 for alpha in alphas}
+        return {**mixed, **plain}
 
     def compare_clamps(self) -> None:
         """The clamping functions of the map [Table 7]: what Algorithm 1 returns with each."""
@@ -256,20 +239,23 @@ class MixedNutsStudy(Study):
         self._measure_first("seen", {MIXEDNUTS: self.mixednuts}, held_out)
 
     def compare_temperatures(self) -> None:
-        """The temperature of the accurate model, at equal clean accuracy on held-out images [Table 10, D.4]."""
+        """The temperature of the accurate model, at equal clean accuracy on held-out images [Table 10, D.4].
+
+        At temperature 0 this is MixedNUTS itself.
+        """
         logit_map = self.mixednuts.logit_map
         named = {f"temperature {temperature:g}": self._mixture(self.equal_alpha(logit_map, temperature), logit_map,
-                                                               temperature) for temperature in (1.0, 0.5, 0.0)}
-        self._measure_first("temperature", named)
+                                                               temperature) for temperature in (1.0, 0.5)}
+        self._measure_first("temperature", {**named, "temperature 0": self.mixednuts})
 
     def compare_black_box(self) -> None:
         """Algorithm 1 without gradients of the robust model: random search, and the map of another model [D.5]."""
         named = {"random search": self.fit("random search", gradient_free=True).mixture}
-        for name, _, reference in self.pair.further[:1]:
-            other = self.fit(f"map of {name}", robust=reference)
-            folder = self.folder / FITS / slug(f"map of {name}")
+        for item in self.pair.further[:1]:
+            other = self.fit(f"map of {item.name}", robust=item.reference)
+            folder = self.folder / FITS / slug(f"map of {item.name}")
             assert other.mixture.logit_map is not None
-            named[f"map of {name}"] = self.fit(f"transferred from {name}", like=f"mixture:{folder}").mixture
+            named[f"map of {item.name}"] = self.fit(f"transferred from {item.name}", like=f"mixture:{folder}").mixture
         self._measure_first("black-box", named)
 
     def compare_objectives(self) -> None:
@@ -277,6 +263,7 @@ class MixedNutsStudy(Study):
         self._measure_first("objective", {
             "conditional": self.fit("objective conditional", objective="conditional").mixture})
 
-    parts: ClassVar = {"fit": fit_main, "margins": compare_margins, "curves": compare_curves, "clamps": compare_clamps,
-                       "counts": compare_counts, "temperature": compare_temperatures, "black-box": compare_black_box,
+    parts: ClassVar = {"fit": fit_main, "margins": compare_margins, "curves": compare_curves,
+                       "robust-models": compare_robust_models, "clamps": compare_clamps, "counts": compare_counts,
+                       "temperature": compare_temperatures, "black-box": compare_black_box,
                        "objective": compare_objectives}

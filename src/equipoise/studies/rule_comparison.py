@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,15 +14,14 @@ import torch
 from torch import nn
 
 from equipoise import fitting, models, reporting
-from equipoise.core import checks, parallel
+from equipoise.core import checks, parallel, progress
 from equipoise.core.aggregation import ROBUST, promise_checks
 from equipoise.core.comparison import ComparedMethod
-from equipoise.core.device import PRECISIONS, attack_batch_setting, attack_batch_size, resolve
+from equipoise.core.device import attack_batch_size, resolve
 from equipoise.core.modes import outside_inference_mode
 from equipoise.core.promises import Target
 from equipoise.core.records import Run
 from equipoise.core.results import Summary
-from equipoise.core.settings import Settings, setting
 from equipoise.core.settings import split as split_settings
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, class_share_notes
@@ -32,65 +30,18 @@ from equipoise.evaluation.evaluator import run_folder
 from equipoise.evaluation.given_models import load_one
 from equipoise.evaluation.job import MODEL, check_common, images_for
 from equipoise.evaluation.plan import EvaluationPlan, select_attacks
-from equipoise.fitting import FitSettings
 from equipoise.fitting.gated import with_ranges
 from equipoise.mixing import GatedClassifier, MixedClassifier, load_gate
 from equipoise.mixing.folder import GATE
 from equipoise.mixing.provenance import RULES, index_ranges
 from equipoise.models import LoadOptions, require_used
 from equipoise.studies.attack_list import folder_name, measure_list
-from equipoise.studies.comparison_table import Comparison, summarize
+from equipoise.studies.comparison_settings import AUTO, PLAIN, ComparisonSettings
+from equipoise.studies.comparison_table import Comparison, describe, measured_as, summarize
 from equipoise.studies.selector import MixtureSelector
 
-PLAIN, SIDES = "plain", ("accurate", ROBUST)
-AUTO = "auto"
-COMPARED = (PLAIN, "paper", "nuts", "switch", AUTO)
+SIDES = ("accurate", ROBUST)
 PLAIN_ALPHAS = tuple(round(0.5 + 0.01 * step, 2) for step in range(50))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparisonSettings(Settings):
-    """What is compared, and how; the fields are options of `equipoise compare-rules`."""
-
-    lose_at_most: float | None = setting(None, "Points (of 100) of robust accuracy that may be lost; 2 if no target is "
-                                         "given.")
-    beta: float | None = setting(None, "Share of the robust model's attacked accuracy to keep.")
-    promise: str = setting("expectation", "In which sense the target of nuts, switch and auto holds: expectation or "
-                           "probability, as for `fit`.", among=("expectation", "probability"))
-    confidence: float | None = setting(None, "Of --promise probability; 0.95 if not given.")
-    rules: str = setting(",".join(COMPARED), "Rules to fit, with commas: " + ", ".join(
-        f"{rule} ({RULES.get(rule, 'nuts or switch')})" for rule in COMPARED) + ".")
-    over: str = setting("plain,nuts,switch", "What each gate is put over, with commas: plain, nuts, switch.")
-    attack: str = setting("fast", "Attack, or several with commas; adaptive versions for mixtures come with it.")
-    range_count: int | None = setting(None, "Fitting images, the first ones, that select the alpha of plain mixing and "
-                                      "the ranges of gates; all if not given.", least=1)
-    candidates: int = setting(4, "Candidates attacked at most for a gate or plain mixing, after the first few.",
-                              least=1)
-    margin_steps: int = setting(50, "Steps of the margin attack of the fits.", least=1)
-    margin_targets: int = setting(9, "Target classes of the margin attack of the fits.", least=1, most=1000)
-    batch_size: int | None = attack_batch_setting()
-    precision: str = setting("auto", "auto, fp32 or bf16.", among=PRECISIONS)
-    seed: int = setting(0, "Random seed.", least=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, known in (("rules", COMPARED), ("over", (PLAIN, "nuts", "switch"))):
-            for word in self.listed(name):
-                checks.one_of(name, word, known)
-        self.fit_settings("nuts")
-        checks.require(self.promise == "expectation" or bool({"nuts", "switch", "auto"} & {*self.listed("rules")}),
-                       "promise", "be left out where none of nuts, switch and auto is compared", self.promise)
-
-    def listed(self, name: str) -> list[str]:
-        """The words of a setting with commas, each once."""
-        return list(dict.fromkeys(word.strip() for word in getattr(self, name).split(",")))
-
-    def fit_settings(self, rule: str) -> FitSettings:
-        """The settings of the fit of one rule; rule paper promises nothing."""
-        promised: dict[str, Any] = {} if rule == "paper" else {"promise": self.promise, "confidence": self.confidence}
-        points = 2.0 if self.lose_at_most is None and self.beta is None else self.lose_at_most
-        return FitSettings(rule=rule, lose_at_most=points, beta=self.beta, steps=self.margin_steps,
-                           targets=self.margin_targets, batch_size=self.batch_size, seed=self.seed, **promised)
 
 
 @models.name_failing_model
@@ -98,7 +49,7 @@ class ComparisonSettings(Settings):
 def compare_rules(accurate: str | nn.Module, robust: str | nn.Module, fit_data: Any, data: Any, *, threat: Threat,
                   gates: Sequence[Path | str] = (), out: Path | str | None = None, export: Path | str | None = None,
                   device: str | torch.device = "auto", load_options: LoadOptions | None = None,
-                  command: str | None = None, **settings: Any) -> Comparison:
+                  report: bool = True, command: str | None = None, **settings: Any) -> Comparison:
     """Fit rules for mixing one pair to one target, and evaluate all of them and both models on other images.
 
     The attacks of the fits are made once and shared, equal mixtures are attacked once, and so are the two models.
@@ -117,6 +68,7 @@ def compare_rules(accurate: str | nn.Module, robust: str | nn.Module, fit_data: 
         export: folder for the rows as small compressed files.
         device: auto, cpu or cuda.
         load_options: how to load models given by reference.
+        report: whether to write a report into `out`.
         command: recorded in `run.toml`.
         settings: fields of :class:`ComparisonSettings`.
     """
@@ -140,6 +92,8 @@ def compare_rules(accurate: str | nn.Module, robust: str | nn.Module, fit_data: 
         task = _Comparison(Path(folder), (bases[0], bases[1]), fitting_images, images, options, conditions, command,
                            keep=out is not None, notes=notes)
         comparison = task.run(named_gates)
+        if report and out is not None:
+            reporting.report(folder)
     if export is not None:
         comparison.export(export, target=str(options.fit_settings("nuts").target()), data=images.describe(),
                           fit_data=fitting_images.describe(), command=command)
@@ -195,8 +149,25 @@ class _Comparison:
     promises: dict[str, str] = field(default_factory=dict)
 
     def run(self, gates: Mapping[str, Path]) -> Comparison:
-        """Fit and select all mixtures, evaluate them, write the summary and the report."""
-        start, settings, run = time.monotonic(), self.settings, self._open_run()
+        """Fit and select all mixtures, evaluate them, and write the summary."""
+        start, run, threat = time.monotonic(), self._open_run(), self.conditions.threat
+        with progress.plan({"fitting": 1, "attacking": 3}):
+            with progress.stage("fitting"):
+                methods, jobs, promised = self._plan(self._mixtures(gates))
+            with progress.stage("attacking"), progress.plan({name: len(own) for name, own in jobs.items()}):
+                for name, own in jobs.items():
+                    with progress.stage(name):
+                        run.append(measure_list(own, self.data, self.folder / "attacks" / folder_name(name),
+                                                self.conditions))
+        rows = [row for row in run.finish() if row.model in jobs]
+        summary = Summary(command="compare-rules", seconds=time.monotonic() - start, notes=self.notes,
+                          promises=tuple(promise_checks(rows, promised, threat)), **summarize(rows, methods, threat))
+        run.write_summary(summary)
+        return Comparison(summary, rows, self.folder, threat)
+
+    def _mixtures(self, gates: Mapping[str, Path]) -> dict[str, tuple[str, MixedClassifier]]:
+        """The family and the mixture of every rule, fitted or selected."""
+        settings = self.settings
         networks = {name: load_gate(path, *self.bases) for name, path in gates.items()}
         wanted = settings.listed("rules")
         fitted = {rule: self._fit(rule) for rule in dict.fromkeys([*wanted, *(
@@ -215,17 +186,7 @@ class _Comparison:
                 label = f"{gated.method} ({name})"  # also of the only gate: others may be added
                 mixtures[label] = (gated.method, selector.select(label, gated.method, with_ranges(gated)))
         self.promises.update(selector.promises)
-        methods, jobs, promised = self._plan(mixtures)
-        for name, own in jobs.items():
-            run.append(measure_list(own, self.data, self.folder / "attacks" / folder_name(name), self.conditions))
-        rows = [row for row in run.finish() if row.model in jobs]
-        threat = self.conditions.threat
-        summary = Summary(command="compare-rules", seconds=time.monotonic() - start, notes=self.notes,
-                          promises=tuple(promise_checks(rows, promised, threat)), **summarize(rows, methods, threat))
-        run.write_summary(summary)
-        if self.keep:
-            reporting.report(self.folder)
-        return Comparison(summary, rows, self.folder, self.conditions.threat)
+        return mixtures
 
     def _open_run(self) -> Run:
         conditions, settings = self.conditions, self.settings
@@ -277,24 +238,3 @@ class _Comparison:
                               adaptive=["surrogate"], stand_in=None, device=self.conditions.device, shared_bases=True)
         jobs = {name: [job for job in plan.jobs if job.name == name] for name in (*SIDES, *different)}
         return methods, jobs, plan.promised(self.conditions.threat, ()) if different else {}
-
-
-def measured_as(mixtures: Mapping[str, MixedClassifier]) -> dict[str, str]:
-    """What each mixture is measured as: the first mixture equal to it, or the robust model if it is that alone."""
-    first: dict[str, str] = {}  # identity → name
-    return {name: ROBUST if mixture.alpha == 1 and mixture.logit_map is None else
-            first.setdefault(json.dumps(models.identity(mixture), sort_keys=True), name)
-            for name, mixture in mixtures.items()}
-
-
-def describe(mixture: MixedClassifier) -> str:
-    """The map and alpha, numbers to three digits."""
-    numbers = []
-    if mixture.logit_map is not None:
-        own = mixture.logit_map.settings
-        form = [own.clamp, *([] if own.rivals in (0, 1) else [f"rivals {own.rivals:.3g}"]),
-                *([] if own.unit is None else [f"unit {own.unit:.3g}"])]
-        numbers = [*(["switch"] if own.rivals == 0 else []), *form,
-                   *(f"{name} {value:.3g}" for name, value in (("s", own.scale), ("p", own.power), ("c", own.shift)))]
-    low, high = mixture.alpha_range if isinstance(mixture, GatedClassifier) else (mixture.alpha, None)
-    return ", ".join([*numbers, f"alpha {low:.3g}" if high is None else f"alpha {low:.3g} to {high:.3g}"])

@@ -1,22 +1,23 @@
-"""Settings of the studies, which are also the options of `equipoise reproduce`."""
+"""Settings of the studies, which are also the options of `equipoise reproduce`, and of `compare-rules`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from equipoise.certification.certificate import MAX_SIGMAS
 from equipoise.core import checks
 from equipoise.core.settings import Settings, setting
 from equipoise.core.threat import Threat
+from equipoise.data import Dataset, DataSettings
 from equipoise.data.sampling import SAMPLES
 from equipoise.models import LoadOptions
 
 DIGITS_EPS = 0.12  # in [0, 1] pixels
 COUNT = 1000
-MAX_SIGMAS = 20
 # Settings that only studies with smoothed models have, each some of them.
-SMOOTHING_SETTINGS = ("sigma", "samples", "empirical", "method", "tolerance", "configs")
+SMOOTHING_SETTINGS = ("sigma", "samples", "empirical", "method", "tolerance", "configs", "join")
 PAIR_SETTINGS = ("accurate", "robust", "count", "sample", "norm", "eps")  # of studies about two given models
 
 
@@ -29,7 +30,7 @@ class StudySettings(Settings):
     accurate: str | None = setting(None, "Reference of the accurate model, for full.")
     robust: str | list[str] | None = setting(  # noqa: RUF009
         None, "Reference of the robust model, for full; may be repeated where several are compared "
-        "(mixing-classifiers).")
+        "(mixing-classifiers, mixednuts).")
     sigma: str | float | list[float] | None = setting(  # noqa: RUF009
         None, "Standard deviation of the noise with which the robust models are smoothed, in [0, 1] pixels; several by "
         "commas: one per model, or all for the one model (full mixing-classifiers). For smoothmix: only these.")
@@ -41,6 +42,9 @@ class StudySettings(Settings):
     tolerance: float | None = setting(None, "Stop sampling when a radius is within this of what all samples are "
                                       "expected to give; for full 0.002 if not given (smoothmix).", positive=True)
     configs: Path | None = setting(None, "Folder of the recipes, configs if not given (full smoothmix).")  # noqa: RUF009
+    join: str | list[str] | None = setting(  # noqa: RUF009
+        None, "Run folder of the same study with another seed, whose certificates are averaged with those of this one; "
+        "may be repeated. Nothing is trained unless a part is named (smoothmix).")
     data: str | None = setting(None, "Data set of both models, for full; cifar10 if not given. For smoothmix at smoke "
                                "size: mnist or digits; mnist if its files are there.")
     count: int | None = setting(None, f"Images to evaluate, for full; {COUNT} if not given. As many from the end of "
@@ -60,12 +64,19 @@ class StudySettings(Settings):
         super().__post_init__()
         for reference in self.robust_references:
             checks.instance("robust", reference, str, "be a model reference")
+        for folder in self.join if isinstance(self.join, list) else ():
+            checks.instance("join", folder, str, "be a run folder")
         checks.require(self.norm != "l2" or self.eps is not None, "eps", "be given for the norm l2", None)
 
     @property
     def robust_references(self) -> tuple[str, ...]:
         """The references of the robust models."""
         return (self.robust,) if isinstance(self.robust, str) else tuple(self.robust or ())
+
+    @property
+    def joined_folders(self) -> tuple[Path, ...]:
+        """The run folders of other seeds."""
+        return tuple(map(Path, [self.join] if isinstance(self.join, str) else self.join or ()))
 
     @property
     def load_options(self) -> LoadOptions:
@@ -81,10 +92,11 @@ class StudySettings(Settings):
         """The threat of the study."""
         return Threat(self.norm or "linf", self.eps or (DIGITS_EPS if self.size == "smoke" else 8 / 255))
 
-    def check_for(self, study: str, own: tuple[str, ...], uses_pair: bool = True) -> None:
+    def check_for(self, study: str, own: tuple[str, ...], *, uses_pair: bool, takes_several_robust: bool) -> None:
         """Refuse settings of other studies, and too few for the full size.
 
-        `own` are those of :data:`SMOOTHING_SETTINGS` that the study has; `uses_pair`: whether it is about given models.
+        `own` are those of :data:`SMOOTHING_SETTINGS` that the study has; `uses_pair`: whether it is about given models;
+        `takes_several_robust`: whether it compares several robust ones.
         """
         foreign = [*(name for name in SMOOTHING_SETTINGS if name not in own), *(() if uses_pair else PAIR_SETTINGS),
                    *(["data"] if not uses_pair and self.size == "full" else [])]
@@ -95,10 +107,24 @@ class StudySettings(Settings):
             else:
                 for name in ("accurate", "robust"):
                     checks.require(bool(getattr(self, name)), name, "be given for the full size", None)
-            checks.require(len(self.robust_references) <= 1 or "sigma" in own, "robust",
+            checks.require(len(self.robust_references) <= 1 or takes_several_robust, "robust",
                            f"be one model for the study {study}", list(self.robust_references))
 
     def _refuse(self, names: Iterable[str], reason: str) -> None:
         for name in names:
             value = getattr(self, name)
             checks.require(value is None or value == [], name, f"be left out for {reason}", value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitImages(Settings):
+    """Which images are fitted on, of the data that are evaluated on; the fields are options of `compare-rules`."""
+
+    fit_start: int | None = setting(None, "First fitting image; those after the evaluated ones if not given.", least=0)
+    fit_count: int = setting(256, "Number of fitting images.", least=1)
+
+    def load(self, data: DataSettings, evaluated: Dataset) -> Dataset:
+        """The fitting images, where `data` are the settings of the evaluated ones."""
+        after = data.start + (len(evaluated) if data.count is None else data.count)
+        start = after if self.fit_start is None else self.fit_start
+        return replace(data, start=start, count=self.fit_count, every=1).load()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,8 +16,8 @@ from torch import nn
 
 from equipoise import models, reporting
 from equipoise.attacks import Attack
-from equipoise.core import aggregation, checks
-from equipoise.core.records import Run
+from equipoise.core import aggregation, checks, progress
+from equipoise.core.records import Run, nothing_left_on_refusal
 from equipoise.core.results import Summary
 from equipoise.core.rows import Row
 from equipoise.data import Dataset, load_data
@@ -25,6 +25,7 @@ from equipoise.data.sampling import Part
 from equipoise.data.sources import default_sample
 from equipoise.evaluation import Conditions, Job, job, measure
 from equipoise.evaluation.stage_log import remove_stage_logs
+from equipoise.evaluation.time_estimate import planned_passes
 from equipoise.mixing import load_model
 from equipoise.models import LoadOptions
 from equipoise.studies.overview import DIGITS_DATA, OWN_MODELS, Requirements, StudyOverview, study_overview
@@ -137,6 +138,7 @@ class Study(ABC):
     sizes: ClassVar[Mapping[str, Any]]  # `smoke` and `full`: how much is computed, with at least a `batch_size`
     compared: ClassVar[Sequence[tuple[str, str]]] = ()  # models whose accuracies are compared image by image
     uses_pair: ClassVar[bool] = True  # whether it is about two given models; else it trains its own by recipes
+    takes_several_robust: ClassVar[bool] = False  # whether several robust models may be given
 
     def __init__(self, main_run: Run, pair: Pair, size: Any, conditions: Conditions) -> None:
         self.main_run, self.folder = main_run, main_run.folder
@@ -166,21 +168,54 @@ class Study(ABC):
         """What the study reproduces, needs and takes."""
         return study_overview(cls.name, cls.paper, cls.parts, cls.requirements, cls.minutes)
 
-    def run(self, parts: Sequence[str] = ()) -> Path:
-        """Run parts in their order (all if none is named), then write the report of all that have been run."""
+    @classmethod
+    def reproduce(cls, folder: Path, settings: StudySettings, conditions: Conditions, recorded: Mapping[str, Any],
+                  parts: Sequence[str], *, report: bool = True) -> Path:
+        """Open the run folder, load or train the models, and run parts; returns the report, else the summary."""
+        identity, pair = cls.identity(settings), None
+        identity["threat"] = conditions.threat.to_dict()
+        if settings.size == "full":
+            # Loaded before the folder is created: an unknown name leaves no folder behind.
+            pair = cls.load_models(settings)
+            identity |= {"models": {side: models.identity(model) for side, model in pair.models.items()},
+                         "data": pair.test.describe()}
+            recorded = {**recorded, "references": list(pair.all_references)}
+        with nothing_left_on_refusal(folder), single_thread() if pair is None else nullcontext():
+            run = Run(folder, identity, recorded)
+            return cls(run, pair or cls.train_models(folder / "bases", conditions), cls.size_for(settings),
+                       conditions).run(parts, report=report)
+
+    @classmethod
+    def identity(cls, settings: StudySettings) -> dict[str, Any]:
+        """What makes two runs of any study the same, without its models and images."""
+        return {"command": "reproduce", "study": cls.name, "size": settings.size, "seed": settings.seed}
+
+    def run(self, parts: Sequence[str] = (), *, report: bool = True) -> Path:
+        """Run parts in their order (all if none is named), then write the report of all that have been run.
+
+        Returns:
+            The report, or without `report` the summary.
+        """
         start_time, threat = time.monotonic(), self.conditions.threat
         for part in parts:
             checks.one_of("part", part, self.parts)
-        for part, run_part in self.parts.items():
-            if part in parts or not parts:
-                run_part(self)
-        for main_job in self.main_jobs():
-            self.measure(main_job, self.test, self.main_run, self.conditions)
+        chosen = [part for part in self.parts if part in parts or not parts]
+        with progress.plan({part: self.share(part) for part in chosen} | {"main results": 1.0}):
+            for part in chosen:
+                with progress.stage(part):
+                    self.parts[part](self)
+            with progress.stage("main results"):
+                for main_job in self.main_jobs():
+                    self.measure(main_job, self.test, self.main_run, self.conditions)
         rows = self.main_run.finish()
         self.write_summary(self.main_run, start_time, command="reproduce", study=self.name,
                            differences=tuple(aggregation.differences(rows, self.compared, threat)),
                            **self.main_sections(rows))
-        return reporting.report(self.folder)
+        return reporting.report(self.folder) if report else self.folder / "summary.json"
+
+    def share(self, part: str) -> float:
+        """How long a part takes, compared with others: as measured at full size, else unknown."""
+        return self.minutes.get(part, 1.0) if self.size == self.sizes.get("full") else 1.0
 
     @abstractmethod
     def main_jobs(self) -> list[Job]:
@@ -213,8 +248,9 @@ class Study(ABC):
         """Measure jobs in the run folder of a part, on the test images if no others are given."""
         start_time, images = time.monotonic(), self.test if data is None else data
         run = self.open_part(part, jobs, images, **identity)
-        for part_job in jobs:
-            self.measure(part_job, images, run, conditions or self.conditions)
+        with progress.plan(planned_passes(jobs, images)):
+            for part_job in jobs:
+                self.measure(part_job, images, run, conditions or self.conditions)
         self.write_summary(run, start_time, clean_target=clean_target)
 
     def write_summary(self, run: Run, start_time: float, *, command: str = "evaluate", **sections: Any) -> list[Row]:

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from equipoise.core import checks, format, interrupts, memory, parallel, progress, rng
 from equipoise.core import device as devices
 from equipoise.core.modes import inference
+from equipoise.core.notebook import NotebookResult
 from equipoise.core.records import nothing_left_on_refusal
-from equipoise.core.results import Result, read_summary
-from equipoise.core.rows import EPOCH, EpochRow
+from equipoise.core.results import Result, Summary, read_summary
+from equipoise.core.rows import EPOCH, EpochRow, Row
 from equipoise.data import Dataset, batches
 from equipoise.models import checkpoint
 from equipoise.training.compilation import CapturedSteps, compile_mode, cudnn_benchmark
@@ -30,12 +31,16 @@ STEPS_PER_AGREEMENT = {"cpu": 1, "cuda": 20}  # of several processes about signa
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingResult:
+class TrainingResult(NotebookResult):
     """A trained model with its accuracies on held-out images; printed as a table."""
 
     model: nn.Module  # with the final weights; those of the best epoch are in `best.safetensors` of the folder
     results: tuple[Result, ...]  # of the models "best" and "last", one per validation metric
     out: Path | None = None
+
+    def notebook_content(self) -> tuple[Summary, list[Row], Path | None]:
+        """What a notebook shows: of a run that was not kept, the accuracies alone."""
+        return Summary(command="train", seconds=0.0, results=self.results), [], self.out
 
     def __str__(self) -> str:
         return (format.accuracy_table(self.results, "held out from training") if self.results

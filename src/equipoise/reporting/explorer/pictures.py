@@ -16,10 +16,9 @@ MIDDLE = 128  # no change, in the sprite of changes
 def sprites(pictures: PictureArrays) -> dict[str, str | int]:
     """Both sprites as data URIs, with the size of a picture and the number of pictures in a row.
 
-    A change is stored as a byte, 128 for none. One beyond ±127 is cut off, which attacks of up to half the range of a
-    pixel never reach.
+    A change is attacked − clean + 128 modulo 256: every byte comes back, and small changes compress well.
     """
-    change = np.clip(pictures.attacked.astype(np.int16) - pictures.clean + MIDDLE, 0, 255).astype(np.uint8)
+    change: Array = pictures.attacked - pictures.clean + np.uint8(MIDDLE)
     columns = math.ceil(math.sqrt(len(pictures.clean)))
     _, _, height, width = pictures.clean.shape
     return {"clean": _sprite(pictures.clean, columns), "change": _sprite(change, columns), "height": height,

@@ -92,7 +92,9 @@ class Adversarial(AdversarialObjective):
 
     c is the log-odds of the predicted class and t that of a confidence. A mixture follows h where it is sure: images
     that are kept under attack should be above the threshold even there, and clean images that h gets wrong, which g
-    may correct, below it. Both indicators are constants to the gradient. It costs one more pass, on the clean image.
+    may correct, below it. Both indicators are constants to the gradient. With a confidence of 0.5 the first term is the
+    cross-entropy again, which then counts twice for images that are kept. It costs one more pass, on the clean image in
+    evaluation mode, as the mixture will see it; it leaves the statistics of batch norm alone.
     """
 
     name = "adversarial"
@@ -111,6 +113,10 @@ class Adversarial(AdversarialObjective):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.strictly_within("mixing_confidence", self.mixing_confidence, 0, 1)
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            ignored = item.name.startswith("mixing_") and not self.for_mixing and value != item.default
+            checks.require(not ignored, item.name, "be left out unless `for_mixing` is set", value)
 
     def at_epoch(self, epoch: int, epochs: int) -> Self:
         """Early epochs have their own number of steps."""
@@ -127,7 +133,9 @@ class Adversarial(AdversarialObjective):
         logits = model(x_adv)
         loss, kept = losses.cross_entropy(logits, y, self.label_smoothing), correct_predictions(logits, y)
         if self.for_mixing:
-            loss = loss + self.mixing_weight * self.confidence_loss(model(x), logits, y)
+            with inference(model, freeze=False):
+                clean = model(x)
+            loss = loss + self.mixing_weight * self.confidence_loss(clean, logits, y)
         return ObjectiveOutput(loss, kept)
 
     def confidence_loss(self, clean: Tensor, attacked: Tensor, y: Tensor) -> Tensor:

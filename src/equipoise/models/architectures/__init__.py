@@ -1,0 +1,1 @@
+"""Networks that this package implements, and the zoo that builds them by name."""

@@ -1,0 +1,1 @@
+"""Modules around a network: normalisation, resizing, choice of classes, test-time augmentation, smoothing."""

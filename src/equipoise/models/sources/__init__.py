@@ -1,0 +1,1 @@
+"""Where models come from: a module per scheme of references, imported when the scheme is first used."""

@@ -1,0 +1,60 @@
+"""Settings of `compare_rules`, which are also options of `equipoise compare-rules`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from equipoise.core import checks
+from equipoise.core.device import PRECISIONS, attack_batch_setting
+from equipoise.core.settings import Settings, setting
+from equipoise.fitting import FitSettings
+from equipoise.mixing.provenance import RULES
+
+PLAIN, AUTO = "plain", "auto"
+COMPARED = (PLAIN, "paper", "nuts", "switch", AUTO)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonSettings(Settings):
+    """What is compared, and how; the fields are options of `equipoise compare-rules`."""
+
+    lose_at_most: float | None = setting(None, "Points (of 100) of robust accuracy that may be lost; 2 if no target is "
+                                         "given.")
+    beta: float | None = setting(None, "Share of the robust model's attacked accuracy to keep.")
+    promise: str = setting("expectation", "In which sense the target of nuts, switch and auto holds: expectation or "
+                           "probability, as for `fit`.", among=("expectation", "probability"))
+    confidence: float | None = setting(None, "Of --promise probability; 0.95 if not given.")
+    rules: str = setting(",".join(COMPARED), "Rules to fit, with commas: " + ", ".join(
+        f"{rule} ({RULES.get(rule, 'nuts or switch')})" for rule in COMPARED) + ".")
+    over: str = setting("plain,nuts,switch", "What each gate is put over, with commas: plain, nuts, switch.")
+    attack: str = setting("fast", "Attack, or several with commas; adaptive versions for mixtures come with it.")
+    range_count: int | None = setting(None, "Fitting images, the first ones, that select the alpha of plain mixing and "
+                                      "the ranges of gates; all if not given.", least=1)
+    candidates: int = setting(4, "Candidates attacked at most for a gate or plain mixing, after the first few.",
+                              least=1)
+    margin_steps: int = setting(50, "Steps of the margin attack of the fits.", least=1)
+    margin_targets: int = setting(9, "Target classes of the margin attack of the fits.", least=1, most=1000)
+    batch_size: int | None = attack_batch_setting()
+    precision: str = setting("auto", "auto, fp32 or bf16.", among=PRECISIONS)
+    seed: int = setting(0, "Random seed.", least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in (("rules", COMPARED), ("over", (PLAIN, "nuts", "switch"))):
+            for word in self.listed(name):
+                checks.one_of(name, word, known)
+        self.fit_settings("nuts")
+        checks.require(self.promise == "expectation" or bool({"nuts", "switch", "auto"} & {*self.listed("rules")}),
+                       "promise", "be left out where none of nuts, switch and auto is compared", self.promise)
+
+    def listed(self, name: str) -> list[str]:
+        """The words of a setting with commas, each once."""
+        return list(dict.fromkeys(word.strip() for word in getattr(self, name).split(",")))
+
+    def fit_settings(self, rule: str) -> FitSettings:
+        """The settings of the fit of one rule; rule paper promises nothing."""
+        promised: dict[str, Any] = {} if rule == "paper" else {"promise": self.promise, "confidence": self.confidence}
+        points = 2.0 if self.lose_at_most is None and self.beta is None else self.lose_at_most
+        return FitSettings(rule=rule, lose_at_most=points, beta=self.beta, steps=self.margin_steps,
+                           targets=self.margin_targets, batch_size=self.batch_size, seed=self.seed, **promised)

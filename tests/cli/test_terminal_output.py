@@ -1,0 +1,231 @@
+"""What commands print: on a terminal, into a pipe, with `--json` and with `--quiet`."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import webbrowser
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from small_files import write_pair
+from terminal import COLUMNS, run_in_terminal, screen
+
+from equipoise import reporting, studies
+from equipoise.cli import next_commands, output
+from equipoise.cli.main import COMMANDS, run
+from equipoise.core.results import Audit, SanityCheck, Summary
+from equipoise.data.verification import MISSING, OFFICIAL, VerifiedFiles
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*[1-9][0-9;]*m")
+DATA = ["--data", "npz:images.npz"]
+PAIR = ["--accurate", "accurate.safetensors", "--robust", "robust.safetensors"]
+EVALUATE = ["evaluate", "robust.safetensors", *DATA, "--count", "12", "--attack", "pgd", "--steps", "2"]
+FIT = ["fit", *PAIR, *DATA, "--eps", "0.002", "--steps", "2", "--targets", "1", "--pool", "1", "--lose-at-most", "20",
+       "--start", "20"]
+RUNS = {
+    "evaluate": EVALUATE, "fit": FIT,
+    "certify": ["certify", "robust.safetensors", *DATA, "--count", "4", "--sigma", "0.25", "--samples", "20", "--n0",
+                "4"],
+    "train": ["train", "standard", *DATA, "--arch", "cnn_small", "--epochs", "1", "--batch-size", "8"],
+    "compare-rules": ["compare-rules", *PAIR, *DATA, "--eps", "0.002", "--rules", "switch", "--attack", "pgd",
+                      "--margin-steps", "2", "--margin-targets", "1", "--candidates", "1", "--count", "12",
+                      "--fit-count", "100", "--lose-at-most", "20"]}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images that one network labels, and a pair of networks."""
+    folder = tmp_path_factory.mktemp("terminal")
+    write_pair(folder, 120)
+    return folder
+
+
+@pytest.fixture
+def folder(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for path in files.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EQUIPOISE_NO_REPORT", "1")
+    return tmp_path
+
+
+def test_a_terminal_shows_stages_and_ends_with_a_coloured_table(folder: Path) -> None:
+    text = run_in_terminal([*EVALUATE, "--out", "run"], folder)
+    assert re.search(r"2/2.*100 %", screen_history(text)), "stage 2 of 2 (clean, pgd)"
+    end = screen(text)
+    assert max(map(len, end)) <= COLUMNS and not any("━" in line for line in end), "the bars are gone"
+    assert COLOUR.search(text) and "\x1b[1mAccuracy on 12 images" in text
+    assert end[:1] == ["Accuracy on 12 images, 95 % intervals, ℓ∞ ≤ 8/255"]
+    assert [line for line in end if line][-2:] == ["results: run/summary.json", "next: equipoise open run"]
+
+
+def screen_history(text: str) -> str:
+    """Everything that was ever shown, without colours and cursor movements."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+@pytest.mark.parametrize(("environment", "escapes"), [({"NO_COLOR": "1"}, True), ({"TERM": "dumb"}, False)])
+def test_no_colour(folder: Path, environment: dict[str, str], escapes: bool) -> None:
+    text = run_in_terminal([*EVALUATE, "--out", "run"], folder, **environment)
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9][0-9;]*m", text), "no colour"
+    assert ("\x1b" in text) == escapes, "a dumb terminal cannot move its cursor"
+    assert "next: equipoise open run" in screen(text)
+
+
+def test_a_pipe_gets_plain_lines_and_each_once(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A mixture is evaluated on images that it was fitted on, which is a warning and a note below the table."""
+    assert run([*FIT, "--start", "0", "--out", "M", "--quiet"]) == 0
+    command = [sys.executable, "-m", "equipoise", "evaluate", "mixture:M", *EVALUATE[2:], "--out", "E"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
+    assert "\r" not in done.stdout and "\x1b" not in done.stdout
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    said = [re.sub("^(warning|note): ", "", line) for line in lines if not line.startswith(" ")]
+    assert "warning: mixed was fitted on images" in done.stdout and len(said) == len(set(said))
+    assert run(command[3:]) == 0
+    assert "note: mixed was fitted on images" in capfd.readouterr().out, "apart from the warnings, the table says it"
+
+
+def test_long_work_says_how_far_the_whole_is(folder: Path, capfd: pytest.CaptureFixture[str],
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """With lines for every step, which a slow model would have."""
+    monkeypatch.setattr("equipoise.core.progress_display._SECONDS_BETWEEN_LINES", 0.0)
+    assert run([*EVALUATE, "--out", "run"]) == 0
+    printed = capfd.readouterr().err
+    assert re.match(r"\[1/2\] robust\.safetensors, clean: 12/12, robust \d+/12; 33 % of all, \d+ s left\n"
+                    r"\[2/2\] robust\.safetensors, pgd: 12/12, robust \d+/12; 100 % of all, 0 s left\n$", printed)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_json_is_the_summary_and_quiet_is_nothing(folder: Path, capfd: pytest.CaptureFixture[str],
+                                                  monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(reporting, "report", lambda folder: None)  # takes most of the time of `compare-rules`
+    command = [*RUNS[name], "--out", "run"]
+    assert run([*command, "--json"]) == 0
+    printed = capfd.readouterr().out
+    assert json.loads(printed) == json.loads((folder / "run" / "summary.json").read_text())
+    assert json.loads(printed)["command"] == name and json.loads(printed)["results"]
+    assert run([*command, "--quiet"]) == 0 and capfd.readouterr() == ("", "")
+    assert run([*command, "--json", "--quiet"]) == 0 and capfd.readouterr() == (printed, "")
+    assert run(command) == 0
+    plain = capfd.readouterr().out
+    table = [line for line in plain.splitlines() if line.startswith(" ")]
+    assert max(map(len, table)) <= COLUMNS and table[1].startswith(" ────"), "one style of table"
+    assert plain.splitlines()[-1].startswith("next: equipoise ")
+    assert run([*RUNS[name], "--out", "run", "--seed", "-1", "--quiet"]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.count("\n") == 1 and "`seed` must be" in err
+
+
+def test_json_of_commands_without_a_summary(folder: Path, capfd: pytest.CaptureFixture[str],
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run([*EVALUATE, "--out", "run", "--quiet"]) == 0
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    for command in ("report", "open"):
+        assert run([command, "run", "--json"]) == 0
+        assert json.loads(capfd.readouterr().out) == {"report": "run/report.html"}
+        assert run([command, "run", "--quiet"]) == 0 and capfd.readouterr() == ("", "")
+    assert len(opened) == 2
+    assert run(["fit", *PAIR, "--alpha", "0.8", "--out", "P", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["mixture"]["alpha"] == 0.8
+    monkeypatch.setattr("equipoise.cli.commands.verify", lambda *given: VerifiedFiles({"a": OFFICIAL}))
+    assert run(["data", "verify", "mnist", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out) == {"a": "official"}
+    assert run(["data", "verify", "mnist", "--quiet"]) == 0 and capfd.readouterr() == ("", "")
+    monkeypatch.setattr("equipoise.cli.commands.verify", lambda *given: VerifiedFiles({"a": OFFICIAL, "b": MISSING}))
+    assert run(["data", "verify", "mnist", "--json"]) == 2
+    out, err = capfd.readouterr()
+    assert json.loads(out) == {"a": "official", "b": "missing"} and "must have the official files" in err
+
+
+@pytest.mark.parametrize(("command", "function"), [(["demo"], "run_demo"),
+                                                   (["reproduce", "mixednuts", "--size", "smoke"], "reproduce")])
+def test_json_and_quiet_of_studies(folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+                                   command: list[str], function: str) -> None:
+    """With the run of another command in place of the long one."""
+    assert run([*EVALUATE, "--out", "run", "--quiet"]) == 0
+    monkeypatch.setattr(studies, function, lambda *given, **named: Path("run/report.html"))
+    assert run([*command, "--out", "run", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out) == json.loads((folder / "run" / "summary.json").read_text())
+    assert run([*command, "--out", "run", "--quiet"]) == 0 and capfd.readouterr() == ("", "")
+
+
+def test_what_a_model_prints_is_not_in_the_json(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "talkative.py").write_text("import equipoise as eq\ndef make():\n    print('loading')\n"
+                                         "    return eq.load_model('robust.safetensors')\n")
+    assert run(["evaluate", "python:talkative.py:make", *EVALUATE[2:], "--out", "run", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["command"] == "evaluate" and "loading" in err
+
+
+def helps() -> Iterator[list[str]]:
+    from equipoise.training import OBJECTIVES
+
+    yield []
+    for name in COMMANDS:
+        yield [name]
+    for objective in [*OBJECTIVES, "gate"]:
+        yield ["train", objective]
+    yield ["data", "verify"]
+
+
+@pytest.mark.parametrize("command", list(helps()), ids=" ".join)
+def test_help_fits_and_cuts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+                                    command: list[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    assert run([*command, "--help"]) == 0
+    printed = capsys.readouterr().out
+    text = printed.partition("\n")[2]  # without the line of usage
+    assert max(map(len, printed.splitlines())) <= COLUMNS
+    assert "…" not in text and "..." not in text and "\u00a0" not in text and "\u2011" not in text
+    words = " ".join(text.split())
+    for line in helped(command):
+        assert " ".join(line.split()) in words
+    headings = re.findall(r"(?m)^(\w[\w ]*):$", text)
+    assert len(headings) == len(set(headings))
+    if command in (["evaluate"], ["fit"], ["certify"], ["compare-rules"]):
+        assert headings[:2] == ["Models", "Data"] and headings[-3:] == ["Output", "Computation", "Options"]
+    if command and command != ["train"] and command != ["data"]:
+        assert "--json" in text and "--quiet" in text
+
+
+def helped(command: list[str]) -> list[str]:
+    """The help of every option and command."""
+    from equipoise.cli import main
+
+    if not command:
+        return list(COMMANDS.values())
+    own = main.load_command(command[0])
+    for name in command[1:]:
+        own = own.commands[name]
+    return [own.help, *(param.help for param in own.params if getattr(param, "help", None))]
+
+
+def test_the_next_command_after_a_doubtful_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["equipoise", "evaluate", "m.pt", "--out=r", "--steps", "3", "--eps", "4/255"])
+    check = SanityCheck(name="c", value=1.0, alarm=True, explanation="e", model="m", attack="fast")
+    audit = Audit(model="m", attack="fast", stronger="standard", n=10, survivors=9, audited=3, broken=1, excess=0.2,
+                  passes=1, seconds=1.0)
+    fine = Summary(command="evaluate", seconds=1.0)
+
+    def after(summary: Summary) -> list[object]:
+        return next_commands.after_evaluate(summary, Path("r"), "fast")
+
+    assert after(fine) == ["open", Path("r")]
+    expected = ["evaluate", "m.pt", "--eps", "4/255", "--attack", "standard", "--out", "r-standard"]
+    assert after(Summary(command="evaluate", seconds=1.0, sanity_checks=(check,))) == expected
+    assert after(Summary(command="evaluate", seconds=1.0, audits=(audit,))) == expected
+
+
+def test_failed_checks_are_red_below_the_table(monkeypatch: pytest.MonkeyPatch,
+                                               capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    output.show(output.Outcome("Title\n\n model\n ─────\n x\n\nFailed sanity checks, so:\n- one [bold]m[/bold]: do"))
+    assert "\x1b[31mFailed sanity checks, so:" in capsys.readouterr().out
