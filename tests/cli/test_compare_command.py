@@ -74,8 +74,8 @@ def test_mistakes_are_one_sentence(folder: Path, arguments: list[str], words: st
 
 
 def test_help_says_which_command_compares_what(capsys: pytest.CaptureFixture[str]) -> None:
-    expected = {"compare": ("Compare runs that are there", "`compare-rules` does that", "comparison.html"),
-                "compare-rules": ("Fit several rules for mixing one pair", "of runs that are there: `compare`")}
+    expected = {"compare": ("Compare existing runs", "`compare-rules` does that", "comparison.html"),
+                "compare-rules": ("Fit several rules for mixing one pair", "of existing runs: `compare`")}
     for name, words in expected.items():
         assert run([name, "--help"]) == 0
         text = "".join(capsys.readouterr().out.split())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from equipoise.core import format
-from equipoise.core.results import Result
+from equipoise.core.results import Result, Summary
 
 
 def _result(metric: str, value: float) -> Result:
@@ -83,3 +83,21 @@ def test_ordinary_names_are_not_changed() -> None:
     for name in ("file:/a/b c.safetensors", "Größe 猫 🐈", "x\u00a0%", "C:\\new\\table"):
         assert format.literal(name) == name
     assert format.literal("a\nb\x1b", keep="\n") == "a\nb\\x1b"
+
+
+def test_an_evaluation_has_short_names_in_its_table_and_notes() -> None:
+    names = ["/somewhere/weights/standard_resnet8.safetensors", "/somewhere/weights/robust_resnet8.safetensors"]
+    own = [Result(model=name, metric="clean", value=0.5, low=0.4, high=0.6, n=8) for name in names]
+    assert "\n standard_resnet8 " in format.accuracy_table(own, "linf")
+    summary = Summary(command="evaluate", seconds=1.0, results=tuple(own), methods={names[0]: "a rule"},
+                      as_bytes=(Result(model=names[1], metric="pgd", value=0.5, low=0.1, high=0.9, n=8),),
+                      copied={f"{names[1]}, pgd-2": f"{names[0]}, pgd-2"}, overlap={names[0]: ("0-7",)})
+    notes = format.notes(summary)
+    assert len(notes) == 4 and "standard_resnet8: a rule" in notes
+    assert any(note.startswith("robust_resnet8, pgd-2: as standard_resnet8, pgd-2,") for note in notes)
+    assert not any("/" in note for note in notes)
+
+
+def test_a_fixed_number_of_samples_has_no_interval() -> None:
+    fixed, mean = (Result(model="m", metric="samples", value=300, low=low, high=300, n=6) for low in (300, 280))
+    assert (format.bounds(fixed), format.bounds(mean)) == ("", "[280, 300]")

@@ -77,7 +77,8 @@ def test_modules_without_a_folder() -> None:
     rows = {line.split()[0]: line.split()[1:] for line in str(result).splitlines()[4:6]}
     clean, attacked, mixed = (f"{100 * share:.1f}" for share in (
         result.summary.robust_clean, result.summary.robust_attacked, result.summary.clean))
-    assert str(result).startswith("Accuracy on images that did not select it\n")
+    assert str(result).startswith("Accuracy on the fitting images that did not select its map\n")
+    assert "\n\n\n" not in str(result)
     assert rows == {"robust": [clean, "%", attacked, "%"], "mixed": [mixed, "%", "see", "below"]}
     assert "lose at most" in result.frontier_table() and result.to_dict()["fit"]["helped"] is True
 

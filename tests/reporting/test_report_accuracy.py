@@ -172,3 +172,15 @@ def test_long_names_are_short_where_they_stay_different(tmp_path: Path) -> None:
         results = tuple(synthetic_run.result(model, "clean", 0.5) for model in (long, other))
         run = synthetic_run.write_run(tmp_path / other, Summary(command="evaluate", seconds=1.0, results=results))
         assert sorted(row[0].text for row in accuracy.headline(run).tables[0].body) == sorted(names)
+
+
+def test_every_section_has_the_short_names_of_models(tmp_path: Path) -> None:
+    names = {model: f"/somewhere/weights/{model}_resnet8.safetensors" for model in ("accurate", "robust")}
+    rounded = results.Result(model=names["robust"], metric="pgd", value=1.0, low=0.5, high=1.0, n=4)
+    checked = results.SanityCheck(name="c", model=names["robust"], attack="pgd", value=1.0, alarm=True, explanation="e")
+    folder = synthetic_run.make(tmp_path / "run", n=12, names=names, with_sweep=False, with_examples=False,
+                                as_bytes=(rounded,), sanity_checks=(checked,), methods={names["robust"]: "a rule"})
+    parsed = ParsedReport(report(folder))
+    assert {"Margins", "Attacks in detail", "Sanity checks"} <= set(parsed.titles)
+    assert "robust_resnet8" in parsed.text
+    assert "/somewhere" not in (folder / "report.html").read_text("utf-8")

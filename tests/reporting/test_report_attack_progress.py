@@ -85,6 +85,20 @@ def test_two_models_share_one_table() -> None:
     assert [cell.text for cell in section.tables[0].body[-1]] == ["pgd", "1", "–"]
 
 
+def test_a_model_keeps_its_count_in_stages_that_broke_only_others() -> None:
+    def of(model: str, broken: set[int]) -> list[AttackRow]:
+        return [AttackRow(index=i, model=model, attack=attack, label=0, correct=(right := attack == "clean" or (
+            i not in broken)), predicted=int(not right), broken_by=None if right else "square@5",
+            attack_passes=None if attack == "clean" else 2) for attack in ("clean", "square", "pgd") for i in range(6)]
+
+    section = attack_progress(view([*of("m", set()), *of("other", {1, 2})], ("clean", "square", "pgd")))
+    assert section is not None and isinstance(section.pictures[0], Chart)
+    body = [[(cell.text, cell.note) for cell in row] for row in section.tables[0].body]
+    assert body[:2] == [[("without an attack", ""), ("6", ""), ("6", "")], [("square", ""), ("6", "±0"), ("4", "−2")]]
+    assert [row[0][0] for row in body] == ["without an attack", "square", "pgd"]
+    assert {panel.x_range for panel in section.pictures[0].panels} == {(0.0, 2.0)}  # all of the passes, and no more
+
+
 def test_runs_with_nothing_to_compare_have_no_section(tmp_path: Path) -> None:
     assert attack_progress(view(rows(), command="fit")) is None
     assert attack_progress(view([row for row in rows() if row.attack in ("clean", "pgd")])) is None

@@ -350,3 +350,19 @@ def test_everything_that_can_be_operated_has_a_name(page: Page, run: RunView, ta
     nodes = [node for node in page.names() if node["role"] in OPERABLE]
     assert len(nodes) > 10
     assert [node for node in nodes if not node["name"].strip()] == []
+
+
+def test_models_have_one_name_in_every_tab_which_is_explained(page: Page, run: RunView) -> None:
+    opened(page, run, "#tab=tradeoff")
+    assert "g: the accurate base model, accurate; h: the robust base model, robust; mixture: the mixture of both, " in (
+        page.js("document.querySelector('#explore').textContent"))
+    assert page.js("[...document.querySelectorAll('#panel-tradeoff tbody th')].map(c => c.textContent)")[:3] == [
+        "g", "h", "mixture"]
+    options = "[...document.querySelectorAll('#panel-margins option')].map(o => o.textContent)"
+    assert page.js(options) == ["g", "h", "mixture", "h, after the map"]
+
+
+def test_axes_have_minus_signs(page: Page, run: RunView) -> None:
+    opened(page, run, "#tab=margins")
+    ticks = page.js("[...document.querySelectorAll('#panel-margins svg text')].map(t => t.textContent)")
+    assert "−0.5" in ticks and "-0.5" not in ticks

@@ -194,3 +194,12 @@ def test_runs_without_a_fit_have_none_of_these_sections(tmp_path: Path) -> None:
     for section in (mixture_fit.fitted, mixture_fit.map_margins, mixture_fit.landscape, mixture_fit.trade_off,
                     mixture_fit.cost):
         assert section(plain) is None
+
+
+def test_the_robust_model_alone_has_no_margins_after_a_map(run: RunView, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = fit_arrays()
+    alone = replace(own, clean_after=own.clean_before, attacked_after=own.attacked_before)
+    monkeypatch.setattr(FitArrays, "load", lambda folder: alone)
+    assert run.summary.fit is not None
+    fit = replace(run.summary.fit, helped=False, method="robust model alone")
+    assert mixture_fit.map_margins(replace(run, summary=replace(run.summary, fit=fit))) is None

@@ -74,7 +74,7 @@ def test_the_title_says_what_data_images_threat_and_day(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", Summary(command="evaluate", seconds=1.5), identity=identity,
                     settings={"references": ["mixture:runs/fit"], "date": "2026-11-16"})
     name, details = title(run)
-    assert name == "Evaluation of mixture:runs/fit"
+    assert name == "Evaluation of fit"
     today = datetime.date.today().isoformat()
     assert details == f"Equipoise · evaluate · cifar10 test · n = 9 · ℓ∞ ≤ 8/255 · {today} · run"
     several = write_run(tmp_path / "several", Summary(command="fit", seconds=1.5),

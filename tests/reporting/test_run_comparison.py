@@ -24,7 +24,7 @@ from equipoise.reporting.charts import Chart, Line, Panel
 from equipoise.reporting.differing_settings import concerns, settings
 from equipoise.reporting.overlays import certified, radii, trade_off
 from equipoise.reporting.overlays import training as training_curves
-from equipoise.reporting.paired_runs import NamedRun, common_images, differences
+from equipoise.reporting.paired_runs import NamedRun, common_images, differences, shared_models
 from equipoise.reporting.section import Section, read_run
 
 
@@ -152,6 +152,50 @@ def test_only_differing_settings_are_listed(tmp_path: Path) -> None:
     assert next(row[0].note for row in table.body if row[0].text == "attacks.pgd.steps") == "of mixed"
 
 
+def test_attacks_with_other_settings_are_shown_where_models_have_other_names(tmp_path: Path) -> None:
+    """Paths in one run, "robust" in the other, with the same weights; only the first has a second attack."""
+    path = "/weights/long/net.safetensors"
+    attacked = {path: {**FIRST["mixed"], "square": FIRST["mixed"]["pgd"]}}
+    a = evaluation(tmp_path / "a", attacked, steps=5)
+    page = page_of(a, evaluation(tmp_path / "b", {"robust": FIRST["mixed"]}, steps=4))
+    assert "Other settings of pgd: steps 5 in a, 4 in b." in page.text
+    assert page.tables[-1][1:] == [["attacks.pgd.steps of net", "5", "4"], ["attacks.square of net", "square", "–"],
+                                   ["models.net.name", "net", "robust"], ["references", "net", "robust"]]
+
+
+def test_models_are_listed_by_name_first_and_then_by_weights(tmp_path: Path) -> None:
+    """Names that were swapped are other models; of two copies one is listed under its own name."""
+    swapped = named(evaluation(tmp_path / "a", {"g": FIRST["mixed"], "h": FIRST["mixed"]}),
+                    evaluation(tmp_path / "b", {"h": FIRST["mixed"], "g": FIRST["mixed"]}))
+    assert shared_models(swapped) == [{"g": "g", "h": "h"}, {"h": "h", "g": "g"}]
+    rows = settings(swapped).tables[0].body
+    assert [row[0].text for row in rows] == ["models.g.weights", "models.h.weights", "references"]
+    copies = {name: {"weights": "0" * 64} for name in ("x", "y")}
+    renamed = replace(swapped[1].run, identity={**swapped[1].run.identity, "models": copies})
+    assert shared_models([swapped[0], replace(swapped[1], run=renamed)])[1] == {"x": "g", "y": "y"}
+
+
+def test_settings_of_one_attack_may_depend_on_the_model(tmp_path: Path) -> None:
+    runs = named(*(evaluation(tmp_path / name, {"g": FIRST["mixed"], "h": FIRST["mixed"]}) for name in "ab"))
+    attacks = {model: {"pgd": {"attack": "pgd", "steps": steps, "surrogate": model}} for model, steps in
+               (("g", 10), ("h", 30))}
+    runs[1] = replace(runs[1], run=replace(runs[1].run, identity={**runs[1].run.identity, "attacks": attacks}))
+    shown = {row[0].text: [cell.text for cell in row[1:]] for row in settings(runs).tables[0].body}
+    assert shown == {"attacks.clean": ["clean", "–"], "attacks.pgd.steps": ["10", "10 for g; 30 for h"],
+                     "attacks.pgd.surrogate": ["not set", "g for g; h for h"]}
+    sentence = next(text for text in concerns(runs, {"b": common_images(*runs)}) if "settings of pgd" in text)
+    assert "steps 10 in a, 10 for g; 30 for h in b." in sentence and "surrogate" not in sentence
+
+
+def test_one_attack_of_all_models_is_a_setting_like_others(tmp_path: Path) -> None:
+    """As studies describe it, not by model."""
+    runs = [replace(item, run=replace(item.run, identity={**item.run.identity, "attacks": {
+        "attack": "suite", "attacks": [{"attack": "pgd", "steps": 10 + item.number}]}}))
+        for item in named(evaluation(tmp_path / "a"), evaluation(tmp_path / "b"))]
+    row, = settings(runs).tables[0].body
+    assert row[0].text == "attacks.attacks" and "10" in row[1].text and "11" in row[2].text
+
+
 def test_long_values_and_tables_that_a_run_lacks_are_short(tmp_path: Path) -> None:
     """Two long values that differ in the middle only are still told apart."""
     runs = named(evaluation(tmp_path / "a"), evaluation(tmp_path / "b"))
@@ -162,6 +206,24 @@ def test_long_values_and_tables_that_a_run_lacks_are_short(tmp_path: Path) -> No
     shown = {row[0].text: [cell.text for cell in row[1:]] for row in settings(runs).tables[0].body}
     assert shown["part"] == ["first, second", "–"]
     assert shown["text"][0] != shown["text"][1] and all(len(text) < 200 for text in shown["text"])
+
+
+def test_the_heading_says_what_was_done_on_which_data(tmp_path: Path) -> None:
+    """Not the names of the folders, which say nothing to others."""
+    a, same = evaluation(tmp_path / "a"), evaluation(tmp_path / "same")
+    b = evaluation(tmp_path / "b", {"net": FIRST["mixed"]}, data="cifar10", threat=Threat("linf", 4 / 255))
+    page = page_of(a, same)
+    date = read_run(a).settings["date"]
+    assert "<h1>Evaluation of mixed: 2 runs compared</h1>" in page.source
+    assert f"2 runs (evaluation) · digits test · n = 8 · ℓ∞ ≤ 8/255 · {date}" in page.text.replace("\xa0", " ")
+    page = page_of(a, same, b)
+    assert "<h1>Evaluation of mixed compared with net</h1>" in page.source
+    assert "digits test and cifar10 test · n = 8 · ℓ∞ ≤ 8/255 and ℓ∞ ≤ 4/255 · " in page.text.replace("\xa0", " ")
+    many = {f"{'x' * 30}{number}": FIRST["mixed"] for number in range(3)}
+    others = {f"{name}y": own for name, own in many.items()}
+    page = page_of(evaluation(tmp_path / "c", many), evaluation(tmp_path / "d", others))
+    heading = re.search("<h1>(.*)</h1>", page.source)
+    assert heading is not None and heading[1].endswith(" compared with another run") and "xy" not in heading[1]
 
 
 def test_certificates(tmp_path: Path) -> None:

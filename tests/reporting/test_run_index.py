@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from parsed_report import ParsedReport
-from several_runs import HOSTILE, SECOND, certification, contents, evaluation, training
+from several_runs import FIRST, HOSTILE, SECOND, certification, contents, evaluation, training
 
 from equipoise.core import records
 from equipoise.core.checks import InputError
@@ -48,6 +48,12 @@ def test_every_run_is_listed_with_its_figures(runs: Path) -> None:
     assert rows["t"][0].startswith("Training") and rows["t"][1] == "train" and rows["t"][4].startswith("80.0 % [")
     assert ("data-order", "0.5") in page.attributes
     assert "script-src 'sha256-" in page.source and "unsafe" not in page.source
+
+
+def test_of_several_models_the_measured_one_is_named_once(tmp_path: Path) -> None:
+    evaluation(tmp_path / "a", {"long/path/robust.pt": SECOND["mixed"], **FIRST})
+    row, = ParsedReport(index(tmp_path)).tables[0][1:]
+    assert row[0].endswith("figures of mixed · a") and row[4] == "75.0 % [34.9, 96.8]"
 
 
 def test_runs_inside_of_runs_are_parts(runs: Path) -> None:

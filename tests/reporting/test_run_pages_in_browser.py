@@ -82,6 +82,24 @@ def test_the_decisive_columns_are_visible_on_a_phone(pages: dict[str, Path]) -> 
         assert page.js("getComputedStyle(document.querySelector('.runs td.none')).display") == "none"
 
 
+def test_all_columns_of_the_index_are_visible(page: Page, tmp_path: Path) -> None:
+    """With long names of models, a part of another run, certificates, and a run that is not finished."""
+    name = "/weights/cifar10_resnet8_pgd_at_linf8.safetensors"
+    evaluation(tmp_path / "a", {name: FIRST["mixed"], name.replace("linf8", "l2"): SECOND["mixed"]})
+    evaluation(tmp_path / "half", finished=False)
+    evaluation(tmp_path / "a" / "part", {name: {key: [True] * 9999 for key in ("clean", "pgd")}})
+    certification(tmp_path / "c", [0.3, 0.6, -0.1])
+    path = index(tmp_path)
+    for width in (1600, 1280, 1160, 1150, 1024, 800, 390):
+        page.resize(width)
+        page.open(path)
+        assert page.js("document.querySelectorAll('.runs tbody tr').length") == 4
+        assert page.js("[...document.querySelectorAll('.runs :is(th, td)')].every("
+                       "c => c.getBoundingClientRect().right <= innerWidth - 16)"), width
+        assert page.js("document.querySelector('.runs').scrollWidth <= document.querySelector('.runs').clientWidth")
+    page.resize(1280)
+
+
 def test_names_are_text(page: Page, pages: dict[str, Path]) -> None:
     page.open(pages["index"])
     assert any(HOSTILE in title for title in shown(page))

@@ -43,7 +43,7 @@ class _Help:
         for param in self.get_params(ctx):  # type: ignore[attr-defined]
             if (record := param.get_help_record(ctx)) is not None:
                 name, text = record
-                named = _TYPE.sub(lambda found: TYPES[found[1]], name) if name.startswith("-") else _TYPE.sub("", name)
+                named = _TYPE.sub(lambda match: TYPES[match[1]], name) if name.startswith("-") else _TYPE.sub("", name)
                 groups.setdefault(getattr(param, "rich_help_panel", None) or OTHERS, []).append((named.strip(), text))
         write_lists(formatter, {heading: groups[heading] for heading in sorted(groups, key=_order)})
         if isinstance(self, TyperGroup):

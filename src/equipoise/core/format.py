@@ -6,8 +6,8 @@ Names of models, classes and files are data: no table, bar or chart interprets t
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from equipoise.core.aggregation import CLEAN, WORST
@@ -15,6 +15,7 @@ from equipoise.core.radius_curves import RadiusCurve
 from equipoise.core.results import Audit, Result, SanityCheck, SelectedAlpha, Summary
 from equipoise.core.rows import Mixture
 from equipoise.core.stats import Estimate
+from equipoise.core.text import is_reference
 from equipoise.core.text import literal as literal
 from equipoise.core.text import short_names as short_names
 from equipoise.core.threat import SIGNS
@@ -62,7 +63,9 @@ def value(result: Result) -> str:
 
 
 def bounds(result: Estimate | SelectedAlpha) -> str:
-    """The 95 % interval of a result, in the units of :func:`value`."""
+    """The 95 % interval of a result, in the units of :func:`value`; none of a number of samples that was fixed."""
+    if isinstance(result, Result) and result.metric == "samples" and result.low == result.high:
+        return ""
     digits = DIGITS.get(result.metric) if isinstance(result, Result) else None
     if digits is None:
         return interval(result.low, result.high)
@@ -129,7 +132,8 @@ def audit(audit: Audit) -> str:
 
 def notes(summary: Summary) -> list[str]:
     """What belongs below a table of accuracies: rules of mixtures, promises, notes on the images, audits, copied rows,
-    and failed sanity checks with what to do next."""
+    and failed sanity checks with what to do next. Models have their names of the table."""
+    summary = _with_names_of_table(summary)
     promises = [f"{item.model}: {item.explanation}" for item in summary.promises]
     audits = [f"{item.model}: {audit(item)}" for item in summary.audits
               if f"{item.model}, {item.attack}" not in summary.copied]
@@ -140,12 +144,26 @@ def notes(summary: Summary) -> list[str]:
                if item.count < item.n and f"{item.model}, {item.metric}" not in summary.copied]
     failed = failed_checks(summary.sanity_checks)
     title = ["Failed sanity checks, so that attacked accuracies may be overstated:"] if failed else []
-    return [*methods(summary), *promises, *data_notes(summary), *audits, *rounded, *copied, *title, *failed]
+    methods = [f"{model}: {method}" for model, method in summary.methods.items()]
+    return [*methods, *promises, *data_notes(summary), *audits, *rounded, *copied, *title, *failed]
 
 
-def methods(summary: Summary) -> list[str]:
-    """Which rule chose the map and alpha of every mixture."""
-    return [f"{model}: {method}" for model, method in summary.methods.items()]
+def _with_names_of_table(summary: Summary) -> Summary:
+    """The parts of a summary that :func:`notes` shows, with models by the names of :func:`accuracy_table`."""
+    models = dict.fromkeys(result.model for result in summary.results)
+    names = {model: name for (model, _), name in _fitting_names((model, None) for model in models).items()}
+
+    def named(text: str) -> str:
+        """A model, or a model and an attack as "model, attack"."""
+        model, comma, rest = text.rpartition(", ")
+        return names.get(text) or names.get(model, model) + comma + rest
+
+    listed: dict[str, Any] = {
+        field: tuple(replace(item, model=named(item.model)) for item in getattr(summary, field))
+        for field in ("promises", "audits", "as_bytes", "sanity_checks")}
+    return replace(summary, **listed, methods={named(model): own for model, own in summary.methods.items()},
+                   overlap={named(model): own for model, own in summary.overlap.items()},
+                   copied={named(copy): named(original) for copy, original in summary.copied.items()})
 
 
 def data_notes(summary: Summary) -> list[str]:
@@ -240,10 +258,10 @@ def accuracy_table(results: Sequence[Result], under: str) -> str:
 
 
 def _fitting_names(mixtures: Iterable[Mixture]) -> dict[Mixture, str]:
-    """Names as they are, but long model references such as `file:PATH` shortened, unless two would be the same."""
+    """Names as they are, but long paths and references such as `file:PATH` shortened, unless two would be the same."""
     labels = {mixture: literal(label(*mixture)) for mixture in mixtures}
     short = mixture_names(labels)
-    names = {mixture: short[mixture] if len(own) > LONGEST_NAME and re.match(r"\w+:", own) else own
+    names = {mixture: short[mixture] if len(own) > LONGEST_NAME and is_reference(own) else own
              for mixture, own in labels.items()}
     return names if len(set(names.values())) == len(names) else labels
 
@@ -271,11 +289,12 @@ def radius_table(curves: Sequence[RadiusCurve]) -> str:
     chosen = [(len(curves[0].points) - 1) * quarter // 4 for quarter in (1, 2, 3, 4)]
     table = new_table(f"Accuracy by radius ({SIGNS[curves[0].norm]}), 95 % intervals; radii are upper bounds", "model",
                       "median", *(radius(curves[0].points[at].radius, curves[0].norm) for at in chosen))
+    names = _fitting_names((curve.model, None) for curve in curves)
     for curve in curves:
         points = [curve.points[at] for at in chosen]
-        table.add_row(literal(curve.model), median_radius(curve),
+        table.add_row(names[curve.model, None], median_radius(curve),
                       *(f"{percent(point.value)}\n{interval(point.low, point.high)}" for point in points))
     largest = radius(curves[0].points[-1].radius, curves[0].norm)
-    counted = [f"{curve.model}: {curve.wrong} of {curve.n} images misclassified without a perturbation, {curve.broken} "
-               f"with one, {curve.survived} not up to {largest}" for curve in curves]
+    counted = [f"{names[curve.model, None]}: {curve.wrong} of {curve.n} images misclassified without a perturbation, "
+               f"{curve.broken} with one, {curve.survived} not up to {largest}" for curve in curves]
     return "\n".join([render(table), *counted])

@@ -32,6 +32,11 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
 
 
+def is_reference(name: str) -> bool:
+    """Whether a name is a path or a reference such as `file:PATH`; any other is shown as it is."""
+    return re.match(r"\w+:|[\w.~-]*/", name) is not None
+
+
 def short_names(models: Iterable[str]) -> dict[str, str]:
     """Short model names: as much of the end of each path as distinguishes them, without the file extension.
 
@@ -45,7 +50,7 @@ def short_names(models: Iterable[str]) -> dict[str, str]:
     split = {name: name.partition(" (") for name in models}
     references = {reference for reference, _, _ in split.values()}
     repeated = Counter(reference.partition("?")[0] for reference in references)
-    paths = {path: path.split("/") for path in repeated}
+    paths = {path: path.split("/") if is_reference(path) else [path] for path in repeated}
     depth, deepest = 1, max(map(len, paths.values()), default=1)
     while depth < deepest and len({"/".join(parts[-depth:]) for parts in paths.values()}) < len(paths):
         depth += 1

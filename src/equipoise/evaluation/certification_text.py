@@ -21,7 +21,7 @@ def results_table(results: Sequence[Result], failure: float) -> str:
     table.columns[1].justify = "left"
     previous = ""
     for result in results:
-        text = f"{format.value(result)} {format.bounds(result)}"
+        text = f"{format.value(result)} {format.bounds(result)}".rstrip()
         if result.allowed is not None:
             verdict = "as allowed" if result.count <= result.allowed else "MORE THAN ALLOWED"
             text = f"{result.count} of {result.n} broken, {result.allowed} allowed: {verdict}"

@@ -54,7 +54,7 @@ class Fit(NotebookResult):
         if self.summary is None:
             logit_map = "" if self.mixture.logit_map is None else f"the published {self.mixture.logit_map}, "
             return f"{self.mixture.method} with {logit_map}alpha {self.mixture.alpha:.6g}; nothing was fitted"
-        lines = [self._table(self.summary), "", *(f"note: {note}" for note in self.summary.notes)]
+        lines = [self._table(self.summary), *(f"note: {note}" for note in self.summary.notes)]
         literal = self.summary.rule == "paper"  # returns its mixture also where that does not help
         lines.append(f"the mixture {self.promise}" if self.helped or literal else self.promise)
         if self.helped or literal:
@@ -78,7 +78,8 @@ class Fit(NotebookResult):
     def _table(self, summary: FitSummary) -> str:
         """Clean accuracies, and that of the robust model under the attack of the fit."""
         is_paper = summary.rule == "paper"
-        which = "the images that it was fitted on, which is optimistic" if is_paper else "images that did not select it"
+        which = ("the images that it was fitted on, which is optimistic" if is_paper else
+                 "the fitting images that did not select its map")
         table = format.new_table(f"Accuracy on {which}", "model", "clean", "attacked")
         table.add_row("robust", format.percent(summary.robust_clean), format.percent(summary.robust_attacked))
         if self.helped or is_paper:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from equipoise.core import format
 from equipoise.core.aggregation import CLEAN, WORST, base_models_first
 from equipoise.core.arrays import ExampleArrays
-from equipoise.core.results import Audit, Difference, Result
+from equipoise.core.results import Difference, Result
 from equipoise.core.rows import CALIBRATION, AttackRow
 from equipoise.core.threat import Threat
 from equipoise.reporting import certified_headline, charts
@@ -32,7 +33,6 @@ NAMES = {"mixed": "the mixture", "accurate": "the accurate model", "robust": "th
          "gate on the confidence switch": "the gate on the confidence switch",
          "best": "the best epoch", "last": "the last epoch"}
 SHOWN = 6  # examples
-LONG = 40  # characters of a name that is shortened
 
 
 def headline(run: RunView) -> Section:
@@ -48,15 +48,15 @@ def headline(run: RunView) -> Section:
         return Section("Results", [nothing, *notes])
     results.sort(key=lambda result: base_models_first(result.model))
     by_model: Results = defaultdict(dict)
-    short = format.mixture_names((result.model, result.alpha) for result in results)
-    names = {key: own if len(key[0]) > LONG else format.label(*key) for key, own in short.items()}
+    names = format.mixture_names((result.model, result.alpha) for result in results)
     if len(set(names.values())) < len(names):  # a short name is that of another model
         names = {key: format.label(*key) for key in names}
     for result in results:
         by_model[names[result.model, result.alpha]][result.metric] = result
     pairs: dict[tuple[str, str], list[Difference]] = defaultdict(list)
     for difference in run.summary.differences:
-        pairs[difference.model, difference.versus].append(difference)
+        named = replace(difference, model=run.name(difference.model), versus=run.name(difference.versus))
+        pairs[named.model, named.versus].append(named)
     first = "mixed" if "mixed" in by_model else next((model for model, _ in pairs), "")
     fitting = _fitting_images(run, results)  # which images a figure is of comes before it
     prose = [fitting, main_result(by_model, first), _methods(run),
@@ -64,13 +64,13 @@ def headline(run: RunView) -> Section:
     tables = [result_table(f"{INTERVALS} (Clopper-Pearson)", "model", results, columns=metrics,
                            row=lambda result: names[result.model, result.alpha])]
     if run.summary.differences:
-        body = [[Cell(f"{item.model} − {item.versus}"), Cell(item.metric or ""),
+        body = [[Cell(f"{run.name(item.model)} − {run.name(item.versus)}"), Cell(item.metric or ""),
                  Cell(format.points(item.value), format.bounds(item)), Cell(str(item.n))]
                 for item in run.summary.differences]
         tables.append(Table("Paired differences on the same images in percentage points, with 95 % intervals "
                             "(Bonett-Price).", ["models", "metric", "difference", "n"], body))
     if run.summary.audits:
-        tables.append(_audit_table(run.summary.audits))
+        tables.append(_audit_table(run))
     return Section("Accuracy on the fitting images" if fitting else "Results", [text for text in prose if text], tables)
 
 
@@ -79,7 +79,8 @@ def _methods(run: RunView) -> str:
     fit = run.summary.fit
     if fit is not None and fit.method:
         return f"The mixture is fitted by this rule: {fit.method}."
-    return f"Rules of the mixtures: {'; '.join(format.methods(run.summary))}." if run.summary.methods else ""
+    rules = "; ".join(f"{run.name(model)}: {rule}" for model, rule in run.summary.methods.items())
+    return f"Rules of the mixtures: {rules}." if rules else ""
 
 
 def _fitting_images(run: RunView, results: Sequence[Result]) -> str:
@@ -106,8 +107,10 @@ def _half_of_the_fit(run: RunView) -> str:
     return " They are the fitting images that did not select the map."
 
 
-def _audit_table(audits: Sequence[Audit]) -> Table:
-    body = [[model_cell(item.model, item.attack), Cell(f"{item.audited} of {item.survivors}"), Cell(str(item.broken)),
+def _audit_table(run: RunView) -> Table:
+    audits = run.summary.audits
+    body = [[model_cell(run.name(item.model), item.attack), Cell(f"{item.audited} of {item.survivors}"),
+             Cell(str(item.broken)),
              Cell(f"{format.number(100 * item.excess, 1)} points",
                   f"run --attack {item.stronger}" if item.is_poor else ""),
              Cell(str(item.passes)), Cell(f"{item.seconds:.0f}")] for item in audits]
@@ -176,9 +179,9 @@ def margins(run: RunView) -> Section | None:
     bins = np.linspace(-widest, widest, 41).tolist()
     panels = [Panel([*(Histogram(values=values, bins=bins, color=color, label=images, filled=images == CLEAN)
                        for images, values in by_model[model].items()), ReferenceLine(x=0.0)],
-                    title=model, title_color=color) for model, color in charts.model_colors(by_model).items()]
-    chart = Chart("margins", "Histograms of signed margins, clean and attacked, of " + ", ".join(by_model), panels,
-                  x_label="signed margin", y_label="images", height=0.6 + 1.25 * len(panels))
+                    title=run.name(model), title_color=color) for model, color in charts.model_colors(by_model).items()]
+    alt = f"Histograms of signed margins, clean and attacked, of {', '.join(map(run.name, by_model))}"
+    chart = Chart("margins", alt, panels, x_label="signed margin", y_label="images", height=0.6 + 1.25 * len(panels))
     return Section("Margins", prose, pictures=[chart])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from equipoise.core import format, stats
 from equipoise.core.aggregation import CLEAN, base_models_first
@@ -101,19 +102,32 @@ def _stages(rows: Sequence[AttackRow]) -> list[str]:
 
 
 def _table(steps: Mapping[str, Sequence[StandingCount]]) -> Table:
-    cells = {(step.attack, step.stage, model): (step, before.standing - step.standing)
-             for model, own in steps.items() for before, step in zip([own[0], *own], own, strict=False)}
-    body = []
-    for attack, stage in _merged([[(step.attack, step.stage) for step in own] for own in steps.values()]):
-        row = [Cell("without an attack" if attack == CLEAN else attack, stage if stage != attack else "")]
-        for model in steps:
-            known = cells.get((attack, stage, model))
-            row.append(MISSING if known is None else Cell(
-                str(known[0].standing), "" if attack == CLEAN else f"−{known[1]}" if known[1] else "±0"))
+    """A row for every stage that broke an image of any model; a model keeps its count where a stage broke none."""
+    rows = _merged([[(step.attack, step.stage) for step in own] for own in steps.values()])
+    lowered = {(step.attack, step.stage) for own in steps.values() for before, step in pairwise(own)
+               if step.standing < before.standing}
+    staged = {attack for attack, stage in rows if stage}
+    rows = [(attack, stage) for attack, stage in rows if stage or attack not in staged or (attack, stage) in lowered]
+    counts = {model: {(step.attack, step.stage): step.standing for step in own} for model, own in steps.items()}
+    attacks = {model: {step.attack for step in own} for model, own in steps.items()}
+    left, body = {model: own[0].standing for model, own in steps.items()}, []
+    for attack, stage in rows:
+        row = [Cell("without an attack" if attack == CLEAN else attack, _stage_name(attack, stage))]
+        for model, before in left.items():
+            left[model] = counts[model].get((attack, stage), before)
+            row.append(MISSING if attack not in attacks[model] else Cell(str(left[model]), "" if attack == CLEAN else (
+                f"−{before - left[model]}" if left[model] < before else "±0")))
         body.append(row)
     short, n = format.short_names(steps), format.counts(own[0].n for own in steps.values())
+    count = " The number after @ is that of its steps or queries." if any("@" in row[0].note for row in body) else ""
     return Table(f"Images that stand, of n = {n}, after each attack and stage that broke an image; below, how many it "
-                 "took.", ["after", *(short[model] for model in steps)], body)
+                 f"took.{count}", ["after", *(short[model] for model in steps)], body)
+
+
+def _stage_name(attack: str, stage: str) -> str:
+    """A stage without what the attack says already: "square@5" of square is its run of 5 queries or steps."""
+    name, _, count = stage.partition("@")
+    return "" if stage == attack or (name == attack and count) else stage
 
 
 def _merged(lists: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[str, str]]:
@@ -143,7 +157,8 @@ def _passes_chart(run: RunView, tables: Mapping[str, Attacks]) -> Chart | None:
     if not panels:
         return None
     falls = [line.x[-2] for panel in panels for line in panel.marks if isinstance(line, Line) and len(line.x) > 2]
-    shown = (0.0, max(20.0, 1.15 * max(falls, default=0.0)))  # then nothing falls any more
+    longest = max(max(line.x) for panel in panels for line in panel.marks if isinstance(line, Line))
+    shown = (0.0, min(longest, max(20.0, 1.15 * max(falls, default=0.0))) or 1.0)  # then nothing falls any more
     panels = [replace(panel, x_range=shown) for panel in panels]
     return Chart("attack-progress", f"Images that stand against passes of each attack, for {', '.join(short.values())}",
                  panels, x_label="passes with a gradient, per image", height=0.5 + 2.3 * len(panels))

@@ -41,8 +41,9 @@ def _broken_table(run: RunView) -> Table | None:
     body = []
     for (model, attack), own in _grouped(counts).items():
         rounded = as_bytes.get((model, attack))
-        by_stage = ", ".join(f"{item.stage} {item.count}" for item in own if item.stage != attack)
-        body.append([model_cell(model, attack), Cell(str(own[0].n), by_stage),
+        by_stage = ", ".join(f"{item.stage} {item.count}" for item in own
+                             if item.stage.partition("@")[0] != attack)
+        body.append([model_cell(run.name(model), attack), Cell(str(own[0].n), by_stage),
                      MISSING if rounded is None else Cell(format.percent(rounded.value), f"{rounded.count} of "
                                                                                          f"{rounded.n}")])
     return Table("Broken images by attack, with the stages that broke them, and the share of them that is still "
@@ -71,8 +72,8 @@ def _class_table(run: RunView) -> Table | None:
         body.append([Cell(format.class_name(names, label), f"n = {format.counts(item.n for item in own if item)}"), *(
             MISSING if item is None else Cell(f"{format.percent(item.clean / item.n)} / "
                                               f"{format.percent(item.attacked / item.n)}") for item in own)])
-    return Table("Accuracy by class, clean / in the worst case over all attacks.", ["class", *models], body,
-                 collapsed=True)
+    return Table("Accuracy by class, clean / in the worst case over all attacks.",
+                 ["class", *map(run.name, models)], body, collapsed=True)
 
 
 def pictures(run: RunView) -> Section | None:
@@ -81,7 +82,7 @@ def pictures(run: RunView) -> Section | None:
     if arrays is None:
         return None
     survived = int((arrays.predicted == arrays.label).sum())
-    model = format.label(arrays.model, arrays.alpha)
+    model = format.label(run.name(arrays.model), arrays.alpha)
     prose = [f"{len(arrays.clean)} of the first images under {arrays.attack} on {model}: the clean image, the "
              f"perturbation ×{AMPLIFIED} around mid-grey, and the attacked image with the class predicted for it. "
              f"{len(arrays.clean) - survived} are broken, {survived} are not; where a suite of attacks breaks nothing, "

@@ -194,9 +194,9 @@ def frontier(run: RunView) -> Section | None:
                      "mixture at each radius, selected on these images. All three theorems use the same confidence "
                      "bounds, where the paper uses means.")
         charts.append(_frontier_chart(run, {format.label(item.model, item.alpha): item for item in selected}))
-    prose += [f"Excluded: {item.model} is estimated to reach at most {format.percent(item.most)} clean accuracy at any "
-              "alpha." for item in run.summary.excluded]
-    alphas = [[Cell(item.model), Cell(f"{item.sigma:g}"), Cell(f"{item.alpha:.4g}"),
+    prose += [f"Excluded: {run.name(item.model)} is estimated to reach at most {format.percent(item.most)} clean "
+              "accuracy at any alpha." for item in run.summary.excluded]
+    alphas = [[Cell(run.name(item.model)), Cell(f"{item.sigma:g}"), Cell(f"{item.alpha:.4g}"),
                Cell(format.percent(item.clean_estimate), format.bounds(item))] for item in selected]
     best = [[Cell(format.two_decimals(point.radius)), Cell(format.percent(point.value), format.bounds(point)),
              Cell(f"{point.sigma:g}"), Cell(f"{point.alpha:.4g}")] for point in run.summary.frontier]

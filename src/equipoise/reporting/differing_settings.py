@@ -8,32 +8,34 @@ from typing import Any
 
 from equipoise.core import checks, format
 from equipoise.core.threat import Threat
-from equipoise.reporting.paired_runs import CommonImages, NamedRun
+from equipoise.reporting.differing_attacks import ADAPTIVE, AttackSetting, attacks_by_model, differing_attacks
+from equipoise.reporting.paired_runs import CommonImages, NamedRun, distinct_names, shared_models
 from equipoise.reporting.provenance import flatten
 from equipoise.reporting.section import MISSING, Cell, Section, Table
 from equipoise.reporting.title import data_name
 
 FIRST = ("data", "fit_data", "threat", "attacks", "attack", "target", "plan", "models")  # groups in their order
 LEFT_OUT = ("command",)  # settings that the list of runs shows
-OF_ONE_MODEL = ("surrogate", "source", "weights")  # of an attack: they depend on what is attacked
 HASH, SHOWN = 64, 12  # characters of a digest, and how many are shown
 LONG = 160  # characters of a value
+MOST = 5  # settings of an attack in a sentence
 
 
 def settings(runs: Sequence[NamedRun]) -> Section:
-    """A table with the settings that are not the same in all runs; attacks that models share are one line."""
-    lines: dict[tuple[str, tuple[str | None, ...]], list[str]] = {}
-    for path, values in _differing([_table(item) for item in runs]):
-        shared = path[0] == "attacks" and len(path) > 2
-        key = ".".join([path[0], *path[2:]] if shared else path)
-        lines.setdefault((key, values), []).extend([path[1]] if shared else [])
+    """A table with the settings that are not the same in all runs: of attacks by attack, of models by weights."""
+    names = _model_names(runs)
+    lines = [(".".join(filter(None, ["attacks", item.attack, item.setting])), f"of {', '.join(item.models)}",
+              tuple(None if value is None else _written(value) for value in item.values))
+             for item in differing_attacks(runs, names)]
+    lines += [(".".join(path), "", values) for path, values in _differing(_tables(runs, names))]
     if not lines:
         return Section("Settings that differ", ["All settings of these runs are the same."])
-    body = [[Cell(key, f"of {', '.join(models)}" if models else ""),
-             *(MISSING if value is None else Cell(value) for value in values)]
-            for (key, values), models in sorted(lines.items(), key=lambda line: _group(line[0][0]))]
-    return Section("Settings that differ", ["Everything else that the runs record is the same."], [Table(
-        f"Settings that differ; digests and hashes of weights by their first {SHOWN} characters.",
+    body = [[Cell(key, note), *(MISSING if value is None else Cell(value) for value in values)]
+            for key, note, values in sorted(lines, key=lambda line: _group(line[0]))]
+    return Section("Settings that differ", ["Every other setting that the runs record is the same; their commands are "
+                                            "above."], [Table(
+        f"Settings that differ; digests and hashes of weights by their first {SHOWN} characters. Models with the same "
+        "weights are one model, also where their names differ.",
         ["setting", *(item.name for item in runs)], body, is_text=True)])
 
 
@@ -43,11 +45,36 @@ def _group(key: str) -> int:
     return FIRST.index(group) if group in FIRST else len(FIRST)
 
 
-def _table(item: NamedRun) -> dict[str, Any]:
-    """Identity and settings of a run; the threat in one line."""
-    identity = {key: value for key, value in item.run.identity.items() if key != "threat"}
-    threat = {} if item.run.threat is None else {"threat": str(item.run.threat)}
-    return {**identity, **threat, **{key: value for key, value in item.run.settings.items() if key not in LEFT_OUT}}
+def _model_names(runs: Sequence[NamedRun]) -> list[dict[str, str]]:
+    """For each run: its models, with the short names that they are listed under."""
+    shared = shared_models(runs)
+    short = distinct_names(name for own in shared for name in own.values())
+    return [{name: short[listed] for name, listed in own.items()} for own in shared]
+
+
+def _tables(runs: Sequence[NamedRun], names: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """Identity and settings of each run without its attacks; the threat in one line, models under shared names."""
+    references = [item.run.settings.get("references") for item in runs]
+    given = [own for own in references if isinstance(own, list) and all(isinstance(name, str) for name in own)]
+    short = distinct_names([*(name for own in given for name in own), *(name for own in names for name in own)])
+    tables = []
+    for item, own in zip(runs, names, strict=True):
+        table = {key: value for key, value in {**item.run.identity, **item.run.settings}.items() if key not in LEFT_OUT}
+        if attacks_by_model(item):
+            del table["attacks"]  # compared by attack
+        if item.run.threat is not None:
+            table["threat"] = str(item.run.threat)
+        if own:
+            table["models"] = {listed: {"name": short[name], **_as_table(item.run.identity["models"][name])}
+                               for name, listed in own.items()}
+        if table.get("references") in given:
+            table["references"] = [short[name] for name in table["references"]]
+        tables.append(table)
+    return tables
+
+
+def _as_table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {"weights": value}
 
 
 def _differing(tables: Sequence[Any]) -> list[tuple[list[str], tuple[str | None, ...]]]:
@@ -113,7 +140,7 @@ def _groups(runs: Sequence[NamedRun], value: Callable[[NamedRun], str | None], w
     return [f"{what}: {listed}. Mind that {why}."] if len(names) > 1 else []
 
 
-def _threat(item: NamedRun) -> str | None:
+def threat_of(item: NamedRun) -> str | None:
     """The threat of a run; of a training, that of its objective, which also attacks the held-out images."""
     objective = item.run.identity.get("objective")
     norm, eps = (objective.get(key) if isinstance(objective, Mapping) else None for key in ("norm", "eps"))
@@ -131,30 +158,28 @@ def _held_out(item: NamedRun) -> str | None:
 
 def _attack_names(item: NamedRun) -> str | None:
     """The attacks of a run, except adaptive ones, which only mixtures have."""
-    names = [name for name in item.run.attacks if not name.startswith("adaptive")]
+    names = [name for name in item.run.attacks if not name.startswith(ADAPTIVE)]
     return ", ".join(names) or None
 
 
 def _attack_settings(runs: Sequence[NamedRun]) -> list[str]:
-    """Attacks of one name that have other settings."""
-    listed = [_attacks(item) for item in runs]
-    names = dict.fromkeys(name for own in listed for name in own)
-    other = [name for name in names if len({str(own[name]) for own in listed if name in own}) > 1]
-    return [f"Other settings of {', '.join(other)}: see the settings that differ."] if other else []
+    """A sentence for each attack with other settings, except those that depend on the attacked model."""
+    other: dict[str, list[str]] = {}
+    for item in differing_attacks(runs, _model_names(runs)):
+        if item.setting and not item.of_one_model:
+            other.setdefault(item.attack, []).append(_values(item, runs))
+    return [f"Other settings of {attack}: {'; '.join(listed[:MOST])}{'; and more' * (len(listed) > MOST)}. Mind that a "
+            "stronger attack leaves a lower accuracy to the same model." for attack, listed in other.items()]
 
 
-def _attacks(item: NamedRun) -> dict[str, Any]:
-    """Attacks by name with their settings, without those that depend on the attacked model."""
-    attacks = item.run.identity.get("attacks")
-    tables = attacks.values() if isinstance(attacks, Mapping) else []
-    return {name: _without(own) for table in tables if isinstance(table, Mapping) for name, own in table.items()
-            if not name.startswith("adaptive")}
-
-
-def _without(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without(own) for key, own in value.items() if key not in OF_ONE_MODEL}
-    return [_without(own) for own in value] if isinstance(value, list) else value
+def _values(item: AttackSetting, runs: Sequence[NamedRun]) -> str:
+    """A setting in words: "steps 5 in a and b, 4 in c"."""
+    names: dict[str, list[str]] = {}
+    for run, value in zip(runs, item.values, strict=True):
+        if value is not None:
+            names.setdefault(_written(value), []).append(run.name)
+    listed = [f"{value} in {' and '.join(having)}" for value, having in names.items()]
+    return f"{item.setting} {', '.join(listed)}"
 
 
 def _images(item: NamedRun) -> str | None:
@@ -176,7 +201,7 @@ def _text(value: object) -> str | None:
 
 # What should be the same in all runs: its name where it is not, how a run has it, and what follows.
 SHARED: tuple[tuple[str, Callable[[NamedRun], str | None], str], ...] = (
-    ("Other threats", _threat, "attacked accuracies under different threats cannot be compared"),
+    ("Other threats", threat_of, "attacked accuracies under different threats cannot be compared"),
     ("Other attacks", _attack_names, "the worst case over more or stronger attacks is lower for the same model"),
     ("Other images", _images, "only differences on common images are free of this"),
     ("Other held-out images", _held_out, "accuracies on other images differ by chance"),

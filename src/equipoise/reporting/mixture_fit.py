@@ -63,11 +63,11 @@ def promise(run: RunView) -> Section | None:
     """Whether the promises of fitted mixtures were kept on the images of an evaluation."""
     if not run.summary.promises:
         return None
-    prose = [f"{'The mixture' if item.model == 'mixed' else item.model}: {item.explanation}."
+    prose = [f"{'The mixture' if item.model == 'mixed' else run.name(item.model)}: {item.explanation}."
              for item in run.summary.promises]
     prose.append("The loss is the worst-case accuracy of the robust model minus that of the mixture, on the same "
                  "images and under the attacks of this run.")
-    body = [[Cell(item.model), Cell(str(item.promised), item.promised.kind),
+    body = [[Cell(run.name(item.model)), Cell(str(item.promised), item.promised.kind),
              Cell(format.number(100 * item.value, 1), format.interval(item.low, item.high)), Cell(str(item.n)),
              Cell("kept" if item.kept else "exceeded")] for item in run.summary.promises]
     return Section("Promise of the fit", prose, [Table(
@@ -77,8 +77,11 @@ def promise(run: RunView) -> Section | None:
 
 def map_margins(run: RunView) -> Section | None:
     """Histograms of the robust model's margins before and after the logit map."""
-    if (arrays := FitArrays.load(run.folder)) is None:
-        return None
+    arrays, fit = FitArrays.load(run.folder), run.summary.fit
+    alone = fit is not None and not fit.helped and fit.method  # older folders have no method, and keep the section
+    if arrays is None or (alone and np.array_equal(arrays.clean_before, arrays.clean_after)
+                          and np.array_equal(arrays.attacked_before, arrays.attacked_after)):
+        return None  # no fit, or the robust model alone, which has no map
     literal = run.summary.fit is not None and run.summary.fit.rule == "paper"
     # The only candidate of a landscape is a reused map, which was selected elsewhere.
     selected = "" if arrays.landscape.size == 1 else f", {'all' if literal else 'half'} of which selected the map"
@@ -242,7 +245,7 @@ def cost(run: RunView) -> Section | None:
     costs = run.summary.costs
     if not costs:
         return None
-    body = [[model_cell(cost.model), Cell(_millions(cost.parameters)), Cell(_millions(cost.flops))]
+    body = [[model_cell(run.name(cost.model)), Cell(_millions(cost.parameters)), Cell(_millions(cost.flops))]
             for cost in costs]
     prose = ["Operations are those of convolutions and matrix products for one image; a multiplication with its "
              "addition counts as two."]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from equipoise.core import aggregation, format, stats
@@ -45,6 +45,35 @@ class NamedRun:
         """What `run.toml` says about the images; empty if it says nothing."""
         data = self.run.identity.get("data")
         return data if isinstance(data, Mapping) else {}
+
+
+def distinct_names(names: Iterable[str]) -> dict[str, str]:
+    """Short names of folders or models, as long as they stay different; otherwise the names as they are."""
+    short = format.short_names(names)
+    return short if len(set(short.values())) == len(short) else {name: format.literal(name) for name in short}
+
+
+def shared_models(runs: Sequence[NamedRun]) -> list[dict[str, str]]:
+    """For each run: its models by their names in `run.toml`, and the names that models of all runs are listed under.
+
+    A model that no earlier run has by name is listed under the name of an earlier one with the same weights.
+    """
+    names: dict[str, str] = {}  # of weights: the name of the first model that has them
+    shared: list[dict[str, str]] = []
+    for item in runs:
+        models = item.run.identity.get("models")
+        models = models if isinstance(models, Mapping) else {}
+        weights = {name: str(model["weights"]) for name, model in models.items()
+                   if isinstance(model, Mapping) and model.get("weights")}
+        own = {name: name for name in models}
+        for name, hashed in weights.items():
+            earlier = names.get(hashed, name)
+            if earlier not in own.values() and not any(name in other.values() for other in shared):
+                own[name] = earlier
+        for name, hashed in weights.items():
+            names.setdefault(hashed, own[name])
+        shared.append(own)
+    return shared
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def progress(run: RunView) -> Section | None:
     planned = {(model, attack): 0 for model, own in attacks.items() for attack in own} if isinstance(
         attacks, Mapping) else {}
     counts = {**planned, **Counter((row.model, row.attack) for row in run.rows)}
-    body = [[Cell(model), Cell(attack), Cell(f"{count} of {total}" if total else str(count))]
+    body = [[Cell(run.name(model)), Cell(attack), Cell(f"{count} of {total}" if total else str(count))]
             for (model, attack), count in counts.items()]
     prose = ["All figures below are of the images measured so far."]
     if not run.rows:

@@ -23,8 +23,9 @@ def radius_curves(run: RunView) -> Section | None:
              "Radii are upper bounds: every one belongs to an image that the model misclassifies. A stronger search "
              f"can only lower the curve. Bands are exact 95 % intervals, each for one radius; "
              f"n = {format.counts(curve.n for curve in curves)} images."]
-    names, colors = format.short_names(curve.model for curve in curves), model_colors(curve.model for curve in curves)
-    return Section("Accuracy against radius", prose, [_counts(curves, largest), _points(curves, names)],
+    models = [curve.model for curve in curves]
+    names, colors = {model: run.name(model) for model in models}, model_colors(models)
+    return Section("Accuracy against radius", prose, [_counts(curves, names, largest), _points(curves, names)],
                    [chart(curves, names, colors)])
 
 
@@ -35,13 +36,13 @@ def chart(curves: Sequence[RadiusCurve], names: Mapping[str, str], colors: Mappi
     lines = [Line.of([unit * point.radius for point in curve.points], curve.points, colors[curve.model],
                      names[curve.model], marker="") for curve in curves]
     label = f"{SIGNS[norm]} radius{', in 1/255 of the range' if unit == 255 else ''}"
-    return Chart("radius-curves", f"Accuracy against radius of {' and '.join(colors)}",
+    return Chart("radius-curves", f"Accuracy against radius of {' and '.join(names[model] for model in colors)}",
                  [Panel(lines, x_range=(0, unit * largest), y_range=percent_range(lines))], x_label=label,
                  y_label=CORRECT)
 
 
-def _counts(curves: tuple[RadiusCurve, ...], largest: str) -> Table:
-    body = [[model_cell(curve.model), Cell(format.median_radius(curve)), Cell(str(curve.wrong)),
+def _counts(curves: tuple[RadiusCurve, ...], names: Mapping[str, str], largest: str) -> Table:
+    body = [[model_cell(names[curve.model]), Cell(format.median_radius(curve)), Cell(str(curve.wrong)),
              Cell(str(curve.broken)), Cell(str(curve.survived))] for curve in curves]
     return Table("Median radius (half of the images are broken within it), and images by their radius.",
                  ["model", "median", "radius 0", "broken", f"none up to {largest}"], body)

@@ -11,10 +11,19 @@ from equipoise.core.results import Difference
 from equipoise.core.rows import Mixture
 from equipoise.reporting import accuracy, differing_settings, overlays, page
 from equipoise.reporting.certificates import CERTIFIED_AT, radius_of
-from equipoise.reporting.paired_runs import ACR, CommonImages, NamedRun, common_images, differences, main_model
+from equipoise.reporting.differing_settings import threat_of
+from equipoise.reporting.paired_runs import (
+    ACR,
+    CommonImages,
+    NamedRun,
+    common_images,
+    differences,
+    distinct_names,
+    main_model,
+)
 from equipoise.reporting.render import files_agree
 from equipoise.reporting.section import INTERVALS, MISSING, Cell, RunView, Section, Table, read_run, result_cell
-from equipoise.reporting.title import title
+from equipoise.reporting.title import data_name, title
 
 COMPARISON = Path("comparison.html")
 # Commands that measure the same things, and what they are called in a sentence.
@@ -22,6 +31,7 @@ KINDS = {"evaluate": "evaluation", "demo": "evaluation", "compare-rules": "evalu
          "fit": "fit", "train": "training", "estimate": "estimate"}
 METRICS = {ACR: "average radius", "clean-estimate": "clean, estimated", "samples": "noisy samples"}
 LAST = ("abstained", "samples")
+MOST, LONGEST_HEADING = 4, 140  # names in a list, and characters
 
 
 def compare(folders: Sequence[Path | str], out: Path | str = COMPARISON) -> Path:
@@ -50,9 +60,7 @@ def compare(folders: Sequence[Path | str], out: Path | str = COMPARISON) -> Path
         worries = differing_settings.concerns(runs, common)
         sections = [_results(runs, common, worries), _fairness(worries), _runs(runs, path), *_fits(runs),
                     *overlays.sections(runs), differing_settings.settings(runs)]
-        details = [f"Equipoise · compare · {len(runs)} runs ({_kind(runs[0].run)})",
-                   *dict.fromkeys(str(item.run.settings.get("date", "")) for item in runs)]
-        page.write(path, page.COMPARISON, _heading(runs), " · ".join(filter(None, details)), sections)
+        page.write(path, page.COMPARISON, _heading(runs), _details(runs), sections)
     return path
 
 
@@ -68,9 +76,7 @@ def _read(folders: Sequence[Path]) -> list[NamedRun]:
     if other:
         raise checks.InputError(f"`folders` must hold runs of one kind, got {kinds[0]} in {folders[0]} and "
                                 f"{kinds[other]} in {folders[other]}")
-    names = format.short_names(resolved)
-    if len(set(names.values())) < len(names):  # folders that differ in an ending that is left out
-        names = {folder: format.literal(folder) for folder in resolved}
+    names = distinct_names(resolved)
     return [NamedRun(names[folder], run, number) for number, (folder, run) in
             enumerate(zip(resolved, runs, strict=True))]
 
@@ -81,9 +87,33 @@ def _kind(run: RunView) -> str:
 
 
 def _heading(runs: Sequence[NamedRun]) -> str:
-    names = [item.name for item in runs]
-    shown = names if len(names) <= 4 else [names[0], f"{len(names) - 1} others"]
-    return f"{', '.join(shown[:-1])} and {shown[-1]} compared"
+    """What was done, with which models: "Evaluation of a compared with b"."""
+    first, *others = dict.fromkeys(title(item.run)[0] for item in runs)
+    if not others:
+        return f"{first}: {len(runs)} runs compared"
+    what, of, _ = first.partition(" of ")
+    heading = f"{first} compared with {_listed([name.removeprefix(what + of) if of else name for name in others])}"
+    if len(heading) <= LONGEST_HEADING:
+        return heading
+    return f"{first} compared with {'another run' if len(runs) == 2 else f'{len(runs) - 1} other runs'}"
+
+
+def _details(runs: Sequence[NamedRun]) -> str:
+    """The line above the heading: data, number of images, threats and dates, several where the runs differ."""
+    data = list(filter(None, (data_name(item.run) for item in runs)))
+    counts = [count for item in runs if isinstance(count := item.run.data.get("count"), int)]
+    threats = [threat for item in runs if (threat := threat_of(item)) is not None]
+    dates = [str(item.run.settings["date"]) for item in runs if item.run.settings.get("date")]
+    return " · ".join(filter(None, [
+        f"Equipoise · compare · {len(runs)} runs ({_kind(runs[0].run)})", _listed(data),
+        f"n = {format.counts(counts)}" if counts else "", _listed(threats), _listed(sorted(dates))]))
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Different names as in a sentence; of many, the first ones."""
+    distinct = list(dict.fromkeys(names))
+    shown = distinct if len(distinct) <= MOST else [*distinct[:MOST - 1], f"{len(distinct) - MOST + 1} more"]
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 
 
 def _results(runs: Sequence[NamedRun], common: Mapping[str, CommonImages], worries: Sequence[str]) -> Section:

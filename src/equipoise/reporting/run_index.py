@@ -11,7 +11,7 @@ from equipoise.core import checks, format, records
 from equipoise.core.aggregation import CLEAN, WORST
 from equipoise.core.checks import InputError
 from equipoise.core.results import Result
-from equipoise.core.rows import EpochRow
+from equipoise.core.rows import EpochRow, Mixture
 from equipoise.reporting import page
 from equipoise.reporting.paired_runs import ACR, main_model
 from equipoise.reporting.section import MISSING, Cell, RunView, Section, Table, read_overview
@@ -101,7 +101,7 @@ def _row(folder: Path, below: Path, out: Path) -> list[Cell]:
         figures = _figures(run)
         count = run.identity["data"].get("count") if isinstance(run.identity.get("data"), Mapping) else None
         n = count if isinstance(count, int) else max((result.n for result in run.summary.results), default=None)
-        return [Cell(name, _place(folder, below), link=page.link_to(folder, out)),
+        return [Cell(name, f"{_measured(run)}{_place(folder, below)}", link=page.link_to(folder, out)),
                 Cell(f"{PART if _is_part(folder, below) else ''}{run.summary.command}"),
                 Cell(data_name(run) or MISSING.text, _conditions(run)),
                 MISSING if n is None else Cell(str(n), order=n), *figures,
@@ -135,18 +135,25 @@ def _place(folder: Path, below: Path) -> str:
 
 def _figures(run: RunView) -> list[Cell]:
     """Clean and worst-case accuracy and average certified radius of the mixture, or else of the first model."""
-    models = list(dict.fromkeys((result.model, result.alpha) for result in run.summary.results))
+    models = _models(run)
     if not models:
         return [MISSING] * 3
     model = main_model(models)
-    name = format.mixture_names(models)[model]
     own = {result.metric: result for result in run.summary.results if (result.model, result.alpha) == model}
     attacked = own.get(WORST) or own.get("attacked")
     shown: list[Result | None] = [own.get(CLEAN), attacked, own.get(ACR)]
-    noted = name if len(models) > 1 else ""
-    return [MISSING if result is None else Cell(
-        format.value(result), ", ".join(filter(None, [format.bounds(result), noted])), order=result.value)
-        for result in shown]
+    return [MISSING if result is None else Cell(format.value(result), format.bounds(result), order=result.value)
+            for result in shown]
+
+
+def _measured(run: RunView) -> str:
+    """Of a run with several models, which one the figures are of."""
+    models = _models(run)
+    return f"figures of {format.mixture_names(models)[main_model(models)]} · " if len(models) > 1 else ""
+
+
+def _models(run: RunView) -> list[Mixture]:
+    return list(dict.fromkeys((result.model, result.alpha) for result in run.summary.results))
 
 
 def progress(run: RunView) -> str:

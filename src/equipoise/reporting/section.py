@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,17 @@ class RunView:
         if given := self.identity.get("threat"):
             return serialize.from_plain(Threat, given, f"threat of {self.folder / 'run.toml'}")
         return next((result.threat for result in self.summary.results if result.threat is not None), None)
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Short names of all models of the run, the same in every section; full ones where short ones are the same."""
+        models = dict.fromkeys([*(result.model for result in self.summary.results), *(row.model for row in self.rows)])
+        short = format.short_names(models)
+        return short if len(set(short.values())) == len(short) else {model: format.literal(model) for model in models}
+
+    def name(self, model: str) -> str:
+        """The short name of a model."""
+        return self.names.get(model) or format.short_names([model])[model]
 
     def find(self, model: str, metric: str) -> Result | None:
         """The result of a model and metric that belongs to no alpha of a sweep."""

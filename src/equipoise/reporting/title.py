@@ -10,7 +10,7 @@ from equipoise.reporting.section import RunView
 
 WHAT = {"evaluate": "Evaluation", "fit": "Fitted mixture", "certify": "Certificates", "train": "Training",
         "demo": "Demo", "compare-rules": "Rules for mixing"}
-NAMED, SHORT = 3, 40  # references in a title, and characters that one may have
+NAMED = 3  # references in a title
 
 
 def title(run: RunView) -> tuple[str, str]:
@@ -21,7 +21,7 @@ def title(run: RunView) -> tuple[str, str]:
     listed = [name for name in references if isinstance(name, str) and name != "model"] if isinstance(
         references, list) else []
     if what and listed:
-        short = [name if len(name) <= SHORT else own for name, own in format.short_names(listed).items()]
+        short = list(format.short_names(listed).values())
         named = short if len(short) <= NAMED else [*short[:NAMED], f"{len(short) - NAMED} more"]
         what += f" of {', '.join(named[:-1])}{' and ' * (len(named) > 1)}{named[-1]}"
     what += _details(run) if what else ""

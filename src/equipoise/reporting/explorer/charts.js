@@ -6,11 +6,12 @@ const ticks = (low, high, most = 6) => {
   for (let k = Math.ceil(low / size - 1e-9); k * size <= high + 1e-9; k++) found.push(Number((k * size).toPrecision(12)));
   return found;
 };
+const tickText = (value) => String(value).replace("-", "−");
 function axes(width, height, box, x, y, labels) {
   const muted = color("muted"), rule = color("rule"), parts = [];
   for (const value of ticks(...box.y)) parts.push(s("line", { x1: box.left, x2: width - box.right, y1: y(value), y2: y(value), stroke: rule, "stroke-width": 1 }),
-    s("text", { x: box.left - 8, y: y(value) + 4, "text-anchor": "end", "font-size": 12, fill: muted }, String(value)));
-  for (const value of ticks(...box.x)) parts.push(s("text", { x: x(value), y: height - box.bottom + 18, "text-anchor": "middle", "font-size": 12, fill: muted }, String(value)));
+    s("text", { x: box.left - 8, y: y(value) + 4, "text-anchor": "end", "font-size": 12, fill: muted }, tickText(value)));
+  for (const value of ticks(...box.x)) parts.push(s("text", { x: x(value), y: height - box.bottom + 18, "text-anchor": "middle", "font-size": 12, fill: muted }, tickText(value)));
   parts.push(s("text", { x: (box.left + width - box.right) / 2, y: height - 6, "text-anchor": "middle", "font-size": 12, fill: muted }, labels[0]),
     s("text", { x: 0, y: 0, transform: `translate(13 ${(height - box.bottom + box.top) / 2}) rotate(-90)`, "text-anchor": "middle", "font-size": 12, fill: muted }, labels[1]));
   return parts;

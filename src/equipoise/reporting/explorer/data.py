@@ -54,7 +54,7 @@ def explorer(run: RunView) -> Section | None:
         header, values = {**header, "pictures": {
             "count": len(pictures.index), "model": pictures.model, "of": place.get(pictures.model, -1),
             "models": [place.get(name, -1) for name in pictures.models]}}, {**values, **more}
-    return Section("Explore", _prose(run, rows, index, header["inTable"]),
+    return Section("Explore", _prose(run, rows, index, header["inTable"], roles),
                    explorer=Explorer(columns.pack(header, values), picture or {}))
 
 
@@ -72,7 +72,8 @@ def _in_table(rows: Rows, roles: Mapping[str, str]) -> list[int]:
     return sorted(number for number, _ in listed[:IN_TABLE])
 
 
-def _prose(run: RunView, rows: Rows, index: Sequence[int], in_table: Sequence[int]) -> list[str]:
+def _prose(run: RunView, rows: Rows, index: Sequence[int], in_table: Sequence[int], roles: Mapping[str, str]) -> (
+        list[str]):
     """Which images are shown, and how."""
     total = max(len({row.index for row in run.rows}), int(run.data.get("count", 0)))
     which = f"All n = {total} images of the run."
@@ -83,6 +84,10 @@ def _prose(run: RunView, rows: Rows, index: Sequence[int], in_table: Sequence[in
                   "them until the run ends. All accuracies of the explorer are of these images.")
     prose = [f"{which} Choose a row to see an image; every filter is part of the address, so a link leads to what you "
              "see."]
+    if roles:
+        described = {"g": "accurate base model", "h": "robust base model", "mixture": "mixture of both"}
+        named = [f"{role}: the {described[role]}, {run.name(name)}" for name, role in roles.items()]
+        prose.append(f"{'; '.join(named)}.")
     if len(in_table) < len(rows):
         shown = format.short_names(rows)
         listed = ", ".join(format.literal(shown[list(rows)[m]]) for m in in_table)

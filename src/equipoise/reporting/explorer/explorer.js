@@ -128,7 +128,7 @@ function makeView(root, data, pictures, draw) {
     return h("label", { class: "field" }, h("span", {}, label), input);
   };
   const synced = [];
-  const modelChoice = (label, key) => choice(label, key, models.map((model, m) => [String(m), model.name]));
+  const modelChoice = (label, key) => choice(label, key, models.map((model, m) => [String(m), model.symbol]));
   const stepName = (step) => (step.lost !== null ? `a loss of at most ${Number((100 * step.lost).toPrecision(3))} points` : `α = ${Number(step.alpha.toPrecision(4))}`);
   const blank = () => ({ ...Object.fromEntries(models.map((_, m) => [`m${m}`, ""])), class: "", answer: "", by: "", q: "", moved: "", pictures: "" });
   return { root, data, pictures, n, models, roles, inTable, sharesOf, classes, col, attacks, clean, attacked, broken, margin, marginClean, main, steps, stepPredicted, stepBits, own, pictureOf,

@@ -98,7 +98,7 @@ function liveFigure(figure) {
     const low = Math.min(...values), high = Math.max(...values), more = 0.06 * (high - low) || 0.5;
     return [low >= 0 ? Math.max(0, low - more) : low - more, high + more];
   }
-  function drawLine(line, x, y, tint) {
+  function drawLine(line, x, y, tint, right) {
     const points = line.x.map((value, k) => [value, line.y[k], line.low?.[k], line.high?.[k]]).filter(([a, b]) => a !== null && b !== null);
     const path = (pick, backwards) => {
       const own = backwards ? [...points].reverse() : points;
@@ -111,7 +111,8 @@ function liveFigure(figure) {
     (line.xLow ?? []).forEach((low, k) => parts.push(s("line", { x1: x(low), x2: x(line.xHigh[k]), y1: y(line.y[k]), y2: y(line.y[k]), stroke: tint, "stroke-width": 1, opacity: 0.4 })));
     parts.push(s("path", { d: path(1), ...style }));
     if (line.marker) parts.push(points.map((point) => symbol(line.marker, x(point[0]), y(point[1]), tint)));
-    (line.texts ?? []).forEach((text, k) => parts.push(s("text", { x: x(line.x[k]) + 6, y: y(line.y[k]) - 6, fill: color("ink"), "font-size": 11, stroke: color("paper"),
+    const fits = (text, k) => x(line.x[k]) + 6 + 7 * text.length <= right;  // else it stands to the left of its point
+    (line.texts ?? []).forEach((text, k) => parts.push(s("text", { x: x(line.x[k]) + (fits(text, k) ? 6 : -6), "text-anchor": fits(text, k) ? "start" : "end", y: y(line.y[k]) - 6, fill: color("ink"), "font-size": 11, stroke: color("paper"),
       "stroke-width": 3, "paint-order": "stroke" }, text)));
     return parts;
   }
@@ -120,12 +121,12 @@ function liveFigure(figure) {
     const x = scale(x0, x1, left, left + width), y = scale(y0, y1, top + height, top), muted = color("muted"), rule = color("rule");
     const grid = ticks(y0, y1, Math.max(2, Math.floor(height / 40)));
     const given = (panel.xTicks ?? []).filter(([value]) => value >= x0 - 1e-9 && value <= x1 + 1e-9);
-    const xTicks = given.length ? given : ticks(x0, x1, Math.max(2, Math.floor(width / 90))).map((value) => [value, String(value).replace("-", "−")]);
+    const xTicks = given.length ? given : ticks(x0, x1, Math.max(2, Math.floor(width / 90))).map((value) => [value, tickText(value)]);
     const dotted = panel.title && (panel.titleColor ?? "ink") !== "ink";
     const parts = [dotted ? s("circle", { cx: left + 5, cy: top - 12, r: 5, fill: color(panel.titleColor) }) : null,
       panel.title ? s("text", { x: left + (dotted ? 15 : 0), y: top - 8, fill: color("ink"), ...FIGURE_TEXT }, panel.title) : null,
       grid.map((value) => [s("line", { x1: left, x2: left + width, y1: y(value), y2: y(value), stroke: rule }),
-        s("text", { x: left - 7, y: y(value) + 4, "text-anchor": "end", fill: muted, ...FIGURE_TEXT }, String(value).replace("-", "−"))]),
+        s("text", { x: left - 7, y: y(value) + 4, "text-anchor": "end", fill: muted, ...FIGURE_TEXT }, tickText(value))]),
       last || !shared ? xTicks.map(([value, text]) =>
         s("text", { x: x(value), y: top + height + 17, "text-anchor": "middle", fill: muted, ...FIGURE_TEXT }, text)) : null,
       panel.yLabel ? s("text", { transform: `translate(12 ${top + height / 2}) rotate(-90)`, "text-anchor": "middle", fill: muted, ...FIGURE_TEXT }, panel.yLabel) : null];
@@ -144,7 +145,7 @@ function liveFigure(figure) {
       inside.push(own.filled ? own.counts.map((value, k) => s("rect", { ...bar(value, k), fill: tint, opacity: 0.35 }))
         : s("path", { d: outline, fill: "none", stroke: tint, "stroke-width": 1.4, "stroke-dasharray": own.dash }));
     }
-    for (const line of (panel.lines ?? []).filter(visible)) inside.push(drawLine(line, x, y, color(line.color)));
+    for (const line of (panel.lines ?? []).filter(visible)) inside.push(drawLine(line, x, y, color(line.color), left + width));
     for (const point of panel.points ?? []) inside.push(s("rect", { x: x(point.x) - 5, y: y(point.y) - 5, width: 10, height: 10, fill: color(point.color) }),
       s("text", { x: x(point.x), y: y(point.y) - 10, "text-anchor": "middle", fill: color("ink"), ...FIGURE_TEXT }, point.text));
     const part = { x: left, y: top - 4, width, height: height + 8 };  // an inner drawing cuts off what leaves it

@@ -48,7 +48,7 @@ function imageDialog(view) {
     const listed = Array.from({ length: top }, (_, k) => [col.topClasses[start + k], col.topProbabilities[start + k] / FULL]).sort((a, b) => b[1] - a[1]);
     const label = col.label[col.picture[p]], rank = listed.findIndex(([k]) => k === label);
     if (rank > 3) listed[3] = listed[rank];  // the true class is always shown
-    return h("ol", { class: "bars", "aria-label": `${models[m].name}, ${side ? "attacked" : "clean"} image` }, listed.slice(0, 4).map(([k, share]) =>
+    return h("ol", { class: "bars", "aria-label": `${models[m].symbol}, ${side ? "attacked" : "clean"} image` }, listed.slice(0, 4).map(([k, share]) =>
       h("li", { class: k === label ? "true" : "" }, h("span", { class: "bar", style: { width: `${100 * share}%`, background: `var(--${models[m].color})` } }),
         h("span", { class: "text" }, `${classes[k]}${k === label ? " ✓" : ""}`), h("span", { class: "value" }, percent(share)))));
   }

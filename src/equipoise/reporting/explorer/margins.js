@@ -6,8 +6,8 @@ function marginsPanel(view) {
   const thresholdField = h("label", { class: "slider" }, h("span", {}, ""), threshold);
   const mapped = Boolean(col.mappedClean);
   const marginColumns = () => (state.of === "mapped" ? [col.mappedClean, col.mappedSmallest] : [marginClean[state.of], margin[state.of]]);
-  const panel = h("div", {}, h("div", { class: "fields" }, choice("Margins of", "of", [...models.map((model, m) => [String(m), model.name]),
-      ...(mapped ? [["mapped", `${models[roles.h]?.name ?? "robust model"}, after the map`]] : [])]), thresholdField),
+  const panel = h("div", {}, h("div", { class: "fields" }, choice("Margins of", "of", [...models.map((model, m) => [String(m), model.symbol]),
+      ...(mapped ? [["mapped", `${models[roles.h]?.symbol ?? "robust model"}, after the map`]] : [])]), thresholdField),
     readout, marginChart, chartTools("margins", () => $("svg", marginChart)),
     h("p", { class: "tools" }, tool("CSV", "Download the margins as CSV", () => saveCsv("margins", [["image", "clean", "attacked"],
       ...Array.from({ length: n }, (_, i) => [col.index[i], ...marginColumns().map((values) => marginText(values[i]))])]))),
@@ -24,7 +24,7 @@ function marginsPanel(view) {
     const muted = color("muted"), rule = color("rule");
     fill(marginChart, s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Histogram of margins, clean and attacked" },
       marks.map((v) => [s("line", { x1: box.left, x2: width - box.right, y1: y(v), y2: y(v), stroke: rule }), s("text", { x: box.left - 8, y: y(v) + 4, "text-anchor": "end", "font-size": 12, fill: muted }, String(v))]),
-      [-1, -0.5, 0, 0.5, 1].map((v) => s("text", { x: x(v), y: height - box.bottom + 18, "text-anchor": "middle", "font-size": 12, fill: muted }, String(v))),
+      [-1, -0.5, 0, 0.5, 1].map((v) => s("text", { x: x(v), y: height - box.bottom + 18, "text-anchor": "middle", "font-size": 12, fill: muted }, tickText(v))),
       s("text", { x: width / 2, y: height - 6, "text-anchor": "middle", "font-size": 12, fill: muted }, "margin"),
       s("text", { transform: `translate(13 ${height / 2 - 12}) rotate(-90)`, "text-anchor": "middle", "font-size": 12, fill: muted }, "images (root scale)"),
       counts[0].map((value, b) => s("rect", { x: x(-1) + b * w + 0.5, y: y(value), width: Math.max(0, w - 1), height: y(0) - y(value), fill: tint, opacity: 0.3 })),
@@ -32,9 +32,9 @@ function marginsPanel(view) {
       s("line", { x1: x(t), x2: x(t), y1: box.top, y2: height - box.bottom, stroke: color("ink"), "stroke-width": 1.5, "stroke-dasharray": "3 3" })));
     threshold.value = t;
     threshold.setAttribute("aria-valuetext", t.toFixed(3));
-    fill(thresholdField.firstChild, "Threshold: ", h("strong", {}, t.toFixed(3)));
+    fill(thresholdField.firstChild, "Threshold: ", h("strong", {}, tickText(t.toFixed(3))));
     const limit = Math.round(t * MARGIN_STEPS), above = [first, second].map((values) => values.reduce((total, v) => total + (v !== NO_MARGIN && v > limit), 0));
-    let text = `Margin above ${t.toFixed(3)}: ${above[0].toLocaleString("en")} of ${n.toLocaleString("en")} clean images, ${above[1].toLocaleString("en")} at their smallest margin.`;
+    let text = `Margin above ${tickText(t.toFixed(3))}: ${above[0].toLocaleString("en")} of ${n.toLocaleString("en")} clean images, ${above[1].toLocaleString("en")} at their smallest margin.`;
     const along = steps.filter((step) => step.lost === null && step.alpha > 0), alone = along.find((step) => step.alpha === 1), q = (step) => (1 - step.alpha) / step.alpha;
     const at = along.reduce((best, step) => (best && Math.abs(q(best) - t) <= Math.abs(q(step) - t) ? best : step), null);
     if (state.of === "mapped" && alone && at && t >= 0) {

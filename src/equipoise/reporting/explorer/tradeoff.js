@@ -8,7 +8,7 @@ function tradeOffPanel(view) {
   const measured = models.filter((model) => model.results.clean && model.results.attacked);
   const tradeRows = () => {
     const at = steps.length ? currentStep() : null;
-    return [...measured.map((model) => ({ name: model.name, color: model.color, kind: "measured", clean: model.results.clean, attacked: model.results.attacked,
+    return [...measured.map((model) => ({ name: model.symbol, color: model.color, kind: "measured", clean: model.results.clean, attacked: model.results.attacked,
         share: model === models[main] && own ? own.byAccurate : null })),
       ...(at ? [{ name: at.evaluated ? "estimate for it" : at.lost !== null ? `at ${Number((100 * at.lost).toPrecision(3))} points` : `at ${stepName(at)}`, color: "mixed", kind: "estimate", clean: at.clean, attacked: at.attacked, share: at.byAccurate }] : [])];
   };
@@ -46,7 +46,7 @@ function tradeOffPanel(view) {
         roomy(k) ? s("text", { x: px(step), y: py(step) + 20, "font-size": 11, fill: muted, ...halo }, `${Number((100 * step.lost).toPrecision(3))}${k ? "" : " points"}`) : null)),
       measured.map((model) => {
         const item = model.results, own = color(model.color);
-        return s("g", interactive(describe(model.name, item, "measured")),
+        return s("g", interactive(describe(model.symbol, item, "measured")),
           s("line", { x1: x(100 * item.clean.low), x2: x(100 * item.clean.high), y1: py(item), y2: py(item), stroke: own, "stroke-width": 1 }),
           s("line", { x1: px(item), x2: px(item), y1: y(100 * item.attacked.low), y2: y(100 * item.attacked.high), stroke: own, "stroke-width": 1 }),
           s("circle", { cx: px(item), cy: py(item), r: 6, fill: own }),
