@@ -11,7 +11,7 @@ import torch
 from linear_pair import THREAT, Linear, make_data, make_pair
 
 from equipoise import models
-from equipoise.core import config
+from equipoise.core import config, format, stats
 from equipoise.core.arrays import FitArrays
 from equipoise.core.checks import InputError
 from equipoise.core.promises import Target
@@ -74,12 +74,16 @@ def test_modules_without_a_folder() -> None:
     result = fit(*make_pair(), make_data(), lose_at_most=10.0, **QUICK)
     assert result.helped and result.summary is not None and result.frontier == result.mixture.frontier
     assert str(result).splitlines()[-2].startswith("the mixture loses at most 10 points of robust accuracy")
-    rows = {line.split()[0]: line.split()[1:] for line in str(result).splitlines()[4:6]}
-    clean, attacked, mixed = (f"{100 * share:.1f}" for share in (
-        result.summary.robust_clean, result.summary.robust_attacked, result.summary.clean))
-    assert str(result).startswith("Accuracy on the fitting images that did not select its map\n")
+    n = result.summary.images
+    assert n == len(halves(make_data().index, 0)[1])
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in str(result).splitlines()[5:7]}
+    clean, attacked, mixed = (
+        f"{100 * share:.1f} % {format.bounds(stats.clopper_pearson(round(share * n), n))}" for share in (
+            result.summary.robust_clean, result.summary.robust_attacked, result.summary.clean))
+    assert str(result).startswith(
+        f"Accuracy on the fitting images that did not select its map\nn = {n}, 95 % intervals\n")
     assert "\n\n\n" not in str(result)
-    assert rows == {"robust": [clean, "%", attacked, "%"], "mixed": [mixed, "%", "see", "below"]}
+    assert rows == {"robust": f"{clean} {attacked}", "mixed": f"{mixed} see below"}
     assert "lose at most" in result.frontier_table() and result.to_dict()["fit"]["helped"] is True
 
 

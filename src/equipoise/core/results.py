@@ -158,6 +158,7 @@ class FitSummary:
     promised: Target | None = None  # what may be lost, if it helped
     passes: NonNegative | None = None  # of a cascade: views of the robust model per clean image
     attacked_passes: NonNegative | None = None  # the same at the most expensive of the attacked points of each image
+    images: Count | None = None  # how many the accuracies are of; unknown in older folders
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,8 @@ def fit_paper(attack: MarginAttack, target: Target, folder: Path | None = None,
     summary = FitSummary(
         helped=clean_accuracy > robust_clean, promise=promise, clean=clean_accuracy, robust_clean=robust_clean,
         robust_attacked=int(logits.survived.sum()) / len(logits), q=float(search.q[search.best]), alpha=mixture.alpha,
-        notes=tuple(notes), rule="paper", method=RULES["paper"], objective=objective, recomputed_objective=recomputed)
+        notes=tuple(notes), rule="paper", method=RULES["paper"], objective=objective, recomputed_objective=recomputed,
+        images=len(logits))
     return PaperFit(mixture, summary, logits, search, settings.search_objective)
 
 

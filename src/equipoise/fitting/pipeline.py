@@ -180,7 +180,7 @@ def calibrated_mixture(calibration: Calibration, attack: MarginAttack, notes: li
         robust_attacked=calibration.survived / max(calibration.count, 1), q=q, alpha=alpha,
         rejected={} if calibration.like is not None else calibration.search.rejected(calibration.target),
         notes=tuple(notes), rule=rule, method=RULES[rule],
-        promised=calibration.target if failure is None else None)
+        promised=calibration.target if failure is None else None, images=calibration.count)
     return CalibratedMixture(mixture.eval(), summary, calibration)
 
 

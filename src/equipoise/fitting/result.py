@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.core import format, serialize
+from equipoise.core import format, serialize, stats
 from equipoise.core.notebook import NotebookResult
 from equipoise.core.results import FitSummary, SelectionSummary, Summary
 from equipoise.core.rows import Row
@@ -80,10 +80,17 @@ class Fit(NotebookResult):
         is_paper = summary.rule == "paper"
         which = ("the images that it was fitted on, which is optimistic" if is_paper else
                  "the fitting images that did not select its map")
-        table = format.new_table(f"Accuracy on {which}", "model", "clean", "attacked")
-        table.add_row("robust", format.percent(summary.robust_clean), format.percent(summary.robust_attacked))
+        n = summary.images
+
+        def cell(share: float) -> str:
+            interval = "" if not n else f" {format.bounds(stats.clopper_pearson(round(share * n), n))}"
+            return format.percent(share) + interval
+
+        counted = f"\nn = {n}, 95 % intervals" if n else ""
+        table = format.new_table(f"Accuracy on {which}{counted}", "model", "clean", "attacked")
+        table.add_row("robust", cell(summary.robust_clean), cell(summary.robust_attacked))
         if self.helped or is_paper:
-            table.add_row("mixed", format.percent(summary.clean), "see below")
+            table.add_row("mixed", cell(summary.clean), "see below")
         return format.render(table)
 
     def frontier_table(self) -> str:
