@@ -11,9 +11,12 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), "")
@@ -177,3 +180,18 @@ class Page:
             self.errors.append(json.dumps(values["args"])[:500])
         elif event.get("method") == "Log.entryAdded" and values["entry"]["level"] in ("error", "warning"):
             self.errors.append(values["entry"]["text"])
+
+
+@pytest.fixture(scope="module")
+def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder for what the page saves."""
+    return tmp_path_factory.mktemp("downloads")
+
+
+@pytest.fixture(scope="module")
+def page(downloads: Path) -> Iterator[Page]:
+    """A page for the tests of a module, during which nothing may fail or reach for the network."""
+    with Page(downloads=downloads) as page:
+        yield page
+        assert page.errors == []
+        assert {url.partition(":")[0] for url in page.requests} <= {"file", "data", "about", "blob"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import explored_run
@@ -13,6 +12,8 @@ import pytest
 import report_runs
 from accessibility import axe_violations, defects
 from browser import CHROMIUM, Page
+from browser import downloads as downloads
+from browser import page as page
 
 from equipoise.core import stats
 from equipoise.core.rows import EpochRow, by_mixture
@@ -43,19 +44,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunView]:
     for run in made.values():
         report(run.folder)
     return made
-
-
-@pytest.fixture(scope="module")
-def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("downloads")
-
-
-@pytest.fixture(scope="module")
-def page(downloads: Path) -> Iterator[Page]:
-    with Page(downloads=downloads) as page:
-        yield page
-        assert page.errors == []
-        assert {url.partition(":")[0] for url in page.requests} <= {"file", "data", "about", "blob"}
 
 
 def opened(page: Page, run: RunView, fragment: str = "") -> None:

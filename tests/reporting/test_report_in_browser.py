@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import explored_run
 import numpy as np
 import pytest
 from browser import CHROMIUM, Page
+from browser import downloads as downloads
+from browser import page as page
 from synthetic_run import write_run
 
 from equipoise.core import aggregation
@@ -31,18 +32,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunView:
     run = explored_run.make(tmp_path_factory.mktemp("explored") / "run", n=300)
     report(run.folder)
     return run
-
-
-@pytest.fixture(scope="module")
-def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("downloads")
-
-
-@pytest.fixture(scope="module")
-def page(run: RunView, downloads: Path) -> Iterator[Page]:
-    with Page(downloads=downloads) as page:
-        yield page
-        assert page.errors == []
 
 
 def opened(page: Page, run: RunView, fragment: str = "") -> Page:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Page
+from browser import downloads as downloads
+from browser import page as page
 from several_runs import FIRST, HOSTILE, SECOND, certification, evaluation, training
 
 from equipoise.reporting import compare, index, report
@@ -31,13 +32,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"index": index(root / "runs"), "evaluations": compare([first, second], root / "evaluations.html"),
             "certificates": compare(sigmas, root / "certificates.html"),
             "trainings": compare(trained, root / "trainings.html")}
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    with Page() as page:
-        yield page
-        assert page.errors == []
 
 
 def shown(page: Page) -> list[str]:
