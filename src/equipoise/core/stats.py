@@ -35,6 +35,11 @@ def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Estimat
     return Estimate(successes / n, low, high, n)
 
 
+def of_share(share: float, n: int) -> Estimate:
+    """A share of n images with its exact interval."""
+    return clopper_pearson(round(share * n), n)
+
+
 def binomial_upper_quantile(tail: float, n: int, probability: float) -> int:
     """The smallest k that a binomial number of n trials exceeds with a probability of at most `tail`.
 

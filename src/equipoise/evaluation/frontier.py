@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core import losses
 from equipoise.core.arrays import Array, FrontierArrays
 from equipoise.mixing import MixedClassifier
 
@@ -44,7 +45,7 @@ def compute_frontier(mixture: MixedClassifier, names: tuple[str, ...], index: Te
     for probabilities in sides:
         top = probabilities(h).topk(2, dim=1).values
         gaps.append((top[:, 0] - top[:, 1]).numpy())
-        clean = signed_margins(probabilities(h), labels)
+        clean = losses.signed_margin(probabilities(h), labels)
         clean_margins.append(clean.numpy())
         margins.append(torch.minimum(clean, _smallest_margins(probabilities, points, labels)).numpy())
     return FrontierArrays(
@@ -82,13 +83,7 @@ def _predict(step: MixedClassifier, g: Tensor, h: Tensor, points: AttackedPoints
     return (classes.numpy().astype(largest), step.needs_accurate(step.map_robust(h)).numpy(), standing.numpy())
 
 
-def signed_margins(p: Tensor, labels: Tensor) -> Tensor:
-    """(B, K) probabilities → (B,) that of the true class minus the largest other one."""
-    true = p.gather(1, labels.unsqueeze(1)).squeeze(1)
-    return true - p.scatter(1, labels.unsqueeze(1), -math.inf).amax(dim=1)
-
-
 def _smallest_margins(probabilities: Callable[[Tensor], Tensor], points: AttackedPoints, labels: Tensor) -> Tensor:
     """(N,) the smallest margin of an image over its points; infinite where it has none."""
-    margins = signed_margins(probabilities(points.logits), labels[points.image])
+    margins = losses.signed_margin(probabilities(points.logits), labels[points.image])
     return margins.new_full(labels.shape, torch.inf).scatter_reduce(0, points.image, margins, "amin")

@@ -19,14 +19,14 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from equipoise.attacks import BatchAttack, Clean
-from equipoise.core import checks, device, files, memory
+from equipoise.core import checks, device, files, losses, memory
 from equipoise.core.arrays import Array, FrontierArrays, PictureArrays
 from equipoise.core.modes import inference
 from equipoise.core.records import Run
 from equipoise.core.rows import AttackRow, Row
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation.duplicates import find_duplicates
-from equipoise.evaluation.frontier import AttackedPoints, compute_frontier, signed_margins
+from equipoise.evaluation.frontier import AttackedPoints, compute_frontier
 from equipoise.evaluation.job import Conditions, Job
 from equipoise.mixing import CascadedClassifier, GatedClassifier, MixedClassifier
 
@@ -192,7 +192,7 @@ class PointRecorder:
                 continue
             images = content["images"][rows]
             y = torch.tensor([labels[index[row]] for row in rows.tolist()])
-            margins = signed_margins(self._outputs(self.models[self.shown], images).float().softmax(dim=1), y).tolist()
+            margins = losses.probability_margin(self._outputs(self.models[self.shown], images).float(), y).tolist()
             for row, margin, image in zip(rows.tolist(), margins, images, strict=True):
                 if index[row] not in nearest or margin < nearest[index[row]][0]:
                     nearest[index[row]] = margin, image

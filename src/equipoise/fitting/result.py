@@ -83,7 +83,7 @@ class Fit(NotebookResult):
         n = summary.images
 
         def cell(share: float) -> str:
-            interval = "" if not n else f" {format.bounds(stats.clopper_pearson(round(share * n), n))}"
+            interval = "" if not n else f" {format.bounds(stats.of_share(share, n))}"
             return format.percent(share) + interval
 
         counted = f"\nn = {n}, 95 % intervals" if n else ""

@@ -215,7 +215,7 @@ def trade_off(run: RunView) -> Section | None:
 
 def _trade_off_line(name: str, curve: Array, color: str, linestyle: str, n: int) -> Line:
     points = gains(curve)
-    clean, attacked = ([stats.clopper_pearson(round(share * n), n) for share in shares] if n else []
+    clean, attacked = ([stats.of_share(share, n) for share in shares] if n else []
                        for shares in points.T.tolist())
     texts = [_lost(curve, attacked) for attacked in points[:, 1].tolist()] if color == "mixed" else []
     return Line(x=(100 * points[:, 0]).tolist(), y=(100 * points[:, 1]).tolist(), color=color, label=name,
@@ -230,7 +230,7 @@ def _lost(curve: Array, attacked: float) -> str:
 
 
 def _bounds(share: float, n: int) -> str:
-    return format.bounds(stats.clopper_pearson(round(share * n), n)) if n else ""
+    return format.bounds(stats.of_share(share, n)) if n else ""
 
 
 def gains(curve: Array) -> Array:

@@ -56,7 +56,7 @@ def _accuracy_line(rows: Sequence[EpochRow], accuracies: Sequence[Mapping[str, f
     """One accuracy over the epochs; those on held-out images have intervals."""
     known = [(row.index + 1, own[name]) for row, own in zip(rows, accuracies, strict=True) if name in own]
     label, color, linestyle = CURVES[name]
-    shares = [stats.clopper_pearson(round(share * n), n) for _, share in known] if n and name != "accuracy" else []
+    shares = [stats.of_share(share, n) for _, share in known] if n and name != "accuracy" else []
     return Line(x=[epoch for epoch, _ in known], y=[100 * share for _, share in known], color=color, label=label,
                 low=[100 * share.low for share in shares], high=[100 * share.high for share in shares],
                 linestyle=linestyle, marker=marker)
