@@ -152,13 +152,14 @@ def mean_share(shares: Sequence[float], passes: int, confidence: float = 0.95) -
     >>> mean_share([1, 1, 0, 1], passes=50) == clopper_pearson(3, 4)
     True
     """
-    n, middle = len(shares), math.fsum(shares) / max(len(shares), 1)
+    n, total = len(shares), math.fsum(shares)
     _check_counts(0, n, confidence)
+    middle = total / n
     checks.whole("passes", passes, least=1)
     checks.require(all(0 <= value <= 1 for value in shares), "shares", "lie in 0..1", [min(shares), max(shares)])
     variance = float(np.var([*shares, 0.0, 1.0]))
     images = min(max(n * middle * (1 - middle) / variance, n), n * passes)
-    tail, correct = (1 - confidence) / 2, middle * images
+    tail, correct = (1 - confidence) / 2, total * (images / n)  # exact where the factor is 1
     low = float(betaincinv(correct, images - correct + 1, tail)) if middle > 0 else 0.0
     high = float(betaincinv(correct + 1, images - correct, 1 - tail)) if middle < 1 else 1.0
     return Estimate(middle, low, high, n)
