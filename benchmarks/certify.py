@@ -8,42 +8,32 @@
 The usual loop is that of the reference code: one image at a time, a thousand noisy copies per batch, counts copied to
 the host after every batch, single precision. Both run in the same process on the same images. On CUDA ours is bf16, so
 the smoothed classifier is that of the bf16 network; compilation is timed separately. Every measurement is a JSON line.
-
-Simulated votes are those of 4000 images with assumed class probabilities, about those of the ResNet-18: certified
-accuracy falls from 67 % at radius 0 over 47 % at 0.5 to 4 % at 1.95. With KEPT, certificates kept by smoothmix_rows.py,
-they are those of its images, with the shares of votes that the radii say.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
 import time
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
+import simulated_votes
 import torch
 from common import add_files, has_files, load_cifar_model, new_parser, print_json, timed
-from scipy.special import betaincinv, ndtr, ndtri
+from scipy.special import betaincinv, ndtri
+from simulated_votes import EARLY
 from torch import Tensor, nn
 
 from equipoise import models
 from equipoise.certification import Certificate, Sampler, SamplerOptions, SmoothingPlan, certify
 from equipoise.certification.radii import VoteRule
-from equipoise.certification.randomized_smoothing import certify_votes
 from equipoise.core import rng
 from equipoise.core.device import autocast
 from equipoise.core.modes import inference
 from equipoise.data import load_data, pixels
 
 CHUNK = 128  # images certified together
-EARLY = {"tolerance 0.05": SmoothingPlan(0.5, tolerance=0.05),
-         "tolerance 0.05, randomized": SmoothingPlan(0.5, tolerance=0.05, randomized=True),
-         "tolerance 0.01": SmoothingPlan(0.5, tolerance=0.01),
-         "tolerance 0.005": SmoothingPlan(0.5, tolerance=0.005),
-         "decide radius 0.5": SmoothingPlan(0.5, decide_radius=0.5)}
 
 
 @dataclass(frozen=True)
@@ -201,69 +191,6 @@ def on_cuda(args: argparse.Namespace) -> None:
     measure_noise(setup, plan, ours)
 
 
-class SimulatedVotes:
-    """Votes for the first of two classes with known probabilities, in place of a sampler."""
-
-    num_classes, probability_error = 2, 0.0
-
-    def __init__(self, probability: np.ndarray, plan: SmoothingPlan, seed: int) -> None:
-        self.x, self.probability, self.rng = torch.zeros(len(probability)), probability, np.random.default_rng(seed)
-        self.uniform = self.rng.random(len(probability)) if plan.randomized else None
-
-    def uniforms(self) -> np.ndarray | None:
-        return self.uniform
-
-    def votes(self, purpose: str, start: Tensor, stop: Tensor) -> Tensor:
-        own = self.rng.binomial((stop - start).numpy(), self.probability)
-        return torch.from_numpy(np.stack((own, (stop - start).numpy() - own), axis=1))
-
-
-def assumed_probabilities(count: int = 4000) -> tuple[np.ndarray, np.ndarray]:
-    """Probability of each image's first class, and whether that is the label."""
-    rng = np.random.default_rng(3)
-    shares, quantiles = np.array([0, 0.04, 0.13, 0.28, 0.468, 0.67]) / 0.67, [5.5, 3.9, 3.0, 2.0, 1.0, 0.0]
-    correct = np.interp(rng.random(int(0.67 * count)), shares, quantiles)
-    wrong = np.abs(rng.normal(0, 0.7, int(0.15 * count)))
-    undecided = -np.abs(rng.normal(0, 0.3, count - len(correct) - len(wrong)))
-    return ndtr(np.concatenate([correct, wrong, undecided])), np.arange(count) < len(correct)
-
-
-def kept_probabilities(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Probability of each image's first class in kept certificates at sigma 0.5, and whether that is the label.
-
-    The share of votes is the one whose lower bound gives the radius. Abstentions have an even share.
-    """
-    with gzip.open(folder / "certificates.csv.gz", "rt", newline="") as file:
-        lines = list(csv.DictReader(file))
-    radii = np.array([float(line["radius"]) for line in lines])
-    lower = ndtr(radii / 0.5)
-    n = np.array([min(int(line["samples"]), 100_000) for line in lines])
-    low, high = n * lower, n.astype(float)
-    for _ in range(40):  # bisection: the bound grows with the votes
-        votes = (low + high) / 2
-        below = betaincinv(votes, n - votes + 1, 0.001) < lower
-        low, high = np.where(below, votes, low), np.where(below, high, votes)
-    return (np.where(radii > 0, (high + 0.5) / (n + 1), 0.5),
-            np.array([line["label"] == line["predicted"] for line in lines]))
-
-
-def simulated(p: np.ndarray, is_label: np.ndarray) -> None:
-    def radii(plan: SmoothingPlan, seed: int) -> tuple[Certificate, np.ndarray]:
-        certificate = certify_votes(SimulatedVotes(p, plan, seed), plan)  # type: ignore[arg-type]
-        return certificate, np.where(is_label & (certificate.predicted.numpy() == 0), certificate.radius.numpy(), 0)
-
-    full, full_radii = radii(SmoothingPlan(0.5), seed=1)
-    for name, plan in EARLY.items():
-        early, own = radii(plan, seed=0)
-        lost = full_radii - own
-        shown = {} if plan.decide_radius is not None else {
-            "acr_lost": lost.mean(), "standard_error": lost.std(ddof=1) / len(lost) ** 0.5,
-            "acr_lost_percent": 100 * lost.sum() / full_radii.sum(), "lost_per_certified_image":
-            lost[full_radii > 0].mean(), "lost_above_1.9": lost[full_radii > 1.9].mean()}
-        print_json(what=f"simulated, {name}", samples=float(early.samples.double().mean()),
-                   samples_saved=float(full.samples.sum() / early.samples.sum()), **shown)
-
-
 def main() -> None:
     parser = new_parser(__doc__)
     add_files(parser)
@@ -274,7 +201,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     if args.simulated:
-        simulated(*(assumed_probabilities() if args.kept is None else kept_probabilities(args.kept)))
+        simulated_votes.measure(args.kept)
     elif args.device == "cpu":
         on_cpu(args)
     elif has_files(args):

@@ -22,22 +22,27 @@ from equipoise.core.records import read_rows
 from equipoise.core.rows import CertificateRow, ConfidenceRow, MixingRatioRow
 
 CERTIFICATE = ("recipe", "sigma", "index", "label", "predicted", "radius", "samples")
-CERTIFICATES = "certificates.csv.gz"
+CERTIFICATES, CONFIDENCES = "certificates.csv.gz", "confidences.csv.gz"
 CONFIDENCE = ("part", "recipe", "index", "label", "measurement", "true", "off", "ratio")
 
 
 def keep(study: Path, out: Path) -> None:
     """Write the rows of a study."""
-    write_table(out / CERTIFICATES, CERTIFICATE, (
-        (folder.name, row.sigma, row.index, row.label, row.predicted, row.radius, row.samples)
-        for folder in sorted((study / "certificates").iterdir()) for row in read_rows(folder)
-        if isinstance(row, CertificateRow)))
-    write_table(out / "confidences.csv.gz", CONFIDENCE, (
-        (part, folder.name, row.index, row.label, row.attack,
-         *((row.true, row.off, "") if isinstance(row, ConfidenceRow) else ("", "", row.ratio)))
-        for part in ("table-1", "figures-2-3") if (study / part).is_dir()
-        for folder in sorted((study / part).iterdir()) for row in read_rows(folder)
-        if isinstance(row, ConfidenceRow | MixingRatioRow)))
+    certificates = [(folder.name, row.sigma, row.index, row.label, row.predicted, row.radius, row.samples)
+                    for folder in folders(study / "certificates") for row in read_rows(folder)
+                    if isinstance(row, CertificateRow)]
+    confidences = [(part, folder.name, row.index, row.label, row.attack,
+                    *((row.true, row.off, "") if isinstance(row, ConfidenceRow) else ("", "", row.ratio)))
+                   for part in ("table-1", "figures-2-3") for folder in folders(study / part)
+                   for row in read_rows(folder) if isinstance(row, ConfidenceRow | MixingRatioRow)]
+    for name, columns, rows in ((CERTIFICATES, CERTIFICATE, certificates), (CONFIDENCES, CONFIDENCE, confidences)):
+        if rows:
+            write_table(out / name, columns, rows)
+
+
+def folders(part: Path) -> list[Path]:
+    """The run folders of a part; none if it has not been run."""
+    return sorted(part.iterdir()) if part.is_dir() else []
 
 
 def read_kept(folder: Path) -> dict[str, dict[int, float]]:

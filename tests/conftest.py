@@ -6,11 +6,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from torch import Tensor, nn
 
 os.environ.setdefault("EQUIPOISE_NO_REPORT", "1")  # commands write no report, which takes seconds, unless a test asks
+# No test depends on time: a busy machine is slow.
+hypothesis.settings.register_profile("any-machine", deadline=None,
+                                     suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("any-machine")
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> Iterator[None]:

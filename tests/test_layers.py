@@ -61,8 +61,17 @@ def test_every_package_has_a_floor() -> None:
 
 
 def test_no_file_is_long() -> None:
-    for path in ROOT.rglob("*.py"):
+    for path in [*ROOT.rglob("*.py"), *ROOT.rglob("*.js"), *ROOT.rglob("*.css")]:
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 300, path
+
+
+def test_no_line_of_a_script_or_style_is_long() -> None:
+    """Those of Python are checked by ruff."""
+    paths = [*ROOT.rglob("*.js"), *ROOT.rglob("*.css")]
+    assert paths
+    for path in paths:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            assert len(line) <= 120, f"{path}:{number}"
 
 
 

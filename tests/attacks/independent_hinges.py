@@ -7,7 +7,8 @@ Adam (later starts), with decaying steps. Only the argmax of the mixture itself 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def sides_of(mixture: Any) -> Sides:
 def two_hinges(sides: Sides, x: Tensor, y: Tensor, target: Tensor, units: Tensor, kappa: float) -> Tensor:
     """(B,) the sum of both hinges; `units` (B, 3) are those in which g, h and the mapped side are measured."""
     g, h, log_p, q = sides(x)
-    rows = torch.arange(len(x))
+    rows = torch.arange(len(x), device=x.device)
     others = g.scatter(1, target[:, None], -torch.inf).amax(dim=1)
     accurate = torch.relu(others - g[rows, target] + kappa) / units[:, 0]
     p = log_p.exp()
@@ -47,12 +48,33 @@ def two_hinges(sides: Sides, x: Tensor, y: Tensor, target: Tensor, units: Tensor
     return accurate + decided_by_h * (mapped + 0.2 * unmapped + torch.relu(excess + 0.02))
 
 
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32, which torch allows in the convolutions of a GPU: it may guide an attack but not judge it."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def misclassified(mixture: Any, x: Tensor, y: Tensor) -> Tensor:
+    """(B,) whether the mixture itself predicts another class."""
+    with full_precision():
+        predicted: Tensor = mixture(x).argmax(dim=1)
+    return predicted != y
+
+
 def attack(mixture: Any, x: Tensor, y: Tensor, eps: float, *, steps: int = 100, restarts: int = 2,
            targets: int = 9, kappa: float = 1.0, seed: int = 0, batch: int = 72) -> Tensor:
-    """(B,) whether an image of the ℓ∞ ball and of [0, 1] makes the mixture predict another class than y."""
+    """(B,) whether an image of the ℓ∞ ball and of [0, 1] makes the mixture predict another class than y.
+
+    `batch` is the number of pairs of an image and a target in one pass.
+    """
     sides, generator = sides_of(mixture), torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        broken: Tensor = mixture(x).argmax(dim=1) != y
+        broken = misclassified(mixture, x, y)
         g, h, log_p, _ = sides(x)
         # Other classes by the smaller of their ranks for g and for h.
         hidden = [z.scatter(1, y[:, None], -torch.inf) for z in (g, h)]
@@ -61,7 +83,7 @@ def attack(mixture: Any, x: Tensor, y: Tensor, eps: float, *, steps: int = 100, 
         units = torch.stack([z.amax(dim=1) - z.mean(dim=1) for z in (g, h, log_p)], dim=1).clamp_min(1e-3)
     order = order[:, : min(targets, h.shape[1] - 1)]
     for restart in range(restarts):
-        pairs = torch.cartesian_prod((~broken).nonzero().squeeze(1), torch.arange(order.shape[1]))
+        pairs = torch.cartesian_prod((~broken).nonzero().squeeze(1), torch.arange(order.shape[1], device=x.device))
         for part in pairs.split(batch):
             rows, target = part[:, 0], order[part[:, 0], part[:, 1]]
             found = _run(mixture, sides, x[rows], y[rows], target, units[rows], eps, steps, kappa,
@@ -73,9 +95,10 @@ def attack(mixture: Any, x: Tensor, y: Tensor, eps: float, *, steps: int = 100, 
 def _run(mixture: Any, sides: Sides, x: Tensor, y: Tensor, target: Tensor, units: Tensor, eps: float, steps: int,
          kappa: float, *, use_adam: bool, generator: torch.Generator) -> Tensor:
     low, high = (x - eps).clamp(0, 1), (x + eps).clamp(0, 1)
-    point = (x + eps * (2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1)).clamp(low, high)
+    noise = torch.rand(x.shape, generator=generator, dtype=x.dtype).to(x.device)
+    point = (x + eps * (2 * noise - 1)).clamp(low, high)
     velocity, square = torch.zeros_like(x), torch.zeros_like(x)
-    broken = torch.zeros(len(x), dtype=torch.bool)
+    broken = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     for step in range(steps):
         point.requires_grad_()
         loss = two_hinges(sides, point, y, target, units, kappa)
@@ -93,5 +116,5 @@ def _run(mixture: Any, sides: Sides, x: Tensor, y: Tensor, target: Tensor, units
                 velocity = 0.75 * velocity + gradient
                 point = (point - size * velocity.sign()).clamp(low, high)
             if step % 3 == 2 or step == steps - 1:
-                broken |= mixture(point).argmax(dim=1) != y
+                broken |= misclassified(mixture, point, y)
     return broken

@@ -14,7 +14,7 @@ from test_apgd import CENTRE, Bowl
 from conftest import Linear, generator
 from equipoise.attacks import Fab, MinimumNorm, make_attack, radii_of
 from equipoise.attacks.gradients import GradientSettings, GradientSource
-from equipoise.attacks.minimum_norm import MinimumNormSearch
+from equipoise.attacks.minimum_norm import BISECTIONS, MinimumNormSearch
 from equipoise.core import geometry
 from equipoise.core.checks import InputError
 from equipoise.core.rng import stream
@@ -111,3 +111,23 @@ def test_settings() -> None:
     for setting in ("eot", "repeats"):
         with pytest.raises(InputError, match=f"`{setting}` must be left out for minimum-norm"):
             make_attack("minimum-norm", **{setting: 4})
+
+
+def test_only_broken_points_are_pulled_back() -> None:
+    """The others cost no further pass; they stay where they are, if they are nearer to breaking than before."""
+    x = torch.full((3, 1, 2, 2), 0.4, dtype=torch.float64)
+    w = torch.ones(4, dtype=torch.float64)
+    model, y = Linear(torch.stack([-w, w]), torch.tensor([2.0, -2.0], dtype=torch.float64)), torch.zeros(3).long()
+    source = GradientSource(model, GradientSettings(), "fp32", x)
+    search = MinimumNormSearch(MinimumNorm(1, 1, 1), source, Threat("l2", 1.0))
+    passes: list[int] = []
+    state = search.start(x, y, stream(0, "radii", torch.arange(3)))
+    model.register_forward_hook(lambda module, given, logits: passes.append(len(given[0])))
+    points = x + torch.tensor([0.3, 0.05, 0.2], dtype=torch.float64).view(3, 1, 1, 1)
+    kept = search._keep(state, points)
+    assert passes == [3] + [2] * BISECTIONS
+    torch.testing.assert_close(kept.size[[0, 2]], torch.full((2,), 0.2, dtype=torch.float64), rtol=0.01, atol=0)
+    assert kept.size[1].isinf() and torch.equal(kept.nearest[1], points[1])
+    passes.clear()
+    search._keep(state, x)
+    assert passes == [3]

@@ -9,7 +9,7 @@ from closed_form import Bins
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.certification import estimate_local, lipschitz_radius, radii
+from equipoise.certification import estimate_local, lipschitz, lipschitz_radius, radii
 from equipoise.core import geometry, rng
 from equipoise.core.checks import InputError
 from equipoise.core.threat import Threat
@@ -106,3 +106,18 @@ def test_local_estimate_on_a_linear_model(linear: torch.nn.Module) -> None:
         moved = geometry.draw(x, threat, rng.stream(seed, "search", torch.arange(4)))
         changed = estimate.probabilities.argmax(dim=1) != torch.softmax(linear(moved), dim=1).argmax(dim=1)
         assert not (changed & kept).any()
+
+
+def test_classes_that_share_their_passes_have_the_same_estimates(linear: torch.nn.Module,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA; every iterate counts, the first and the last too."""
+    x = torch.rand(3, 3, 5, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    stream, calls = rng.stream(0, "local", torch.arange(3)), []
+    linear.register_forward_hook(lambda module, given, logits: calls.append(len(given[0])))
+    alone = estimate_local(linear, x, threat=Threat("l2", 0.3), stream=stream, steps=4, restarts=2)
+    assert calls == [3] * (1 + 6 * 2 * 5)
+    monkeypatch.setattr(lipschitz, "CLASSES_PER_PASS", {"cpu": 4})
+    calls.clear()
+    together = estimate_local(linear, x, threat=Threat("l2", 0.3), stream=stream, steps=4, restarts=2)
+    assert calls == [3] + [12] * 10 + [6] * 10
+    assert torch.allclose(alone.constants, together.constants, rtol=1e-12, atol=0)

@@ -97,7 +97,9 @@ def test_two_models_at_several_alphas(folder: Path, capsys: pytest.CaptureFixtur
     results = read_summary("run").results
     assert {(r.model, r.metric, r.alpha) for r in results} == {
         ("mixed", metric, alpha) for metric in ("clean", "std", "rob", "mix", "worst") for alpha in (0.5, 0.8)}
-    assert "alpha 0.5" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "alpha 0.5" in out
+    assert "std, rob, mix: under attacks on the accurate model, on the robust model and on the mixture" in out
     python = evaluation.evaluate([models.load(f"{side}.safetensors") for side in ("accurate", "robust")],
                                  load_data("npz:images.npz"), threat=Threat("linf", "8/255"), attack="pgd", steps=2,
                                  alphas=(0.5, 0.8))

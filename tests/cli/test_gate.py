@@ -9,16 +9,20 @@ import torch
 from safetensors.torch import load_file
 from small_files import write_pair
 
+from equipoise.attacks import Apgd
 from equipoise.cli.main import run
 from equipoise.core import config, records
 from equipoise.core.results import read_summary
+from equipoise.fitting import gated
+from equipoise.fitting.gated import with_ranges
 from equipoise.mixing import GatedClassifier, MixedClassifier, load_model
 from equipoise.models import read_metadata
 
 PAIR = ["--accurate", "accurate.safetensors", "--robust", "robust.safetensors", "--data", "npz:images.npz",
         "--eps", "0.002"]
 TRAIN = ["train", "gate", *PAIR, "--width", "2", "--epochs", "1", "--steps", "1", "--batch-size", "40", "--out", "G"]
-FIT = ["fit", *PAIR, "--gate", "G", "--steps", "2", "--targets", "1", "--pool", "1", "--out", "M"]
+FIT = ["fit", *PAIR, "--gate", "G", "--steps", "2", "--targets", "1", "--pool", "1", "--range-attack", "short",
+       "--out", "M"]
 LOSE_20 = ["--lose-at-most", "20"]
 
 
@@ -68,6 +72,14 @@ def test_another_gate_is_refused_in_its_folder(folder: Path, capsys: pytest.Capt
     assert (folder / "G" / "gate.safetensors").read_bytes() == before
 
 
+def test_gate_trained_over_the_fitted_map(folder: Path) -> None:
+    assert run([*TRAIN[:-1], "O", "--over", "mixture:M/map", "--hinge-share", "0.5"]) == 0
+    identity = config.read(Path("O/run.toml"))["identity"]
+    assert identity["objective"]["hinge_share"] == 0.5 and identity != config.read(Path("G/run.toml"))["identity"]
+    plain, over = (load_file(f"{out}/gate.safetensors") for out in ("G", "O"))
+    assert plain.keys() == over.keys() and any(not torch.equal(plain[name], over[name]) for name in plain)
+
+
 def test_the_gate_is_over_the_fitted_map(folder: Path) -> None:
     over, plain = load_model("mixture:M"), load_model("mixture:M/map")
     assert isinstance(over, GatedClassifier) and over.hard and isinstance(plain, MixedClassifier)
@@ -80,8 +92,8 @@ def test_the_summary_of_the_selected_range(folder: Path) -> None:
     gate = read_summary("M").gate
     assert gate is not None and gate.met and gate.clean > 0.5
     assert gate.robust_attacked is not None and gate.attacked >= gate.robust_attacked - 0.2
-    assert {(row.model, row.attack) for row in records.read_rows("M")} == {
-        (model, attack) for model in ("robust", "mixed") for attack in ("clean", "short")}
+    assert {(row.model, row.attack) for row in records.read_rows("M")} == {("accurate", "clean"), *(
+        (model, attack) for model in ("robust", "mixed") for attack in ("clean", "short"))}
 
 
 def test_a_finished_fit_prints_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,6 +117,19 @@ def test_another_fit_is_refused_in_its_folder(folder: Path, capsys: pytest.Captu
     assert Path("M/run.toml").read_bytes() == before
 
 
+def test_range_is_selected_under_the_attacks_of_an_evaluation_by_default(
+        folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another attack is another fit; the full one decides, and its name stands in rows and in what is printed."""
+    default = [*FIT[: FIT.index("--range-attack")], *LOSE_20]
+    assert run([*default, "--out", "M"]) == 2
+    assert "`out` must be a new folder or belong to this run" in capsys.readouterr().err
+    monkeypatch.setattr(gated, "full_attack", lambda model: Apgd(loss="margin", steps=2))
+    monkeypatch.setattr(gated, "with_ranges", lambda model: with_ranges(model, (0.0, 0.5), (0.4,)))
+    assert run([*default, "--out", "L"]) == 0
+    assert "under the attacks of an evaluation" in " ".join(capsys.readouterr().out.split())
+    assert {row.attack for row in records.read_rows("L")} == {"clean", "full"}
+
+
 def test_evaluation_warns_about_fitting_images_and_attacks_adaptively(folder: Path,
                                                                       capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["evaluate", "mixture:M", "--data", "npz:images.npz", "--eps", "0.002", "--attack", "pgd", "--count",
@@ -122,6 +147,8 @@ def test_evaluation_warns_about_fitting_images_and_attacks_adaptively(folder: Pa
     ([*TRAIN[:-1], "N", "--layers", "a,b"], "`layers` must be two names for each model"),
     ([*TRAIN[:-1], "N", "--layers", "stem,conv;conv,c"], "must name submodules of"),
     ([*TRAIN[:-1], "N", "--pad", "2"], "`pad` must be 0"),
+    ([*TRAIN[:-1], "N", "--over", "mixture:nowhere"], "`mixture` must be a folder that holds mixture.toml"),
+    ([*TRAIN[:-1], "N", "--hinge-share", "2"], "`hinge_share` must lie in [0, 1]"),
     ([*TRAIN[:-1], "N", "--width", "0"], "`width` must be a whole number of at least 1"),
 ])
 def test_mistakes_are_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str],

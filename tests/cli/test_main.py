@@ -119,6 +119,14 @@ def test_warnings_are_one_literal_line(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == "warning: [red]a\\x1b[31m\\nb\nwarning: of torch,\non two lines\n"
 
 
+@pytest.mark.parametrize(("value", "got"), [("1e3", "'1e3'"), ("", "''"), ("9" * 5000, "'999")])
+def test_a_value_that_is_no_number_is_named(value: str, got: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, also of a long value: older releases of Typer name it themselves."""
+    assert run(["evaluate", "zoo:cnn", "--data", "shapes", "--count", value]) == 2
+    err = capsys.readouterr().err
+    assert "'--count'" in err and got in err and len(err.splitlines()) == 1 and len(err) < 400
+
+
 def test_the_help_of_models_names_every_scheme() -> None:
     from equipoise.cli import options
     from equipoise.models import SCHEMES

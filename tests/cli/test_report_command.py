@@ -62,7 +62,7 @@ def test_no_report_is_written_if_none_is_wanted(folder: Path, monkeypatch: pytes
 def test_a_folder_without_a_run_is_not_opened(folder: Path, opened: list[str],
                                               capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["open", "nothing"]) == 2
-    assert opened == [] and "run.toml" in capsys.readouterr().err
+    assert opened == [] and "nothing must be a run folder, got no such folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [

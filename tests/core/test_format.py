@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from equipoise.core import format
-from equipoise.core.results import Result, Summary
+from equipoise.core.results import Audit, Result, Summary
 
 
 def _result(metric: str, value: float) -> Result:
@@ -101,3 +101,10 @@ def test_an_evaluation_has_short_names_in_its_table_and_notes() -> None:
 def test_a_fixed_number_of_samples_has_no_interval() -> None:
     fixed, mean = (Result(model="m", metric="samples", value=300, low=low, high=300, n=6) for low in (300, 280))
     assert (format.bounds(fixed), format.bounds(mean)) == ("", "[280, 300]")
+
+
+def test_an_audit_without_survivors_needs_no_note() -> None:
+    audits = [Audit(model="m", attack=attack, stronger="standard", n=8, survivors=left, audited=left, broken=0,
+                    excess=0.0, passes=5, seconds=1.0) for attack, left in (("fast", 0), ("adaptive", 2))]
+    notes = format.notes(Summary(command="evaluate", seconds=1.0, audits=tuple(audits)))
+    assert notes == ["m: adaptive 25.0 %; standard was run on all 2 survivors, 0 broken (5 passes, 1 s)"]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -38,3 +40,19 @@ def test_other_errors_pass_through() -> None:
     with pytest.raises(RuntimeError, match="something else"):
         list(memory.in_batches(work, 4, 4))
     assert calls == [slice(0, 4)]
+
+
+def test_memory_of_the_failed_batch_is_free_before_the_cache_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    large: list[weakref.ref[torch.Tensor]] = []
+    freed = []
+
+    def work(rows: slice) -> int:
+        images = torch.zeros(rows.stop - rows.start)
+        large.append(weakref.ref(images))
+        if len(images) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return len(images)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(large[-1]() is None))
+    assert [count for _, count in memory.in_batches(work, 8, 8)] == [2, 2, 2, 2] and freed == [True, True]

@@ -137,6 +137,17 @@ def test_stages_that_are_skipped_count_as_done(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.startswith("[3/3] c: 1/2; 88 % of all")
 
 
+def test_stages_of_one_name_are_entered_one_after_the_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_display, "_SECONDS_BETWEEN_LINES", 0.0)
+    with progress.display(), progress.plan([("a", 1), ("b", 1), ("a", 2)]):
+        for name in "aaa":  # one more than planned repeats the first
+            with progress.task(name, total=1) as task:
+                task.advance(1)
+    shown = [line.split(",")[0] for line in capsys.readouterr().err.splitlines()]
+    assert shown == ["[1/3] a: 1/1; 25 % of all", "[3/3] a: 1/1; 100 % of all", "[1/3] a: 1/1; 25 % of all"]
+
+
 def test_the_end_of_a_task_is_said_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 10.0, 20.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))

@@ -72,7 +72,7 @@ def test_a_malformed_line_is_reported_with_its_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [({"seed": 1}, "seed = 0, this run has 1"), ({"threat": {"norm": "linf", "eps": 0.2}}, "threat.eps = 0.1"),
-     ({"attacks": ("a",)}, "attacks"), ({"more": True}, "more = None, this run has True")],
+     ({"attacks": ("a",)}, "attacks"), ({"more": True}, "has no more, this run has True")],
 )
 def test_the_folder_of_another_run_is_refused_and_unchanged(tmp_path: Path, change: dict[str, object],
                                                             message: str) -> None:
@@ -81,6 +81,12 @@ def test_the_folder_of_another_run_is_refused_and_unchanged(tmp_path: Path, chan
     with pytest.raises(InputError, match=message):
         Run(tmp_path / "run", {**IDENTITY, **change}, {})
     assert contents(tmp_path / "run") == before
+
+
+def test_a_setting_that_only_the_folder_has_is_named(tmp_path: Path) -> None:
+    Run(tmp_path / "run", {**IDENTITY, "more": True}, {})
+    with pytest.raises(InputError, match="has more = True, this run has none"):
+        Run(tmp_path / "run", IDENTITY, {})
 
 
 def test_settings_may_differ(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from mixture_pairs import EPS, NUTS, SWITCH, FarTarget, far_target, labelled_by, random_pair
@@ -15,6 +17,7 @@ from equipoise.attacks import Attack, Suite, TargetedApgd, attack_dataset, fast,
 from equipoise.core.checks import InputError
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, load_data, pixels
+from equipoise.evaluation import evaluate
 from equipoise.evaluation.adaptive import LONG, adaptive_attacks, hinge_attacks
 from equipoise.evaluation.hinge_attack import TargetedHinges
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, new_gate
@@ -54,6 +57,25 @@ def test_a_target_is_found_that_only_both_sides_together_reach(form: str) -> Non
     assert len(independent(mixture, data, torch.arange(4), EPS)) == 4, "the independent attack finds it too"
     surrogate = TargetedApgd(20, surrogate=mixture.surrogate())
     assert len(survivors(mixture, data, [surrogate], EPS)) == 4, "the surrogate of a saturated g has no gradient"
+
+
+def test_the_benchmark_attacks_what_a_run_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                               capsys: pytest.CaptureFixture[str]) -> None:
+    mixture, images = far_target()
+    five = images.images[[0, 0, 1, 2, 3]].numpy()  # the first is misclassified
+    np.savez(tmp_path / "grey.npz", images=five, labels=np.array([9, 0, 0, 0, 0]))
+    (tmp_path / "net.py").write_text("from mixture_pairs import far_target\ndef make(): return far_target()[0]\n")
+    data = load_data(f"npz:{tmp_path / 'grey.npz'}")
+    evaluate(mixture, data, threat=Threat("linf", EPS), attack="pgd", steps=1, adaptive="none", out=tmp_path / "run",
+             device="cpu")
+    script = Path(__file__).parents[2] / "benchmarks" / "independent_attack.py"
+    monkeypatch.syspath_prepend(str(script.parent))
+    monkeypatch.setattr(sys, "argv", [script.name, f"python:{tmp_path / 'net.py'}:make", str(tmp_path / "run"),
+                                      "--threads", str(torch.get_num_threads())])
+    runpy.run_path(str(script), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "left 4 of 5 images, ℓ∞ ≤ 0.05" in printed
+    assert "breaks 4 of 4, 100.0 % (95 % interval [39.8, 100.0])" in printed
 
 
 SLOW = pytest.mark.slow

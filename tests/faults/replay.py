@@ -96,6 +96,7 @@ def run_command(name: str, out: Path) -> int:
     # The selection of a range takes half a minute, nearly all of it between two events.
     gated.with_ranges.__defaults__ = ((0.1, 0.5), (0.0,))
     gated.candidate_attack.__defaults__ = (Suite(attacks=(Apgd(steps=1),)), (Apgd(steps=1),))
+    gated.full_attack = gated.candidate_attack
     arguments = [*COMMANDS[name], *([str(out)] if name in PREPARED else ["--out", str(out)])]
     if name == "save_mixture":
         from equipoise import models

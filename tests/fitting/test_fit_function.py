@@ -21,6 +21,7 @@ from equipoise.core.rows import AttackRow
 from equipoise.data import Dataset
 from equipoise.fitting import Fit, fit
 from equipoise.fitting.margin_attack import MarginAttack
+from equipoise.fitting.selection import CandidateEvaluator
 from equipoise.mixing import MixedClassifier, load_model, new_gate, save_gate
 from equipoise.mixing.provenance import halves
 from equipoise.models import TTAClassifier, checkpoint
@@ -240,10 +241,29 @@ def test_gate_over_a_reused_map_records_the_images_that_selected_it(folder: Path
     fit_files(lose_at_most=20.0)
     other = replace(network_data(), images=255 - network_data().images, name="other")
     bases = "accurate.safetensors", "robust.safetensors"
-    found = fit(*bases, other, gate=gate, like="mixture:M", lose_at_most=20.0, **QUICK)
+    found = fit(*bases, other, gate=gate, range_attack="short", like="mixture:M", lose_at_most=20.0, **QUICK)
     for mixture in (found.gated, found.mixture):
         assert mixture is not None and mixture.provenance is not None
         assert mixture.provenance.overlap(network_data()) == mixture.provenance.overlap(other) == ("0-119",)
+
+
+def test_a_gated_fit_has_rows_of_the_accurate_model_too(folder: Path, gate: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    """On all fitting images, as those of the other models; resumed, the same rows. Candidates are not attacked here."""
+    monkeypatch.setattr(CandidateEvaluator, "_attack", lambda self, _: self.data.images / 255)
+    fit_files(gate=gate, lose_at_most=20.0)
+    rows = [row for row in read_rows("M") if isinstance(row, AttackRow)]
+    clean = {model: [row.index for row in rows if (row.model, row.attack) == (model, "clean")]
+             for model in ("accurate", "robust", "mixed")}
+    assert all(indices == list(range(120)) for indices in clean.values())
+    accurate = [result for result in read_summary("M").results if result.model == "accurate"]
+    with torch.no_grad():
+        predicted = models.load("accurate.safetensors")(network_data().images / 255).argmax(1)
+    assert [result.metric for result in accurate] == ["clean"] and accurate[0].n == 120
+    assert accurate[0].value == float((predicted == network_data().labels).float().mean())
+    (folder / "M" / "summary.json").unlink()
+    fit_files(gate=gate, lose_at_most=20.0)
+    assert [row for row in read_rows("M") if isinstance(row, AttackRow)] == rows
 
 
 def test_gate_of_other_models(folder: Path, gate: Path) -> None:

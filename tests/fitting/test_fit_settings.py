@@ -35,6 +35,8 @@ def test_targets() -> None:
     ({"promise": "probably"}, "did you mean 'probability'"),
     ({"gate": "nowhere"}, "`gate` must be a file or folder that exists, got 'nowhere'"),
     ({"gate": ".", "alpha": 0.5}, "`gate` must be left out with alpha, which fits nothing"),
+    ({"range_attack": "short"}, "`range_attack` must be left out without a gate, got 'short'"),
+    ({"gate": ".", "range_attack": "long"}, "`range_attack` must be one of full, short, got 'long'"),
     *[({unfitted: value, **more}, f"`{unfitted}` must come without a target, rule or other setting of a fit")
       for unfitted, value in (("alpha", 0.5), ("published", "cifar10"))
       for more in ({"promise": "probability"}, {"objective": "surrogate"}, {"clamp": "relu"}, {"rule": "nuts"},

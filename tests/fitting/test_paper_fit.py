@@ -238,6 +238,20 @@ def test_defaults_of_the_rules() -> None:
                       MixedClassifier)
 
 
+def test_an_attack_on_the_mapped_model_leaves_the_map_where_its_logits_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the attack needs the map there, and the objective of the rule needs it with the cached logits."""
+    moved, to = [], LogitMap.to
+
+    def remembered(self: LogitMap, *arguments: Any, **more: Any) -> LogitMap:
+        moved.append(self)
+        return to(self, *arguments, **more)
+
+    monkeypatch.setattr(LogitMap, "to", remembered)
+    own = LogitMap(2.0, 1.0, 0.0, "linear")
+    make_attack(*make_pair(Linear), settings=PAPER).run(own)
+    assert moved and all(other is not own for other in moved)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("rule", ["paper", "nuts", "switch"])
 def test_every_rule_fits_on_a_gpu(rule: str) -> None:

@@ -13,8 +13,10 @@ from equipoise.attacks import gradients
 from equipoise.attacks.fused import agree
 from equipoise.attacks.gradients import GradientSettings, GradientSource
 from equipoise.core import losses
-from equipoise.mixing import AlphaPenalty, GatedClassifier, LogitMap, MixedClassifier
+from equipoise.mixing import AlphaPenalty, CascadedClassifier, GatedClassifier, LogitMap, MixedClassifier
+from equipoise.mixing.cascade import BothStages, CascadeMargins
 from equipoise.mixing.surrogates import Sides, hinge_sums
+from equipoise.models.layers.tta import TTAClassifier
 
 NUTS, SWITCH = LogitMap(1.3, 2.0, -0.5), LogitMap(1.0, 1.0, 0.0, rivals=0.0)
 
@@ -33,6 +35,14 @@ def fixed(logit_map: LogitMap | None) -> MixedClassifier:
     return MixedClassifier(model.accurate, model.robust, 0.7, logit_map=logit_map, hard=True).eval()
 
 
+def margins_of_a_cascade() -> tuple[nn.Module, GradientSettings]:
+    """What a fit attacks: the robust side of a cascade, by the gradients of both stages."""
+    model = gated()
+    cascade = CascadedClassifier(model.accurate, TTAClassifier(model.robust, 6), 0.7, first_q=0.3, first_scale=2.0,
+                                 logit_map=SWITCH).eval()
+    return CascadeMargins(cascade).eval(), GradientSettings(BothStages(cascade), follow="surrogate")
+
+
 def cross_entropy(z: Tensor, y: Tensor, target: Tensor) -> Tensor:
     return losses.cross_entropy(z, y)
 
@@ -41,13 +51,14 @@ def hinges(z: Tensor, y: Tensor, target: Tensor) -> Tensor:
     return -hinge_sums(z, y, "mapped", reserve=0.05).sum(dim=1)
 
 
-CASES: dict[str, Callable[[], tuple[MixedClassifier, GradientSettings]]] = {
+CASES: dict[str, Callable[[], tuple[nn.Module, GradientSettings]]] = {
     "surrogate": lambda: (m := fixed(NUTS), GradientSettings(m.surrogate())),
     "tempered": lambda: (m := fixed(SWITCH), GradientSettings(m.tempered_surrogate(), follow="surrogate")),
     "scores": lambda: (m := fixed(SWITCH), GradientSettings(m.hinges(), follow="surrogate")),
     "hinges": lambda: (m := fixed(NUTS), GradientSettings(Sides(m), follow="surrogate")),
     "gate": lambda: (m := over_map(None), GradientSettings(extra=AlphaPenalty(m))),
     "gate over a map": lambda: (m := over_map(NUTS), GradientSettings(m.surrogate(), AlphaPenalty(m))),
+    "margins of a cascade": margins_of_a_cascade,
     "scores of a gate": lambda: (m := over_map(NUTS), GradientSettings(m.hinges(), AlphaPenalty(m), "surrogate")),
 }
 
@@ -71,14 +82,14 @@ def test_a_step_runs_every_base_once_and_gives_the_numbers_of_separate_passes(
         with nn.modules.module.register_module_forward_hook(
                 lambda module, inputs, output: calls.append(type(module).__name__)):
             results.append(step(x, y, y))
-        passes.append(calls.count("Linear"))
+        passes.append(calls.count("Conv2d"))
     for ours, separate in zip(*results, strict=True):
         torch.testing.assert_close(ours, separate, rtol=1e-5, atol=1e-6)
     calls.clear()
     with nn.modules.module.register_module_forward_hook(
             lambda module, inputs, output: calls.append(type(module).__name__)):
         model(x)
-    assert passes[0] == calls.count("Linear") < passes[1] and bool(results[0][1].abs().sum() > 0)
+    assert passes[0] == calls.count("Conv2d") < passes[1] and bool(results[0][1].abs().sum() > 0)
 
 
 def test_a_stand_in_is_no_base_of_the_mixture() -> None:

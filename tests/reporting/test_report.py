@@ -152,6 +152,10 @@ def test_a_run_without_accuracies_has_a_report(tmp_path: Path) -> None:
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"must be a run folder, got one without run\.toml"):
         report(tmp_path)
+    (tmp_path / "file").write_text("")
+    for name, got in (("file", "a file"), ("missing", "no such folder")):
+        with pytest.raises(InputError, match=f"{name} must be a run folder, got {got}"):
+            read_run(tmp_path / name)
 
 
 def test_the_report_of_a_run_without_rows_says_so(tmp_path: Path) -> None:

@@ -321,7 +321,7 @@ def test_names_are_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("names", "words"), [
     ([], "`folders` must be at least two run folders, got []"), (["a"], "at least two run folders, got ['"),
     (["a", "a"], "different run folders"), (["a", "link"], "different run folders"),
-    (["a", "."], "run.toml"), (["a", "missing"], "run.toml"),
+    (["a", "."], "run.toml"), (["a", "missing"], "missing must be a run folder, got no such folder"),
     (["a", "train"], "`folders` must hold runs of one kind, got evaluation in "), ])
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, names: list[str], words: str) -> None:
     evaluation(tmp_path / "a")

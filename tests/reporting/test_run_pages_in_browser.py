@@ -76,6 +76,22 @@ def test_the_decisive_columns_are_visible_on_a_phone(pages: dict[str, Path]) -> 
         assert page.js("getComputedStyle(document.querySelector('.runs td.none')).display") == "none"
 
 
+def test_tables_of_many_columns_are_cards_on_a_phone(page: Page, pages: dict[str, Path]) -> None:
+    """No table scrolls sideways; every number says what it is, where its column has no head any more."""
+    cells = "[...document.querySelectorAll('.cards td')].filter(c => c.offsetParent)"
+    for name in ("evaluations", "certificates", "trainings"):
+        page.resize(390)
+        page.open(pages[name])
+        assert page.js("[...document.querySelectorAll('.wide')].every(w => w.scrollWidth <= w.clientWidth)"), name
+        labels = page.js(f"{cells}.map(c => getComputedStyle(c, '::before').content.slice(1, -1))")
+        assert labels == page.js(f"{cells}.map(c => c.closest('table').tHead.rows[0].cells[c.cellIndex].textContent)")
+        assert labels or name == "trainings"
+        assert page.js(f"{cells}.every(c => c.textContent !== '–')")
+        page.resize(1280)
+        assert page.js("[...document.querySelectorAll('.cards table')].every("
+                       "t => getComputedStyle(t).display === 'table')")
+
+
 def test_all_columns_of_the_index_are_visible(page: Page, tmp_path: Path) -> None:
     """With long names of models, a part of another run, certificates, and a run that is not finished."""
     name = "/weights/cifar10_resnet8_pgd_at_linf8.safetensors"

@@ -23,7 +23,7 @@ from equipoise.models import checkpoint
 from equipoise.reporting import mixednuts as report
 from equipoise.reporting.charts import Chart, Line
 from equipoise.reporting.section import read_run
-from equipoise.studies import STUDIES
+from equipoise.studies import STUDIES, reproduce
 from equipoise.studies.mixednuts import MIXEDNUTS, PLAIN, SMOKE, MixedNutsStudy
 from equipoise.studies.mixednuts_models import RobustModel, RobustModels, model_names
 
@@ -190,6 +190,37 @@ def test_full_size_as_typed(options: list[str], data: str, message: str, tmp_pat
     assert {"robust", "2", "MixedNUTS with 2, beta 0.9", "plain mixing with 2, alpha 0.7"} <= {
         result.model for result in results}
     assert {result.n for result in results} == {55}
+
+
+@pytest.mark.usefixtures("without_report")
+def test_the_attack_of_the_full_size_is_recorded_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    accurate, robust, _ = small_models(tmp_path).all_references
+    typed = ["reproduce", "mixednuts", "--size", "full", "--accurate", accurate, "--robust", robust, "--data", "digits",
+             "--count", "3", "--eps", "0.3", "--part", "margins", "--device", "cpu", "--out", str(tmp_path / "run")]
+    assert run([*typed, "--attack", "fast", "--part-count", "2"]) == 0
+    assert "adaptive-" in capsys.readouterr().out, "the table names the attack"
+    assert config.read(tmp_path / "run" / "run.toml")["identity"]["attack"] == "fast"
+    for part, n in ((".", 3), ("margins", 2)):
+        results = read_summary(tmp_path / "run" / part).results
+        assert {(result.metric, result.n) for result in results} == {(name, n) for name in (
+            "clean", "adaptive-fast", "worst")}
+    margins = report.margins(read_run(tmp_path / "run"))
+    assert margins is not None and "adaptive-fast" in margins.prose[0]
+    for given in ([], ["--attack", "standard"]):
+        assert run([*typed, *given]) == 2
+        message = capsys.readouterr().err
+        assert "attack" in message and "fast" in message and "standard" in message
+
+
+@pytest.mark.parametrize(("study_name", "size", "reason"), [
+    ("mixednuts", "smoke", "smoke size"), ("adaptive-smoothing", "full", "study adaptive-smoothing")])
+@pytest.mark.parametrize("option", ["attack", "part_count"])
+def test_only_the_full_size_of_this_study_has_these_settings(study_name: str, size: str, reason: str, option: str,
+                                                             tmp_path: Path) -> None:
+    settings: dict[str, Any] = {option: {"attack": "fast", "part_count": 5}[option]}
+    with pytest.raises(InputError, match=f"`{option}` must be left out for the {reason}"):
+        reproduce(study_name, out=tmp_path / "run", size=size, **settings)
+    assert not (tmp_path / "run").exists()
 
 
 def test_names_of_checkpoints_of_one_folder() -> None:

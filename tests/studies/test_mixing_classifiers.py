@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import shutil
 import tomllib
 from dataclasses import replace
@@ -15,7 +16,7 @@ from torch import nn
 from equipoise.attacks import MinimumNorm
 from equipoise.certification.mixture import SmoothedBase
 from equipoise.cli.main import run
-from equipoise.core import rows
+from equipoise.core import rows, stats
 from equipoise.core.records import read_rows
 from equipoise.core.results import SelectedAlpha, read_summary
 from equipoise.core.rows import SELECT_ALPHA, AttackRow, CertificateRow, Row, by_mixture, certificates
@@ -54,7 +55,11 @@ def test_the_study(arguments: list[str], tmp_path: Path, monkeypatch: pytest.Mon
                    capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["reproduce", "mixing-classifiers", *arguments]) == 0
     folder = tmp_path / "run"
-    assert capsys.readouterr().out.splitlines()[-2] == f"results: {folder / 'summary.json'}"
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-2] == f"results: {folder / 'summary.json'}"
+    for words in ("Accuracy on 12 images", "Average certified radius by theorem, 12 images",
+                  "Median radius of confirmed perturbations, an upper bound, 4 images", "Local Lipschitz constants"):
+        assert words in printed
     names = ["robust (sigma 0.1)", "robust (sigma 0.2)"]
     selected = read_summary(folder / "select").selected_alphas
     assert {item.model for item in selected} <= {names[1]} and {item.baseline for item in selected} <= {names[0]}
@@ -259,3 +264,13 @@ def test_the_documented_mixtures_of_equal_clean_accuracy(full_size: dict[float, 
         radii = base.radius(alpha, theorem.removeprefix("Theorem ") or "ours")
         expected = [base.correct(alpha).mean(), *((radii >= radius).mean() for radius in at)]
         assert list(map(float, values)) == pytest.approx([100 * share for share in expected], abs=0.0501), name
+
+
+@pytest.mark.parametrize("network", ["standard", "gaussian_sigma050", "pgd_at_linf8"])
+def test_the_documented_lipschitz_constants(network: str) -> None:
+    kept = DOCUMENT.with_suffix("") / "lipschitz-24-images" / "estimate" / "rows.jsonl.gz"
+    values = [row["lipschitz"] for row in map(json.loads, gzip.decompress(kept.read_bytes()).splitlines())
+              if row.get("model") == f"cifar10_resnet18_{network}.safetensors"]
+    mean = stats.mean(values)
+    assert len(values) == 24
+    assert f"| {mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}], test images 0–23 |" in DOCUMENT.read_text()

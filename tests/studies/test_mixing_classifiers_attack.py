@@ -17,7 +17,7 @@ from equipoise.core import rng
 from equipoise.core.records import Run
 from equipoise.core.rows import AttackRow
 from equipoise.data import Dataset
-from equipoise.studies.mixing_classifiers_attack import CONFIRMED, ConfirmedAttack, confirm
+from equipoise.studies.mixing_classifiers_attack import CONFIRMED, ConfirmedAttack, confirm, move_misclassified
 from equipoise.studies.mixing_classifiers_models import SmoothedModel
 
 SIGMA, PIXELS = 0.1, 16
@@ -89,7 +89,8 @@ def test_nothing_is_claimed_where_predict_abstains() -> None:
     x, y = images_at((0.1,)), torch.zeros(1, dtype=torch.int64)
 
     def confirmed(offsets: tuple[float, ...], largest: float) -> tuple[float | None, int]:
-        return confirm(Halves(), None, x, images_at((0.0,)), y, plan=SmoothingPlan(SIGMA, samples=400, failure=1e-6),
+        plan = SmoothingPlan(SIGMA, samples=400, failure=1e-6)
+        return confirm(Halves(), None, x, images_at((0.0,)).__getitem__, y, plan=plan,
                        stream=rng.stream(0, "a", y), largest=largest, offsets=offsets)[0]
 
     assert confirmed((0.0,), 1.0) == (None, -1)
@@ -100,6 +101,30 @@ def test_nothing_is_claimed_where_predict_abstains() -> None:
 
 def test_a_misclassified_image_has_radius_zero() -> None:
     x, y = images_at((0.3,)), torch.ones(1, dtype=torch.int64)
-    found = confirm(Halves(), None, x, x, y, plan=SmoothingPlan(SIGMA, samples=400), stream=rng.stream(0, "a", y),
-                    largest=1.0)
+    found = confirm(Halves(), None, x, x.__getitem__, y, plan=SmoothingPlan(SIGMA, samples=400),
+                    stream=rng.stream(0, "a", y), largest=1.0)
     assert found == [(0.0, 0)]
+
+
+def test_only_images_that_are_classified_correctly_are_attacked() -> None:
+    """The second image is misclassified without a perturbation."""
+    x, y = images_at((0.1, 0.3, 0.1)), torch.tensor([0, 1, 0])
+    searched: list[list[int]] = []
+
+    def search(rows: Tensor) -> Tensor:
+        searched.append(rows.tolist())
+        return images_at((-0.3, -0.2))
+
+    plan = SmoothingPlan(SIGMA, samples=400, failure=1e-6)
+    found = confirm(Halves(), None, x, search, y, plan=plan, stream=rng.stream(0, "a", torch.arange(3)), largest=1.0)
+    assert searched == [[0, 2]] and [predicted for _, predicted in found] == [1, 0, 1]
+    assert [radius for radius, _ in found] == pytest.approx([0.4, 0.0, 0.3], rel=1e-5)
+
+
+def test_images_that_only_the_stand_in_misclassifies_are_moved() -> None:
+    """Towards the hyperplane, or away from it if that is where the wrong class lies; the others stay as they are."""
+    x, y = images_at((0.01, -0.01, 0.2)), torch.tensor([1, 0, 0])
+    x_adv = torch.cat([x[:2], images_at((-0.05,))])
+    moved = move_misclassified(Halves(), x, x_adv, y, 0.02)
+    assert torch.equal(moved[2], x_adv[2])
+    assert torch.allclose(moved[:2], images_at((0.03, -0.03)), atol=1e-5)

@@ -28,7 +28,7 @@ def test_the_text_has_everything_and_no_long_line() -> None:
             assert all(value in words for value in vars(needed).values())
         for part in overview.parts:
             assert f" {part.name} " in words and part.description in words
-            assert part.minutes is None or f"({part.minutes:g} min)" in words
+            assert f"{part.description} ({part.time})" in words
 
 
 def test_minutes_are_those_of_parts() -> None:
@@ -39,7 +39,10 @@ def test_minutes_are_those_of_parts() -> None:
         More.
         """
 
-    overview = study_overview("name", "paper", {"radii": measure}, {}, {"radii": 2.5})
+    overview = study_overview("name", "paper", {"radii": measure, "trust": measure}, {}, {"radii": 2.5})
     assert (overview.parts[0].description, overview.parts[0].minutes) == ("First sentence, on two lines.", 2.5)
+    assert [part.time for part in overview.parts] == ["2.5 min", "not measured"]
+    overview = study_overview("name", "paper", {"radii": measure}, {}, {"radii": 2.5}, "classifier")
+    assert overview.parts[0].time == "2.5 min per classifier"
     with pytest.raises(InputError, match="did you mean 'radii'"):
         study_overview("name", "paper", {"radii": measure}, {}, {"radius": 2.5})

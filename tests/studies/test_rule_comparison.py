@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import equipoise as eq
 from equipoise import evaluation, models
 from equipoise.attacks import Apgd, Pgd
+from equipoise.core import progress, progress_display
 from equipoise.core.checks import EquipoiseWarning
 from equipoise.core.results import read_summary
 from equipoise.data import Dataset
@@ -69,6 +70,7 @@ def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """No report, few ranges of gates, and one step against candidates."""
     monkeypatch.setattr("equipoise.reporting.report", lambda folder: Path(folder) / "report.html")
     monkeypatch.setattr("equipoise.studies.shared_pool.candidate_attack", lambda model: Apgd(loss="margin", steps=1))
+    monkeypatch.setattr("equipoise.studies.selector.full_attack", lambda model: Apgd(loss="margin", steps=2))
     module = sys.modules["equipoise.studies.rule_comparison"]
     monkeypatch.setattr(module, "with_ranges", lambda model: gated.with_ranges(model, (0.0, 0.5, 0.9), (0.4,)))
 
@@ -77,9 +79,19 @@ def test_every_rule_of_a_fit_is_compared_under_its_agreed_name() -> None:
     (rule,) = (field for field in dataclasses.fields(FitSettings) if field.name == "rule")
     fitted = {"plain", *rule.metadata["among"]}
     assert fitted == {"auto", *RULES} - {"robust"}
-    assert set(COMPARED) == fitted - {"cascade"}  # which has another robust side: h with its views
+    assert set(COMPARED) == fitted
     assert (RULES["paper"], RULES["nuts"], RULES["switch"]) == ("MixedNUTS", "NUTS map (ours)", "confidence switch")
-    assert ComparisonSettings().listed("rules") == list(COMPARED)
+    assert ComparisonSettings().listed("rules") == [rule for rule in COMPARED if rule != "cascade"]  # needs views
+
+
+def test_progress_never_goes_back(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from one rule to the next, nor where a mixture is selected instead of fitted."""
+    monkeypatch.setattr(progress_display, "_SECONDS_BETWEEN_LINES", 0.0)
+    with progress.display():
+        eq.compare_rules(*bases(), images(), images(12, 500), rules="plain,paper,nuts,switch", **QUICK)
+    fitting = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[1/2 fitting]")]
+    shares = [int(line.partition("; ")[2].partition(" %")[0]) for line in fitting]
+    assert shares == sorted(shares) and len(set(shares)) >= 4, fitting
 
 
 def test_one_margin_attack_serves_all_rules_and_equal_mixtures_are_attacked_once(
@@ -109,6 +121,22 @@ def test_one_margin_attack_serves_all_rules_and_equal_mixtures_are_attacked_once
     (check,) = result.summary.promises
     assert (check.model, check.versus, check.promised.share) == ("confidence switch", "robust", 0.1)
     assert f"confidence switch: {check.explanation}" in str(result)
+
+
+def test_a_cascade_is_compared_with_the_switch_over_all_views() -> None:
+    accurate, robust = bases()
+    pair = accurate, models.TTAClassifier(robust, 2)
+    result = eq.compare_rules(*pair, images(), images(12, 500), rules="switch,cascade", **QUICK)
+    methods = {method.name: method for method in result.summary.compared}
+    assert list(methods) == ["accurate", "robust", "confidence switch", "cascade of views"]
+    assert ", first view s " in methods["cascade of views"].mixture
+    assert methods["confidence switch"].mixture.endswith(", 2 views")
+    assert 1 <= float(methods["cascade of views"].mixture.split(", ")[-1].removesuffix(" views")) <= 2
+    measured = {row.model for row in result.rows}
+    assert measured == {"accurate", "robust", "confidence switch", "cascade of views"}
+    assert {check.model for check in result.summary.promises} == {"confidence switch", "cascade of views"}
+    with pytest.raises(eq.InputError, match="`robust` must have views, such as tta:6:REFERENCE, for the rule cascade"):
+        eq.compare_rules(accurate, robust, images(), images(12, 500), rules="cascade", **QUICK)
 
 
 def test_a_comparison_is_resumed_and_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -211,7 +239,7 @@ def test_promises_in_both_senses() -> None:
     settings = ComparisonSettings(promise="probability", confidence=0.9)
     assert settings.fit_settings("switch").target().confidence == 0.9
     assert settings.fit_settings("paper").target().confidence is None
-    with pytest.raises(eq.InputError, match="`promise` must be left out where none of nuts, switch and auto is comp"):
+    with pytest.raises(eq.InputError, match="`promise` must be left out where none of nuts, switch, auto and casc"):
         ComparisonSettings(rules="plain,paper", promise="probability")
     with pytest.raises(eq.InputError, match="`confidence` must be left out unless `promise` is probability"):
         ComparisonSettings(confidence=0.9)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import runpy
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +16,14 @@ from small_pair import conditions, study_run
 from small_pair import without_report as without_report
 
 from equipoise.cli.main import run
-from equipoise.core import config
+from equipoise.core import config, format
 from equipoise.core.records import read_rows
 from equipoise.core.results import read_summary
 from equipoise.core.rows import CertificateRow, ConfidenceRow
 from equipoise.data import Dataset, load_data, mnist
 from equipoise.reporting import smoothmix
 from equipoise.reporting.section import read_run
+from equipoise.studies import results_table
 from equipoise.studies.smoothmix import SMOKE, ModelSelection, SmoothMixStudy
 from equipoise.studies.smoothmix_models import (
     ABLATIONS,
@@ -36,7 +40,7 @@ from equipoise.studies.smoothmix_models import (
     smoke_models,
 )
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS, BENCHMARKS = (Path(__file__).parents[2] / name for name in ("configs", "benchmarks"))
 TINY = replace(SMOKE, samples=60, n0=10, every={"digits": 60}, training_images=64, diagnosed=4,
                radii=replace(SMOKE.radii, at=(0.0, 1.0), steps=2, samples=20),
                line=replace(SMOKE.line, steps=2, samples=20))
@@ -90,6 +94,24 @@ def test_confidences_and_the_report(tmp_path: Path) -> None:
     metrics = {result.metric for result in read_summary(tmp_path / "run" / TABLE_1 / "digits_gaussian").results}
     assert {"true@0.00", "true@1.00", "off@1.00", "ratio"} - {"ratio"} <= metrics
     assert not read_summary(tmp_path / "run").notes
+    printed = " ".join(results_table(tmp_path / "run").split())
+    acr = {result.model: result for result in read_summary(tmp_path / "run").results}["digits_smoothmix"]
+    assert f"SmoothMix (η = 5) 0.25 6 0.511 0.522 {acr.value:.3f} [{acr.low:.3f}, {acr.high:.3f}]" in printed
+    true, off = ({result.metric: format.value(result) for result in read_summary(
+        tmp_path / "run" / TABLE_1 / "digits_gaussian").results}[f"{name}@1.00"] for name in ("true", "off"))
+    assert f" 1.00 {true} [" in printed and f" {off} [" in printed and "mixing ratio (Figure 3)" in printed
+
+
+def test_rows_of_a_single_part_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study without certificates keeps its confidences alone."""
+    models = [model for model in tiny_models() if model.label == "Gaussian"]
+    run_study(tmp_path / "run", [TABLE_1], models)
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setattr(sys, "argv", ["smoothmix_rows.py", str(tmp_path / "run"), str(tmp_path / "kept")])
+    runpy.run_path(str(BENCHMARKS / "smoothmix_rows.py"), run_name="__main__")
+    assert folders(tmp_path / "kept") == {"confidences.csv.gz"}
+    lines = gzip.decompress((tmp_path / "kept" / "confidences.csv.gz").read_bytes()).splitlines()
+    assert len(lines) == 1 + len(read_rows(tmp_path / "run" / TABLE_1 / "digits_gaussian"))
 
 
 def test_the_report_says_whose_figures_it_shows(tmp_path: Path) -> None:
@@ -99,6 +121,8 @@ def test_the_report_says_whose_figures_it_shows(tmp_path: Path) -> None:
     text = run_study(tmp_path / "run", [], models).read_text()
     assert "paper, ResNet-110" in text and "checkpoints that the authors" in text and "0.684" in text
     assert "released logs" not in text and "at sigma 0.25 (SmoothAdv)" in text
+    printed = " ".join(results_table(tmp_path / "run").split())
+    assert "* of a ResNet-110" in printed and " 0.684* " in printed
 
 
 @pytest.mark.usefixtures("without_report")

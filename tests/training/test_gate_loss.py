@@ -14,6 +14,8 @@ from equipoise.core.checks import InputError
 from equipoise.core.modes import inference
 from equipoise.data.dataset import Dataset, whole_split
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, new_gate
+from equipoise.mixing.logit_maps import confidence_switch
+from equipoise.mixing.surrogates import Sides, hinge_sums
 from equipoise.models import build, checkpoint
 from equipoise.training import TrainingPlan, fit_model
 from equipoise.training.objectives.gate import GateLoss
@@ -81,6 +83,35 @@ def test_the_penalty_lowers_alpha() -> None:
     objectives = [GateLoss(adversary="C", eps=0.1, steps=8, alpha_penalty=penalty) for penalty in (0.0, 1.0)]
     alpha = [model.alphas(objective.attack(model, x, y, stream())).mean() for objective in objectives]
     assert alpha[1] < alpha[0] - 0.05
+
+
+def test_hinges_leave_more_decisions_to_a_wrong_accurate_side() -> None:
+    """Over a switch, runs on the two hinges bring g to the target and h below its own threshold more often."""
+    model, (x, _) = gated_model(), images_and_labels()
+    switch = MixedClassifier(model.accurate, model.robust, 0.7, hard=True, logit_map=confidence_switch(1.0, 0.1))
+    mixed = model.with_settings_of(switch).with_range(0.55, 1.0).eval()
+    y = mixed(x).argmax(dim=1)
+    broken = {}
+    for share in (0.0, 1.0):
+        objective = GateLoss(eps=0.1, steps=12, alpha_penalty=0.0, untargeted_share=0.0, hinge_share=share,
+                             min_radius=1.0, max_radius=1.0)
+        attacked = objective.attack(mixed, x, y, stream())
+        broken[share] = float((mixed(attacked).argmax(dim=1) != y).float().mean())
+    assert broken[1.0] > broken[0.0] > 0
+
+
+def test_hinge_objective_is_that_of_the_evaluation() -> None:
+    model, (x, y) = gated_model(), images_and_labels()
+    switch = MixedClassifier(model.accurate, model.robust, 0.7, hard=True, logit_map=confidence_switch(1.0, 0.1))
+    mixed = model.with_settings_of(switch).with_range(0.55, 1.0).eval()
+    target, zero = (y + 1) % K, torch.zeros(B)
+    sums = hinge_sums(Sides(mixed)(x), y, "mapped", reserve=0.05, rivals=0.0)
+    expected = -sums.gather(1, target.unsqueeze(1)).squeeze(1)
+    by_hinges = torch.arange(B) % 2 == 0
+    value = GateLoss(hinge_share=0.5).attack_loss(mixed, x, y, zero, target, by_hinges)
+    torch.testing.assert_close(value[by_hinges], expected[by_hinges])
+    plain = GateLoss().attack_loss(mixed, x, y, zero, target)
+    assert torch.equal(value[~by_hinges], plain[~by_hinges]) and not torch.equal(value, plain)
 
 
 def test_targets_are_drawn_among_the_other_classes() -> None:

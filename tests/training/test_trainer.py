@@ -14,7 +14,10 @@ from equipoise.core import config
 from equipoise.core.checks import InputError
 from equipoise.core.results import read_summary
 from equipoise.core.settings import split
-from equipoise.mixing import GatedClassifier, load_gate
+from equipoise.mixing import GatedClassifier, MixedClassifier, load_gate, save_mixture
+from equipoise.mixing.logit_maps import confidence_switch
+from equipoise.models import checkpoint
+from equipoise.models.layers.tta import TTAClassifier
 from equipoise.training import OBJECTIVES, TrainingPlan, fit_model, train, train_gate
 from equipoise.training.objectives import Standard
 from equipoise.training.trainer import measure_channels
@@ -148,6 +151,35 @@ def test_train_gate(tmp_path: Path) -> None:
     identity = config.read(tmp_path / "run" / "run.toml")["identity"]
     assert identity["objective"]["name"] == "gate" and identity["arch"] == "gated"
     assert identity["plan"]["optimizer"] == "adamw" and identity["plan"]["held_out"] == 0  # defaults of a gate
+
+
+@pytest.mark.parametrize("given", ["folder", "mixture"])
+def test_gate_is_attacked_over_a_mixture_with_views(given: str, tmp_path: Path) -> None:
+    """The features of a model with views are those of every image, and the gate is trained over the map of a switch."""
+    accurate, robust = network(1).eval(), TTAClassifier(network(2).eval(), 6).eval()
+    switch = MixedClassifier(accurate, robust, 0.8, hard=True, logit_map=confidence_switch(4.0, 1.0))
+    over: Any = switch
+    if given == "folder":
+        for side, base in (("accurate", accurate), ("robust", robust.model)):
+            checkpoint.save(tmp_path / f"{side}.safetensors", base)
+        over = f"mixture:{tmp_path / 'switch'}"
+        save_mixture(tmp_path / "switch", switch, accurate=str(tmp_path / "accurate.safetensors"),
+                     robust=f"tta:6:{tmp_path / 'robust.safetensors'}")
+    result = train_gate(accurate, robust, data=dataset(), width=4, device="cpu", epochs=1, batch_size=30, eps=0.1,
+                        steps=2, hinge_share=0.5, over=over)
+    model = result.model
+    assert isinstance(model, GatedClassifier) and model.hard and model.logit_map is not None
+    assert model.logit_map.describe() == switch.logit_map.describe()  # type: ignore[union-attr]
+    assert model.alpha_range == pytest.approx((1 / 1.5, 1.0))  # q is 0.25
+    x = torch.rand(5, *dataset().image_shape)
+    assert torch.allclose(model.alphas(x), torch.cat([model.alphas(image) for image in x.split(1)]), atol=1e-5)
+
+
+def test_gate_over_plain_mixing_needs_no_mixture() -> None:
+    accurate, robust = network(1).eval(), network(2).eval()
+    with pytest.raises(InputError, match="`over` must be a mixture with a map and one stage"):
+        train_gate(accurate, robust, data=dataset(), width=4, device="cpu", epochs=1,
+                   over=MixedClassifier(accurate, robust, 0.8))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -213,7 +213,8 @@ class Driver:
         searches = {number: search for number, search in made.items() if search is not None}
         if not searches:
             return True
-        order = [(number, image) for number in searches for image in rows.tolist() if state.next_stage[image] <= number]
+        next_stage = dict(zip(rows.tolist(), state.next_stage[rows].tolist(), strict=True))
+        order = [(number, image) for number in searches for image, stage in next_stage.items() if stage <= number]
         for number, result in run_searches(
                 searches, source.judge, load, order, slots=self.slots, shape=self._shape,
                 verdict_shape=self._shape.at_most(VERDICT_BLOCK), wanted=lambda images: candidates(state)[images],

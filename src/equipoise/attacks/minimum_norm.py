@@ -153,25 +153,36 @@ class MinimumNormSearch:
 
     def _keep(self, state: MinimumNormState, points: Tensor) -> MinimumNormState:
         """Pull points back towards the images, and keep those that are the smallest perturbations so far."""
-        x = state.x
         verdict = self.source.judge(points, state.y)
         broken = verdict.predicted != state.y
-        shortest, winner = points, verdict.predicted
-        low, high = torch.zeros_like(state.lowest), torch.ones_like(state.lowest)
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            between = x + per_example(middle, x) * (points - x)
-            there = self.source.judge(between, state.y)
-            still = broken & (there.predicted != state.y) & (there.logit_margin <= CLEAR * verdict.logit_margin)
-            shortest, winner = where_rows(still, between, shortest), torch.where(still, there.predicted, winner)
-            low, high = torch.where(still, low, middle), torch.where(still, middle, high)
-        size = geometry.size(shortest.double() - x.double(), self.threat.norm)
+        rows = broken.nonzero().squeeze(1)  # the others need no further passes
+        shortest, winner = points.clone(), verdict.predicted.clone()
+        shortest[rows], winner[rows] = self._pull_back(
+            state.x[rows], state.y[rows], points[rows], verdict.predicted[rows], verdict.logit_margin[rows])
+        size = geometry.size(shortest.double() - state.x.double(), self.threat.norm)
         smaller = broken & (size < state.size) & (size <= self.threat.eps)
         nearer = ~broken & state.size.isinf() & (verdict.logit_margin < state.lowest)
         return replace(
             state, nearest=where_rows(smaller | nearer, shortest, state.nearest),
             size=torch.where(smaller, size, state.size), winner=torch.where(smaller, winner, state.winner),
             lowest=torch.where(smaller | nearer, verdict.logit_margin.to(state.lowest.dtype), state.lowest))
+
+    def _pull_back(self, x: Tensor, y: Tensor, points: Tensor, predicted: Tensor,
+                   logit_margin: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest misclassified points on the segments from images x to misclassified points, and their classes.
+
+        `predicted` and `logit_margin` (R,) are those of the points.
+        """
+        shortest, winner = points, predicted
+        low, high = x.new_zeros(len(x)), x.new_ones(len(x))
+        for _ in range(BISECTIONS if len(x) else 0):
+            middle = (low + high) / 2
+            between = x + per_example(middle, x) * (points - x)
+            there = self.source.judge(between, y)
+            still = (there.predicted != y) & (there.logit_margin <= CLEAR * logit_margin)
+            shortest, winner = where_rows(still, between, shortest), torch.where(still, there.predicted, winner)
+            low, high = torch.where(still, low, middle), torch.where(still, middle, high)
+        return shortest, winner
 
 
 def radii_of(x_adv: Tensor, x: Tensor, broken: Sequence[bool] | Tensor, norm: str) -> list[float | None]:

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from equipoise.certification.radii import SLACK, lemma_margin
 from equipoise.core import checks, geometry
-from equipoise.core.ascent import ascend
+from equipoise.core.ascent import ascend, last
 from equipoise.core.modes import inference
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
+
+CLASSES_PER_PASS = {"cpu": 1, "cuda": 10}  # passes over one class at a time would leave a GPU idle
 
 
 def lipschitz_radius(probabilities: Tensor, constants: Tensor, alpha: float) -> Tensor:
@@ -80,27 +82,37 @@ def estimate_local(model: nn.Module, x: Tensor, *, threat: Threat, stream: Strea
     with inference(model):
         with torch.no_grad():
             clean = torch.softmax(checks.logits(model(x), len(x)), dim=1)
-        y = clean.argmax(dim=1)
         largest = torch.zeros_like(clean)
-        for label in range(clean.shape[1]):
-            sign = torch.where(y == label, -1.0, 1.0).to(clean.dtype)
+        for labels in torch.arange(clean.shape[1]).split(CLASSES_PER_PASS.get(x.device.type, 1)):
             for restart in range(restarts):
-                start = geometry.draw(x, threat, stream.at("class", label, "start", restart))
-                change = _largest_change(model, x, start, label, sign, clean[:, label], threat, steps)
-                largest[:, label] = torch.maximum(largest[:, label], change)
+                starts = [geometry.draw(x, threat, stream.at("class", label, "start", restart))
+                          for label in labels.tolist()]
+                change = _largest_changes(model, x, torch.stack(starts), labels.to(x.device), clean, threat, steps)
+                largest[:, labels] = torch.maximum(largest[:, labels], change)
     return LocalEstimate(threat, clean, largest / threat.eps)
 
 
-def _largest_change(model: nn.Module, x: Tensor, start: Tensor, label: int, sign: Tensor, clean: Tensor, threat: Threat,
-                    steps: int) -> Tensor:
-    def log_probability(at: Tensor) -> Tensor:
-        # The logarithm, because the probability itself is flat where it is near 0 or 1.
-        return sign * torch.log_softmax(model(at), dim=1)[:, label]
+def _largest_changes(model: nn.Module, x: Tensor, starts: Tensor, labels: Tensor, clean: Tensor, threat: Threat,
+                     steps: int) -> Tensor:
+    """(B, R) largest fall (of the predicted class) or rise of the probabilities of `labels` (R,).
 
-    best = torch.zeros_like(clean)
-    for point in ascend(log_probability, start, norm=threat.norm, steps=steps, step_size=2.5 * threat.eps / steps,
-                        project=partial(geometry.project, x=x, threat=threat)):
-        with torch.no_grad():
-            change = torch.softmax(model(point), dim=1)[:, label] - clean
-        best = torch.maximum(best, sign * change)
-    return best
+    The search of every label has a start of its own, `starts` (R, B, …); all share their passes.
+    """
+    label = labels.repeat_interleave(len(x))
+    before = clean[:, labels].T.flatten()
+    sign = torch.where(clean.argmax(dim=1).repeat(len(labels)) == label, -1.0, 1.0).to(clean.dtype)
+    best = torch.zeros_like(before)
+
+    def log_probability(at: Tensor) -> Tensor:
+        nonlocal best
+        # The logarithm, because the probability itself is flat where it is near 0 or 1.
+        logarithm = torch.log_softmax(model(at), dim=1).gather(1, label[:, None])[:, 0]
+        best = torch.maximum(best, sign * (logarithm.detach().exp() - before))
+        return sign * logarithm
+
+    images = x.repeat(len(labels), *(1 for _ in x.shape[1:]))
+    end = last(ascend(log_probability, starts.flatten(0, 1), norm=threat.norm, steps=steps,
+                      step_size=2.5 * threat.eps / steps, project=partial(geometry.project, x=images, threat=threat)))
+    with torch.no_grad():
+        log_probability(end)
+    return best.view(len(labels), len(x)).T

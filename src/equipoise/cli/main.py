@@ -17,7 +17,7 @@ import typer
 from equipoise import __version__
 from equipoise.cli.help import GroupedCommand, GroupedCommands
 from equipoise.core import interrupts
-from equipoise.core.checks import EquipoiseWarning, InputError, shorten
+from equipoise.core.checks import EquipoiseWarning, InputError, shorten, shown
 from equipoise.core.text import literal
 
 # Typer carries its own copy of click in some releases, so the base class is reached through Typer.
@@ -102,6 +102,14 @@ def run(arguments: Sequence[str]) -> int:
         return _run(arguments, received)
 
 
+def _usage_message(error: Exception) -> str:
+    """The message of Typer in one line, with the value that it could not read, which it leaves out."""
+    message = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+    if type(error.__cause__).__name__ != "ValidationError":
+        return message
+    return f"{message}, got {shown(error.__cause__.errors()[0]['input'])}"  # type: ignore[union-attr]
+
+
 def _run(arguments: Sequence[str], received: interrupts.Received) -> int:
     try:
         with warnings.catch_warnings():
@@ -114,7 +122,7 @@ def _run(arguments: Sequence[str], received: interrupts.Received) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message(), file=sys.stderr)  # type: ignore[attr-defined]
             return 2
-        return _print_error(" ".join(error.format_message().split()), 2)  # type: ignore[attr-defined]
+        return _print_error(_usage_message(error), 2)
     except InputError as error:
         return _print_error(str(error), 2)
     except (KeyboardInterrupt, typer.Abort):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,9 +12,10 @@ import typer
 
 from equipoise.cli import next_commands, options
 from equipoise.cli.help import MODELS, GroupedCommand, GroupedCommands
-from equipoise.cli.options import OBJECTIVE, command
+from equipoise.cli.options import command
 from equipoise.cli.output import Outcome, write_report
 from equipoise.core import checks
+from equipoise.core.settings import Settings, setting
 from equipoise.data import DataSettings
 from equipoise.mixing import load_model
 from equipoise.mixing.folder import GATE
@@ -32,11 +34,6 @@ Mean = Annotated[str | None, typer.Option(help="Per-channel means subtracted by 
                                           rich_help_panel=MODELS)]
 Std = Annotated[str | None, typer.Option(help="Per-channel standard deviations it divides by; those of the training "
                                          "images if not given.", show_default=False, rich_help_panel=MODELS)]
-Width = Annotated[int, typer.Option(help="Channels of the first stage of the gate.", rich_help_panel=OBJECTIVE)]
-Layers = Annotated[str | None, typer.Option(help="Layers whose features the gate reads, shallow and deep, of the "
-                                            "accurate and of the robust model, e.g. layer1,layer2;layer1,layer2; "
-                                            "found automatically if not given.", show_default=False,
-                                            rich_help_panel=OBJECTIVE)]
 TRAINING_DATA = DataSettings(split="train")
 GATE_HELP = "The gate of a mixture: a network that gives every image its own alpha, for `equipoise fit --gate`."
 
@@ -65,17 +62,32 @@ def _train(objective: Objective, plan: TrainingPlan, out: options.Out, arch: Arc
                    next_commands.after_train(out / BEST, data, objective))
 
 
+@dataclass(frozen=True, kw_only=True)
+class GateSettings(Settings):
+    """The network of a gate, and the mixture that it is attacked over."""
+
+    width: int = setting(WIDTH, "Channels of the first stage of the gate.", least=1, most=4096)
+    layers: str | None = setting(None, "Layers whose features the gate reads, shallow and deep, of the accurate and of "
+                                 "the robust model, e.g. layer1,layer2;layer1,layer2; found automatically if not "
+                                 "given.")
+    over: str | None = setting(None, "A mixture of both models, mixture:DIR, over whose map and hard labels the gate "
+                               "is attacked, as it will be used; plain mixing if not given.")
+
+
+DEFAULT_GATE = GateSettings()
+
+
 def _train_gate(accurate: options.Reference, robust: options.Reference, out: options.Out, objective: GateLoss,
                 load: LoadOptions, plan: TrainingPlan = GATE_PLAN, data: DataSettings = TRAINING_DATA,
-                width: Width = WIDTH, layers: Layers = None, device: options.Device = "auto",
+                network: GateSettings = DEFAULT_GATE, device: options.Device = "auto",
                 no_report: options.NoReport = False, config: options.Config = None) -> Outcome:
     images = data.load()
     bases = [load_model(reference, load, num_classes=images.num_classes, image_shape=images.image_shape)
              for reference in (accurate, robust)]
     require_used(load, bases)
     note_loaded(dict(zip((accurate, robust), bases, strict=True)))
-    result = train_gate(bases[0], bases[1], data=images, width=width, layers=_parse_layers(layers), out=out,
-                        device=device, **objective.to_dict(), **plan.to_dict())
+    result = train_gate(bases[0], bases[1], data=images, width=network.width, layers=_parse_layers(network.layers),
+                        over=network.over, out=out, device=device, **objective.to_dict(), **plan.to_dict())
     return Outcome(result, out, {"gate": out / GATE, **write_report(out, no_report)},
                    next_commands.after_gate(out, accurate, robust, data, objective))
 

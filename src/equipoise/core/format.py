@@ -136,7 +136,7 @@ def notes(summary: Summary) -> list[str]:
     summary = _with_names_of_table(summary)
     promises = [f"{item.model}: {item.explanation}" for item in summary.promises]
     audits = [f"{item.model}: {audit(item)}" for item in summary.audits
-              if f"{item.model}, {item.attack}" not in summary.copied]
+              if item.survivors and f"{item.model}, {item.attack}" not in summary.copied]
     copied = [f"{name}: as {original}, which has the same weights and was attacked once"
               for name, original in summary.copied.items() if not name.endswith(f", {CLEAN}")]
     rounded = [f"{item.model}: {item.count} of {item.n} images that {item.metric} broke are still misclassified after "

@@ -26,12 +26,14 @@ def in_batches(work: Callable[[slice], T], count: int, batch_size: int) -> Itera
         except RuntimeError as error:
             if not is_out_of_memory(error) or rows.stop - start == 1:
                 raise
-            batch_size = (rows.stop - start + 1) // 2
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+        else:
+            yield rows, result
+            start = rows.stop
             continue
-        yield rows, result
-        start = rows.stop
+        # Only here, after the error and the frames it holds are gone, can memory be freed.
+        batch_size = (rows.stop - start + 1) // 2
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
@@ -77,10 +77,11 @@ def _visible() -> Iterator[Display]:
 
 
 @contextmanager
-def plan(shares: Mapping[str, float]) -> Iterator[None]:
+def plan(shares: Mapping[str, float] | Sequence[tuple[str, float]]) -> Iterator[None]:
     """Work that consists of these tasks or stages, in this order, with their shares of the time.
 
-    Inside a stage of another plan it is a part of it. Stages are skipped where others come next.
+    Inside a stage of another plan it is a part of it. Stages are skipped where others come next, and those of one name,
+    which only a sequence can have, are entered one after the other.
     """
     with _visible() as shown:
         shown.plans.append(StagePlan(shares))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -29,21 +29,23 @@ class Task:
 class StagePlan:
     """The stages of a piece of work, and which of them are done."""
 
-    def __init__(self, shares: Mapping[str, float]) -> None:
-        self.shares = dict(shares)
+    def __init__(self, shares: Mapping[str, float] | Sequence[tuple[str, float]]) -> None:
+        stages = list(shares.items() if isinstance(shares, Mapping) else shares)
+        self.names, self.shares = [name for name, _ in stages], [share for _, share in stages]
         self.number, self.name, self.done, self.current = 0, "", 0.0, 0.0
         self.inside = 0.0  # how much of the stage in progress is done, by tasks that are not planned
         self.is_unplanned = False  # the task in progress
         self.is_task = False  # the stage in progress
 
     def enter(self, name: str, is_task: bool) -> bool:
-        """Start a stage; those before it are done. False if it is not planned."""
-        if name not in self.shares:
+        """Start a stage, of several with one name the next; those before it are done. False if it is not planned."""
+        if name not in self.names:
             return False
+        start = self.number if name in self.names[self.number:] else 0
+        place = self.names.index(name, start)
         self.is_task = is_task
-        names = list(self.shares)
-        self.number, self.name, self.inside = names.index(name) + 1, name, 0.0
-        self.done, self.current = sum(map(self.shares.__getitem__, names[: self.number - 1])), self.shares[name]
+        self.number, self.name, self.inside = place + 1, name, 0.0
+        self.done, self.current = sum(self.shares[:place]), self.shares[place]
         return True
 
     def leave(self) -> None:
@@ -53,7 +55,7 @@ class StagePlan:
     def fraction(self, of_task: float) -> float:
         """How much is done; a task that is not planned takes half of what is left of its stage."""
         of_stage = self.inside + of_task * (1 - self.inside) * (0.5 if self.is_unplanned else 1.0)
-        return (self.done + self.current * of_stage) / (sum(self.shares.values()) or 1.0)
+        return (self.done + self.current * of_stage) / (sum(self.shares) or 1.0)
 
 
 class Display:
@@ -83,7 +85,7 @@ class Display:
         """The stage of the outermost plan, such as "2/7 fitting"; its number alone if it is a task, which is shown."""
         plan = self.plans[0]
         name = "" if len(self.plans) == 1 and plan.is_task else _shortened(literal(plan.name), longest)
-        return f"{max(plan.number, 1)}/{len(plan.shares)} {name}".rstrip()
+        return f"{max(plan.number, 1)}/{len(plan.names)} {name}".rstrip()
 
     def left(self, of_task: float) -> str:
         """The time that the outermost plan still takes; empty if it cannot be told, as after unplanned tasks."""

@@ -41,6 +41,10 @@ class Target:
         """In which sense the promise holds."""
         return "in expectation" if self.confidence is None else f"with {100 * self.confidence:g} % confidence"
 
+    def least_accuracy(self, robust: float) -> float:
+        """The robust accuracy that loses just what is allowed of that of the robust model; nothing is promised."""
+        return max(robust * (1 - self.share) if self.of_robust else robust - self.share, 0.0)
+
     def allowed(self, images: int, robust: int) -> int:
         """How many of the calibration images may be lost; −1 if there are too few to promise anything."""
         n = robust if self.of_robust else images

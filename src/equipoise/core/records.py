@@ -75,9 +75,11 @@ class Run:
         there, here = _flatten(previous), _flatten(tomllib.loads(config.dumps(identity)))
         for key in {**here, **there}:
             if there.get(key) != here.get(key):
-                raise InputError(f"`out` must be a new folder or belong to this run: {self.folder} has "
-                                 f"{checks.shorten(key, 60)} = {checks.shown(there.get(key))}, this run has "
-                                 f"{checks.shown(here.get(key))}")
+                name = checks.shorten(key, 60)
+                stored = f"{name} = {checks.shown(there[key])}" if key in there else f"no {name}"
+                own = checks.shown(here[key]) if key in here else "none"
+                raise InputError(f"`out` must be a new folder or belong to this run: {self.folder} has {stored}, this "
+                                 f"run has {own}")
 
     def note_resumed(self, keys: Collection[RowKey]) -> None:
         """Show how many of the rows with these keys the folder has already, if it has some."""

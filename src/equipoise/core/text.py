@@ -32,6 +32,9 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
 
 
+_WRAPPERS = re.compile(r"(?:(?:smoothed|tta|looks):[^:]*:)+")  # around the reference of a model
+
+
 def is_reference(name: str) -> bool:
     """Whether a name is a path or a reference such as `file:PATH`; any other is shown as it is."""
     return re.match(r"\w+:|[\w.~-]*/", name) is not None
@@ -40,14 +43,19 @@ def is_reference(name: str) -> bool:
 def short_names(models: Iterable[str]) -> dict[str, str]:
     """Short model names: as much of the end of each path as distinguishes them, without the file extension.
 
-    Settings, which follow a question mark, are shown where a path comes with several.
+    Settings, which follow a question mark, are shown where a path comes with several. What wraps a model, such as
+    `smoothed:0.5:`, is always shown: it is another classifier.
 
     >>> short_names(["file:/a/b/last.safetensors", "file:/a/c/last.safetensors (alpha 0.8)"])
     {'file:/a/b/last.safetensors': 'b/last', 'file:/a/c/last.safetensors (alpha 0.8)': 'c/last (alpha 0.8)'}
     >>> short_names(["onnx:a/net.onnx?std=1/255,1/255,1/255"])
     {'onnx:a/net.onnx?std=1/255,1/255,1/255': 'net.onnx'}
+    >>> short_names(["file:/a/net.pt", "smoothed:0.5:file:/a/net.pt"])
+    {'file:/a/net.pt': 'net', 'smoothed:0.5:file:/a/net.pt': 'smoothed:0.5:net'}
     """
-    split = {name: name.partition(" (") for name in models}
+    models = list(models)
+    wrappers = {name: match[0] if (match := _WRAPPERS.match(name)) else "" for name in models}
+    split = {name: name.removeprefix(wrappers[name]).partition(" (") for name in models}
     references = {reference for reference, _, _ in split.values()}
     repeated = Counter(reference.partition("?")[0] for reference in references)
     paths = {path: path.split("/") if is_reference(path) else [path] for path in repeated}
@@ -58,5 +66,5 @@ def short_names(models: Iterable[str]) -> dict[str, str]:
     for name, (reference, mark, rest) in split.items():
         path, question, settings = reference.partition("?")
         own = re.sub(r"\.(safetensors|pth?)$", "", "/".join(paths[path][-depth:]))
-        short[name] = literal(own + (question + settings if repeated[path] > 1 else "") + mark + rest)
+        short[name] = literal(wrappers[name] + own + (question + settings if repeated[path] > 1 else "") + mark + rest)
     return short

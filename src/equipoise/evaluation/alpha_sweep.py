@@ -21,6 +21,7 @@ from equipoise.local_smoothing.jacobian import SoftplusSurrogate
 from equipoise.mixing import GatedClassifier, MixedClassifier
 
 STD, ROB, MIX = "std", "rob", "mix"  # PGD on the accurate base, PGD on the robust base, the attack on the mixture
+COLUMNS = "std, rob, mix: under attacks on the accurate model, on the robust model and on the mixture"
 STEPS = 20  # of std and rob [Bai2024, Figure 4]
 MAX_ALPHAS = 1000
 SMOOTHINGS = ("averaged", "added", "binary")  # [Bai2024]: Eq. (3.2) and (3.3), (3.1), and (2.1) for two classes

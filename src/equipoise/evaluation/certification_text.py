@@ -26,11 +26,10 @@ def results_table(results: Sequence[Result], failure: float) -> str:
             verdict = "as allowed" if result.count <= result.allowed else "MORE THAN ALLOWED"
             text = f"{result.count} of {result.n} broken, {result.allowed} allowed: {verdict}"
         name = names[result.model, result.alpha]
-        is_first = result.sigma is not None and name != previous
-        if is_first:
+        if name != previous:
             table.add_section()
+        table.add_row(name if name != previous else "", result.metric, text)
         previous = name
-        table.add_row(name if is_first or result.sigma is None else "", result.metric, text)
     return format.render(table)
 
 

@@ -160,7 +160,8 @@ class Evaluation(RunResults):
         tables = [format.accuracy_table(self.results, str(self.threat))]
         if self.radius_curves:
             tables.append(format.radius_table(self.radius_curves))
-        text = "\n".join([*tables, *format.notes(self.summary)])
+        is_sweep = any(result.metric == alpha_sweep.STD for result in self.results)
+        text = "\n".join([*tables, *([alpha_sweep.COLUMNS] if is_sweep else []), *format.notes(self.summary)])
         return f"{text}\n\n{estimate_table(self.lipschitz, self.threat)}" if self.lipschitz else text
 
 

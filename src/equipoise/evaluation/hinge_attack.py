@@ -17,10 +17,9 @@ from equipoise.attacks.targeted import RANKS, check_ranks
 from equipoise.core import checks
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
-from equipoise.mixing.surrogates import FORMS, Sides, hinge_sums
+from equipoise.mixing.surrogates import FORMS, RESERVES, Sides, hinge_sums
 
 OPTIMIZERS: dict[str, type[ApgdSearch] | type[MomentumSearch]] = {"apgd": ApgdSearch, "momentum": MomentumSearch}
-RESERVES = {True: 0.05, False: 1.0}  # by whether labels of g are hard: soft ones must also be confident
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from equipoise.mixing.cascade import BothStages, CascadeMargins, FirstView
 from equipoise.models.layers.tta import TTAClassifier
 
 CANDIDATES = 60  # thresholds of the first view that are tried
-FIRST_SHARE = 0.5  # of the allowed losses, at most, by a sure first view: the other half of the images may have more
+FIRST_SHARE = 0.25  # of the allowed losses, at most, by a sure first view: the other half of the images may have more
 SCALES = (1.0, 0.5, 2.0, 0.25, 4.0)  # of each stage, in units of that of the switch with all views
 
 

@@ -12,19 +12,19 @@ import torch
 from torch import nn
 
 from equipoise import models
-from equipoise.core import aggregation, arrays, checks, files, parallel
+from equipoise.core import aggregation, arrays, checks, files, parallel, progress
 from equipoise.core.device import attack_batch_size, resolve
 from equipoise.core.modes import outside_inference_mode
-from equipoise.core.records import Run, nothing_left_on_refusal
+from equipoise.core.records import Run, nothing_left_on_refusal, read_rows
 from equipoise.core.results import Summary, read_summary
-from equipoise.core.rows import SEARCH
+from equipoise.core.rows import SEARCH, AttackRow
 from equipoise.core.settings import split
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, class_share_notes
 from equipoise.evaluation import Conditions
 from equipoise.evaluation.cost import costs
 from equipoise.evaluation.job import MODEL, check_common, images_for, note_loaded
-from equipoise.fitting import artifacts
+from equipoise.fitting import artifacts, cached_logits
 from equipoise.fitting.cascade import fit_cascade
 from equipoise.fitting.conformal import Target
 from equipoise.fitting.gated import select_range
@@ -32,6 +32,7 @@ from equipoise.fitting.margin_attack import MarginAttack
 from equipoise.fitting.paper import PUBLISHED
 from equipoise.fitting.paper_fit import PaperFit, fit_paper
 from equipoise.fitting.pipeline import CalibratedMixture, ReusedMap, fit_mixture
+from equipoise.fitting.planned_attacks import planned_attacks
 from equipoise.fitting.result import Fit
 from equipoise.fitting.settings import FitSettings
 from equipoise.mixing import Gate, GatedClassifier, MixedClassifier, Provenance, load_gate, load_model
@@ -199,6 +200,8 @@ class _Task:
             "search": search, "attack": self.attack.describe(),
             "models": {side: models.identity(base) for side, base in bases.items()}, "data": self.data.describe(),
             "gate": None if gate is None else models.identity(gate)}
+        if gate is not None:
+            identity["range_attack"] = self.settings.range_attack
         references = [models.reference_of(base) or type(base).__name__ for base in bases.values()]
         run = Run(out, identity, {**self.conditions.environment(), "references": references, "command": self.command},
                   labels=self.data.labels_by_index())
@@ -210,13 +213,12 @@ class _Task:
     def fit_map(self, out: Path | None) -> Fit:
         """Fit a map and its threshold."""
         start = time.monotonic()
-        fit_rule = FIT_RULES.get(self.settings.rule, fit_mixture)
         if out is None:
-            fitted = fit_rule(self.attack, self.target, None, self.like)
+            fitted = self._fit_rule(None)
             return Fit(fitted.mixture, fitted.summary)
         run = self.open_run(out)
         if not (out / "summary.json").exists():
-            fitted = fit_rule(self.attack, self.target, out, self.like)
+            fitted = self._fit_rule(out)
             run.append(artifacts.rows(fitted))
             arrays.save(out, artifacts.arrays(fitted))
             # Passes of a cascade are those of the images that did not select it, as in the summary of the fit.
@@ -226,24 +228,41 @@ class _Task:
             self._write(run, start, fitted.mixture, costs=tuple(cost), fit=fitted.summary)
         return Fit(self._read(out), read_summary(out).fit, out=out)
 
+    def _fit_rule(self, out: Path | None) -> CalibratedMixture | PaperFit:
+        fit_rule = FIT_RULES.get(self.settings.rule, fit_mixture)
+        is_resumed = out is not None and (out / cached_logits.FILE).exists()
+        with progress.plan(planned_attacks(self.settings, is_resumed=is_resumed)):
+            return fit_rule(self.attack, self.target, out, self.like)
+
     def fit_gate(self, gate: Path, out: Path | None) -> Fit:
         """Fit a map, put the gate over it (over plain mixing where no map helps), and select its range."""
         start = time.monotonic()
         network = load_gate(gate / GATE if gate.is_dir() else gate, self.accurate, self.robust)
         run = None if out is None else self.open_run(out, network)
-        base = self.fit_map(None if out is None else out / "map")
+        with progress.plan({"fitting the map": 1, "selecting the range": 2}):
+            with progress.stage("fitting the map"):
+                base = self.fit_map(None if out is None else out / "map")
+            with progress.stage("selecting the range"):
+                return self._fit_range(network, base, run, start)
+
+    def _fit_range(self, network: Gate, base: Fit, run: Run | None, start: float) -> Fit:
+        """Put the gate over the map of `base` and select its range, unless the run has finished."""
+        out = None if run is None else run.folder
         if out is None or not (out / "summary.json").exists():
             model = GatedClassifier(self.accurate, self.robust, network).to(self.conditions.device).eval()
             over = model if base.mixture.logit_map is None else model.with_settings_of(base.mixture)
             outcome = select_range(over, self.data, self.target, self.conditions,
-                                   None if out is None else out / "pool")
+                                   None if out is None else out / "pool", self.settings.range_attack)
             gated = outcome.selected.model
             gated.provenance = Provenance.of(
                 self.data, outcome.promise, over.rule if over is model else base.mixture.rule,
                 like=None if self.like is None else self.like.provenance)
             if run is None:
                 return Fit(base.mixture, base.summary, gated, outcome.summary())
-            run.append(outcome.rows(self.data))
+            # Selecting a range does not run the accurate model alone; fitting the map did.
+            accurate = [replace(row, half=None) for row in read_rows(run.folder / "map")
+                        if isinstance(row, AttackRow) and row.model == "accurate"]
+            run.append([*accurate, *outcome.rows(self.data)])
             self._write(run, start, gated, gate=outcome.summary())
         assert out is not None
         return Fit(base.mixture, base.summary, self._read(out), read_summary(out).gate, out)

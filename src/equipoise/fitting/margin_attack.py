@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ from equipoise.models.layers.tta import TTAClassifier
 
 MIN_IMAGES = 50
 BATCHES = 4  # that are attacked together on CUDA: batches stay full when only few images of each survive
+PLAIN_MAP = LogitMap(1.0, 1.0, 0.0, "linear")  # logits as they are
+CASCADE_TITLE = "attacking the cascade"
 PAIR_ALPHA = 0.9  # weight of the robust model in the gradients of an attack on both: the strongest of 0.3 … 0.99
 
 
@@ -112,7 +115,7 @@ class MarginAttack:
         With `skip_broken` an image on which the model is wrong is not attacked further.
         """
         what = {"model": models.identity(model), "suite": attack.describe(), "skip_broken": skip_broken}
-        return self._cached(what, lambda: self._attack(model, attack, "attacking the cascade", skip_broken=skip_broken))
+        return self._cached(what, lambda: self._attack(model, attack, CASCADE_TITLE, skip_broken=skip_broken))
 
     def _cached(self, what: dict[str, Any], compute: Callable[[], Outputs]) -> Outputs:
         if self.settings.cache is None:
@@ -148,7 +151,8 @@ class MarginAttack:
         predicts. A mixture with α = 1/2 is wrong wherever g is, so its margin orders such points by that of M(h) alone,
         for every threshold.
         """
-        model: nn.Module = nn.Sequential(self.robust, logit_map.to(self.device))
+        logit_map = copy.deepcopy(logit_map).to(self.device)  # the caller's stays where its cached logits are
+        model: nn.Module = nn.Sequential(self.robust, logit_map)
         surrogate = None
         if both:
             model = MixedClassifier(self.accurate, self.robust, 0.5, logit_map=logit_map, hard=True).to(self.device)
@@ -156,8 +160,7 @@ class MarginAttack:
         settings = self.settings
         # To a confidence switch, all classes but the first are the same target.
         suite = margin_suite(settings.steps, 1 if logit_map.flattens_rivals else settings.targets)
-        is_plain = logit_map.settings == LogitMap(1.0, 1.0, 0.0, "linear").settings
-        title = f"attacking {'both models' if both else 'the robust model'}{'' if is_plain else ', mapped'}"
+        title = attack_title(both=both, is_mapped=logit_map.settings != PLAIN_MAP.settings)
         return self._attack(model, replace(suite, surrogate=surrogate), title, skip_broken=not both)
 
     def _attack(self, model: nn.Module, suite: Attack, title: str, *, skip_broken: bool) -> Outputs:
@@ -186,6 +189,11 @@ class MarginAttack:
                 parts.append(part)
                 task.advance(rows.stop - rows.start)
         return _join(parts, dim=1)
+
+
+def attack_title(*, both: bool, is_mapped: bool) -> str:
+    """What the progress of a fit calls an attack."""
+    return f"attacking {'both models' if both else 'the robust model'}{', mapped' if is_mapped else ''}"
 
 
 def _join(parts: Sequence[Outputs], dim: int | None = None) -> Outputs:

@@ -8,12 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from equipoise.core import progress
 from equipoise.core.results import FitSummary
 from equipoise.data import Dataset
 from equipoise.fitting.cached_logits import CachedLogits, load_logits, save_logits
 from equipoise.fitting.conformal import Target, lose_at_most, threshold
-from equipoise.fitting.margin_attack import PAIR_ALPHA, MarginAttack
+from equipoise.fitting.margin_attack import PAIR_ALPHA, PLAIN_MAP, MarginAttack
 from equipoise.fitting.margin_grid import MapFamily, MarginGrid
 from equipoise.fitting.search import MIN_Q, MapSearch, SearchSpace, SelectedMap, families
 from equipoise.mixing import FrontierMixture, LogitMap, MixedClassifier, Provenance
@@ -198,11 +197,8 @@ def fit_mixture(attack: MarginAttack, target: Target, folder: Path | None = None
     used instead of a searched one, and the images that selected it do not set its threshold.
     """
     notes: list[str] = []
-    with progress.plan({"attack": 2, "search": 1}):
-        with progress.stage("attack"):
-            attack, logits = attacked_logits(attack, folder, notes)
-        with progress.stage("search"):
-            search, logits = search_map(attack, logits, target, notes, None if like is None else like.logit_map)
+    attack, logits = attacked_logits(attack, folder, notes)
+    search, logits = search_map(attack, logits, target, notes, None if like is None else like.logit_map)
     if like is None:
         return calibrated_mixture(Calibration(search, logits, target), attack, notes)
     calibration = Calibration(search, logits, target, like.logit_map, like.selecting(attack.data))
@@ -229,7 +225,7 @@ def attacked_logits(attack: MarginAttack, folder: Path | None, notes: list[str])
 def _first_attack(attack: MarginAttack) -> CachedLogits:
     clean = attack.clean_logits()
     clean.with_points(clean.clean.unsqueeze(0)).checked()  # errors that need no attack are raised before it
-    h, g, first = attack.run(LogitMap(1.0, 1.0, 0.0, "linear"))
+    h, g, first = attack.run(PLAIN_MAP)
     logits = clean.with_points(h, g if attack.settings.against == "pair" else None, first).checked()
     if attack.settings.rule in ("nuts", "paper"):
         return logits
@@ -251,7 +247,7 @@ def search_map(attack: MarginAttack, logits: CachedLogits, target: Target, notes
     """
     settings, both = attack.settings, attack.settings.against == "pair"
     if both and settings.rule != "switch":
-        logits = _attack_survivors(attack, logits, LogitMap(1.0, 1.0, 0.0, "linear"), both=True)
+        logits = _attack_survivors(attack, logits, PLAIN_MAP, both=True)
     if both and settings.rule != "nuts":
         logits = _attack_survivors(attack, logits, _confidence(logits), both=True)
     if like is not None:

@@ -10,6 +10,7 @@ The best of many candidates is optimistic on the images that selected it, so a s
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -159,6 +160,15 @@ class Selection:
         self.survived = torch.ones_like(self.correct)
         self.clean = self.correct.float().mean(dim=1)
         self.attacked_candidates: list[int] = []
+
+    def under(self, evaluator: CandidateEvaluator) -> Selection:
+        """The same selection under another attack: what survived so far is kept, and no candidate counts as attacked.
+
+        Select with `first=0` from it: the pool already says which candidates are worth an attack.
+        """
+        other = copy.copy(self)
+        other.evaluator, other.survived, other.attacked_candidates = evaluator, self.survived.clone(), []
+        return other
 
     def select(self, *, robust: float | None = None, clean: float | None = None, rounds: int = ROUNDS,
                first: int = FIRST) -> Selected:

@@ -36,6 +36,9 @@ class FitSettings(Settings):
                                     "is fitted.", among=PUBLISHED)
     gate: str | None = setting(None, "A gate from `equipoise train gate`, file or folder, which gives every image an "
                                "alpha of its own over the fitted map.")
+    range_attack: str = setting("full", "Attack under which the range of a gate is selected: full (the attacks of "
+                                "`evaluate`, with long runs) or short, which is faster and lets gates lose more than "
+                                "they should.", among=("full", "short"))
     objective: str | None = setting(None, "What the search optimizes: mixture (clean accuracy of the mixture), "
                                     "surrogate (how many clean errors of the robust model it leaves to the accurate "
                                     "one) or conditional (how many of those that the accurate one corrects); mixture "
@@ -81,6 +84,8 @@ class FitSettings(Settings):
         if self.gate is not None:
             checks.require(Path(self.gate).exists(), "gate", "be a file or folder that exists", self.gate)
             checks.require(self.alpha is None, "gate", "be left out with alpha, which fits nothing", self.gate)
+        checks.require(self.gate is not None or self.range_attack == "full", "range_attack",
+                       "be left out without a gate", self.range_attack)
         self._check_unfitted()
         self._check_rule()
 

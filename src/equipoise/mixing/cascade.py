@@ -181,13 +181,17 @@ class BothStages(OfMixture):
     mixture: CascadedClassifier
 
     def from_base_outputs(self, *outputs: Tensor) -> Tensor:
-        """(B, K) log-probabilities; those of g do not matter."""
-        _, h, first = outputs
+        """(B, K) log-probabilities; those of g do not matter, and may be left out."""
+        h, first = outputs[-2:]
         return _mean_probability(self.mixture.map_robust(h), self.mixture.map_first(first))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, K)."""
-        return self.from_base_outputs(x, *self.mixture.robust_outputs(x))
+        return self.from_base_outputs(*self.mixture.robust_outputs(x))
+
+    def reads_bases_of(self, model: nn.Module) -> bool:
+        """Whether the model is the cascade, or the margins of it."""
+        return super().reads_bases_of(model.mixture if isinstance(model, CascadeMargins) else model)
 
 
 class CascadeSurrogate(OfMixture):
@@ -216,11 +220,19 @@ class CascadeMargins(OfMixture):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, K)."""
-        return self.mixture.robust_side(*self.mixture.robust_outputs(x))
+        return self.from_base_outputs(*self.base_outputs(x))
+
+    def base_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What its own and :class:`BothStages`' outputs are a function of: one pass of the views serves both."""
+        return self.mixture.robust_outputs(x)
+
+    def reads_bases_of(self, model: nn.Module) -> bool:
+        """Whether the model is this one."""
+        return model is self
 
     def from_base_outputs(self, *outputs: Tensor) -> Tensor:
-        """(B, K) log-probabilities; the output of g does not matter."""
-        return self.mixture.robust_side(*outputs[1:])
+        """(B, K) log-probabilities; the output of g does not matter, and may be left out."""
+        return self.mixture.robust_side(*outputs[-2:])
 
 
 class CascadeHinges(OfMixture):

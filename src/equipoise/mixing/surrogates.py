@@ -188,6 +188,7 @@ class Sides(OfMixture):
 
 
 FORMS = ("mapped", "logits")  # what the hinge of the robust side measures
+RESERVES = {True: 0.05, False: 1.0}  # by whether labels of g are hard: soft ones must also be confident
 SLACK = 0.01  # the hinge of the robust side ends where its margin is this far below q
 
 

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.core import checks
+from equipoise.models.layers.tta import TTAClassifier
 
 FeatureLayers = tuple[str, str]  # names of two submodules of a classifier, shallow and deep
 FeatureMaps = tuple[Tensor, Tensor]
@@ -50,8 +51,16 @@ def forward_with_features(model: nn.Module, layers: FeatureLayers, x: Tensor, *,
     """
     outputs: dict[str, Any] = {}
     logits = _forward_with_hooks(model, layers, x, outputs.__setitem__, keeper)
-    shallow, deep = (_as_map(name, outputs.get(name), x) for name in layers)
+    shallow, deep = (_as_map(name, _mean_over_views(model, outputs.get(name), x), x) for name in layers)
     return logits, (shallow, deep)
+
+
+def _mean_over_views(model: nn.Module, output: Any, x: Tensor) -> Any:
+    """What a submodule returns for B images: the mean over the copies of test-time augmentation, if there are any."""
+    if not isinstance(model, TTAClassifier) or not isinstance(output, Tensor) or output.dim() == 0:
+        return output
+    copies = (model.count, len(x))
+    return output.unflatten(0, copies).mean(dim=0) if output.shape[0] == math.prod(copies) else output
 
 
 def keep_hooks(keeper: object, modules: Iterable[nn.Module]) -> None:
@@ -101,7 +110,7 @@ def find_feature_layers(model: nn.Module, example: Tensor) -> FeatureLayers:
     grids: dict[str, tuple[int, int]] = {}  # in the order of the forward pass
 
     def record(name: str, output: Any) -> None:
-        grid = _grid_of(output, example)
+        grid = _grid_of(_mean_over_views(model, output, example), example)
         if grid is not None and grid != (1, 1):
             grids[name] = grid
 

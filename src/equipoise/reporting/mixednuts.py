@@ -15,7 +15,7 @@ from equipoise.reporting.charts import Chart, Line, Panel, model_colors
 from equipoise.reporting.section import MISSING, Cell, RunView, Section, Table, result_table
 
 STUDY, FITS, MAIN = "mixednuts", "fits", "fits/mixednuts"
-ADAPTIVE = "adaptive"
+ADAPTIVE = "adaptive"  # beginning of the name of the attack
 ROBUST_MODELS = "robust-models"
 PARTS = {"curves": "Figure 8: MixedNUTS at several β, plain mixing and the robust models",
          ROBUST_MODELS: "Every robust model alone and in mixtures (adaptive smoothing, Figures 5 and 9)",
@@ -62,7 +62,15 @@ def parts(run: RunView) -> Section | None:
         ("curves", _trade_off), (ROBUST_MODELS, _robust_models)) if part in measured]
     return Section("Ablations and trade-off", [
         "Every mixture was fitted on held-out images and attacked by its own adaptive list on the test images; the "
-        "images of Table 8 were seen by the fit."], tables, charts)
+        f"images of Table 8 were seen by the fit. {_attack(next(iter(measured.values())))}"], tables, charts)
+
+
+def _attack(part: RunView) -> str:
+    """What the attacks of a part were made from, by its name in rows."""
+    made_from = {f"{ADAPTIVE}-standard": "AutoAttack (standard)", f"{ADAPTIVE}-fast": "the attack `fast`"}
+    return " ".join(f"Adaptive lists were made from {made_from[name]}, which is also the attack on models whose "
+                    f"gradients are not hidden; in tables both are {name}."
+                    for name in part.attacks if name in made_from)
 
 
 def _trade_off(results: Sequence[Result]) -> Chart:
@@ -84,11 +92,12 @@ def _robust_models(results: Sequence[Result]) -> Chart:
 def _points(results: Sequence[Result], *varied: str) -> dict[str, list[tuple[float, float]]]:
     """Clean and attacked accuracy in percent, by kind of model: its name without a setting that varies at the end."""
     values = {(result.model, result.metric): 100 * result.value for result in results}
+    attacked = next(metric for _, metric in values if metric.startswith(ADAPTIVE))
     points: dict[str, list[tuple[float, float]]] = {}
     for model in dict.fromkeys(result.model for result in results):
         kind, _, setting = model.rpartition(", ")
         kind = kind if setting.partition(" ")[0] in varied else model
-        points.setdefault(kind, []).append((values[model, CLEAN], values[model, ADAPTIVE]))
+        points.setdefault(kind, []).append((values[model, CLEAN], values[model, attacked]))
     return {kind: sorted(own) for kind, own in points.items()}
 
 
@@ -113,7 +122,7 @@ def margins(run: RunView) -> Section | None:
     body = []
     for model in dict.fromkeys(row.model for row in rows):
         cells = []
-        for attack in (CLEAN, ADAPTIVE):
+        for attack in (CLEAN, *part.attacks):
             for correct in (True, False):
                 values = [abs(row.margin) for row in rows if (row.model, row.attack, row.correct) == (
                     model, attack, correct) and row.margin is not None]
@@ -121,7 +130,8 @@ def margins(run: RunView) -> Section | None:
         body.append([Cell(model), *cells])
     head = ["model", "clean, correct", "clean, wrong", "attacked, correct", "attacked, wrong"]
     prose = ["The size of the margin of the true class over the best other class, of layer-normed logits; the paper "
-             "takes the margin of the first class over the second, which is the same where the prediction is correct."]
+             "takes the margin of the first class over the second, which is the same where the prediction is correct. "
+             + _attack(part)]
     return Section("Margins of robust models", prose, [Table("Median margins.", head, body)])
 
 

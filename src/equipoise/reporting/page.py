@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 REPORT, COMPARISON, INDEX = "report", "comparison", "index"
 # The script of a page is these files, one after the other.
-SCRIPTS = ("elements", "downloads", "charts", "figures", "images", "image", "tradeoff", "classes", "margins",
-           "explorer", "start")
+SCRIPTS = ("elements", "downloads", "charts", "figure_marks", "figures", "view", "images", "image", "tradeoff",
+           "classes", "margins", "explorer", "start")
 HEAD = 2000  # bytes at the start of a file, within which it says what it is
 # Empty, so that the bytes depend neither on the date nor on the version of matplotlib.
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))

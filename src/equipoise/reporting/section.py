@@ -18,6 +18,7 @@ from equipoise.reporting.charts import MODELS, Chart, Picture
 
 INTERVALS = "Images classified correctly, with exact 95 % intervals"
 SAME_NUMBERS = "The same numbers as a table"
+MOST_COLUMNS_OF_A_PHONE = 4
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def read_overview(folder: Path | str, *, with_rows: bool = False) -> RunView:
     """Open a run folder; without the rows of a finished run it may have none, and needs little time."""
     folder = Path(folder)
     if not (folder / "run.toml").exists():
-        raise InputError(f"{folder} must be a run folder, got one without run.toml")
+        got = "one without run.toml" if folder.is_dir() else "a file" if folder.exists() else "no such folder"
+        raise InputError(f"{folder} must be a run folder, got {got}")
     described = records.read_description(folder / "run.toml")  # names the version that wrote it, so it comes first
     identity, finished = described.identity, (folder / "summary.json").exists()
     summary, rows = read_summary(folder) if finished else None, list[Row]()
@@ -136,6 +138,11 @@ class Table:
     is_text: bool = False
     collapsed: bool = False
     filters: Sequence[str] = ()
+
+    @property
+    def has_many_columns(self) -> bool:
+        """Whether a phone has no room for them and shows each row as a card."""
+        return not self.is_text and len(self.head) > MOST_COLUMNS_OF_A_PHONE
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from equipoise.core.results import Result, Summary
 from equipoise.core.rows import AttackRow, Row
 from equipoise.core.threat import Threat
 from equipoise.evaluation.evaluator import RunResults
-from equipoise.mixing import GatedClassifier, MixedClassifier
+from equipoise.mixing import CascadedClassifier, GatedClassifier, MixedClassifier
 from equipoise.studies.attack_list import ATTACKED
 
 ROWS, METHODS = "rows.csv.gz", "methods.json"
@@ -177,5 +177,8 @@ def describe(mixture: MixedClassifier) -> str:
                 *([] if own.unit is None else [f"unit {own.unit:.3g}"])]
         numbers = [*(["switch"] if own.rivals == 0 else []), *form,
                    *(f"{name} {value:.3g}" for name, value in (("s", own.scale), ("p", own.power), ("c", own.shift)))]
+        if isinstance(mixture, CascadedClassifier):
+            scale = own.scale if mixture.first_scale is None else mixture.first_scale
+            numbers.append(f"first view s {scale:.3g} q {mixture.first_q:.3g}")
     low, high = mixture.alpha_range if isinstance(mixture, GatedClassifier) else (mixture.alpha, None)
     return ", ".join([*numbers, f"alpha {low:.3g}" if high is None else f"alpha {low:.3g} to {high:.3g}"])

@@ -9,7 +9,7 @@ attack for all fits that share their models and images. Test images are attacked
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,19 +34,20 @@ from equipoise.mixing import LogitMap, MixedClassifier
 from equipoise.mixing.formula import alpha_of_accuracy
 from equipoise.studies.mixednuts_models import RobustModel, RobustModels, load_models, train_digits_models
 from equipoise.studies.overview import Requirements
-from equipoise.studies.settings import StudySettings
+from equipoise.studies.settings import COUNT, StudySettings
 from equipoise.studies.study import ANY_DATA, GPU, PAIR, Study, jobs_for, require_part, smoke_requirements
 
 MIXEDNUTS, PLAIN, SWITCH, MAPPED = "MixedNUTS", "plain mixing", "confidence switch", "mapped robust"
 FITS, CACHE = "fits", "cache"
-ATTACK = "adaptive"
+ATTACK = "adaptive"  # name in rows, followed by that of the attack that the lists were made from
+STANDARD = "standard"
 
 
 @dataclass(frozen=True)
 class NutsStudySize:
     """How much is computed; the defaults are the full size."""
 
-    attack: Attack | None = None  # of test images; AutoAttack if None
+    attack: Attack | str = STANDARD  # of test images, or its name
     steps: int = 50  # of the attack of a fit
     targets: int = 9
     beta: float | None = None  # that of the paper if None
@@ -55,8 +56,8 @@ class NutsStudySize:
     robust_betas: tuple[float, ...] = (0.96, 0.8)  # β and alpha of mixtures with every robust model
     robust_alphas: tuple[float, ...] = (0.5, 0.7, 0.9)
     counts: tuple[int, ...] = (100, 300, 1000)  # fitting images
-    part_images: int = 1000  # evaluated at most in every part but the first
-    batch_size: int = 256
+    part_images: int = COUNT  # evaluated at most in every part but the main comparison
+    batch_size: int = 500
 
 
 SMOKE = NutsStudySize(
@@ -75,6 +76,7 @@ class MixedNutsStudy(Study):
         "smoke": smoke_requirements("3 minutes"),
         "full": Requirements(data=ANY_DATA, models=f"{PAIR}; --robust may be repeated: models of other kinds of "
                              "training are compared with the first", device=GPU, time="not measured")}
+    own_settings = ("attack", "part_count")
     takes_several_robust = True
     sizes: ClassVar = {"smoke": SMOKE, "full": NutsStudySize()}
     compared = ((MIXEDNUTS, "robust"), (MIXEDNUTS, PLAIN))
@@ -83,6 +85,19 @@ class MixedNutsStudy(Study):
     def __init__(self, main_run: Run, pair: RobustModels, size: NutsStudySize, conditions: Conditions) -> None:
         super().__init__(main_run, pair, size, conditions)
         self.pair, self.size = pair, size
+
+    @classmethod
+    def size_for(cls, settings: StudySettings) -> NutsStudySize:
+        """The size, with the attack and the images of a part that were given."""
+        size: NutsStudySize = super().size_for(settings)
+        return replace(size, attack=settings.attack or size.attack,
+                       part_images=settings.part_count or size.part_images)
+
+    @classmethod
+    def identity(cls, settings: StudySettings) -> dict[str, Any]:
+        """That of any study, and at full size the attack."""
+        own = {"attack": settings.attack or STANDARD} if settings.size == "full" else {}
+        return {**super().identity(settings), **own}
 
     @classmethod
     def load_models(cls, settings: StudySettings) -> RobustModels:
@@ -103,7 +118,7 @@ class MixedNutsStudy(Study):
         accurate, own = self.pair.references
         return fitting.fit(accurate, own if robust is None else robust, self.pair.held_out if data is None else data,
                            threat=self.conditions.threat, out=self.folder / FITS / slug(name),
-                           device=str(self.conditions.device), batch_size=self.conditions.batch_size,
+                           device=self.conditions.device, batch_size=self.conditions.batch_size,
                            seed=self.conditions.seed, cache=self.folder / CACHE,
                            load_options=self.pair.load_options,
                            **{"rule": "paper", "steps": self.size.steps, "targets": self.size.targets, "pool": 1,
@@ -112,7 +127,13 @@ class MixedNutsStudy(Study):
     @cached_property
     def attack(self) -> Attack:
         """The attack on test images."""
-        return self.size.attack or make_attack("standard", norm=self.conditions.threat.norm)
+        given = self.size.attack
+        return make_attack(given, norm=self.conditions.threat.norm) if isinstance(given, str) else given
+
+    @property
+    def attack_name(self) -> str:
+        """The name of the attack in rows, `adaptive-fast` for example."""
+        return f"{ATTACK}-{self.size.attack}" if isinstance(self.size.attack, str) else ATTACK
 
     def jobs(self, models: Mapping[str, nn.Module]) -> list[Job]:
         """Each model on clean images and under the attack, for a mixture with hidden gradients its adaptive list."""
@@ -121,7 +142,7 @@ class MixedNutsStudy(Study):
             own = self.attack
             if isinstance(model, MixedClassifier):
                 own = adaptive_attacks(model, own).get("adaptive", own)
-            jobs += jobs_for({name: model.eval()}, {"clean": Clean(), ATTACK: own})
+            jobs += jobs_for({name: model.eval()}, {"clean": Clean(), self.attack_name: own})
         return jobs
 
     def fit_main(self) -> None:
@@ -192,7 +213,8 @@ class MixedNutsStudy(Study):
     def _measure_first(self, part: str, models: Mapping[str, nn.Module], data: Dataset | None = None) -> None:
         """Measure models in the folder of a part, on the first test images or some other images."""
         images = self.test if data is None else data
-        self.measure_part(part, self.jobs(models), images.slice(0, min(self.size.part_images, len(images))))
+        count = min(self.size.part_images, len(images))
+        self.measure_part(part, self.jobs(models), images.slice(0, count))
 
     def compare_margins(self) -> None:
         """Margins of robust models of several kinds of training, layer-normed, clean and attacked [Figure 7]."""

@@ -30,6 +30,13 @@ class PartOverview:
     name: str
     description: str
     minutes: float | None  # at full size on one H200; None: not measured
+    minutes_per: str = ""  # what they are for, if not the whole part
+
+    @property
+    def time(self) -> str:
+        """How long the part takes, as text."""
+        per = f" per {self.minutes_per}" if self.minutes_per else ""
+        return "not measured" if self.minutes is None else f"{self.minutes:g} min{per}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +55,10 @@ class StudyOverview:
                       ("time", needed.time))
             lines.append(f"  --size {size}")
             lines += [line for name, text in fields for line in _paragraph(name, text, 8)]
-        lines.append("  --part, with minutes at full size on an H200 where measured")
+        lines.append("  --part, with its time at full size on an H200")
         longest = max((len(part.name) for part in self.parts), default=0)
         for part in self.parts:
-            time = "" if part.minutes is None else f" ({part.minutes:g} min)"
-            lines += _paragraph(part.name, f"{part.description}{time}", longest + 2)
+            lines += _paragraph(part.name, f"{part.description} ({part.time})", longest + 2)
         return "\n".join(lines)
 
 
@@ -63,12 +69,14 @@ def _paragraph(name: str, text: str, width: int) -> list[str]:
 
 
 def study_overview(name: str, paper: str, parts: Mapping[str, Callable[..., object]],
-                   requirements: Mapping[str, Requirements], minutes: Mapping[str, float]) -> StudyOverview:
+                   requirements: Mapping[str, Requirements], minutes: Mapping[str, float],
+                   minutes_per: str = "") -> StudyOverview:
     """The overview of a study; a part is described by the first sentence of its docstring."""
     for part in minutes:
         checks.one_of("part", part, parts)
     return StudyOverview(name=name, paper=paper, requirements=requirements, parts=tuple(
-        PartOverview(name=part, description=_first_paragraph(function), minutes=minutes.get(part))
+        PartOverview(name=part, description=_first_paragraph(function), minutes=minutes.get(part),
+                     minutes_per=minutes_per)
         for part, function in parts.items()))
 
 

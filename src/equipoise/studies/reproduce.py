@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.core import checks, format, parallel
+from equipoise.core import checks, parallel
 from equipoise.core.device import resolve
 from equipoise.core.registry import Registry
 from equipoise.core.results import read_summary
@@ -44,7 +44,7 @@ def reproduce(name: str, *, out: Path | str | None = None, parts: Sequence[str] 
     """
     parallel.require_one_process("reproduce")
     study, options = STUDIES.get_entry(name), StudySettings(**settings)
-    options.check_for(name, study.smoothing_settings, uses_pair=study.uses_pair,
+    options.check_for(name, study.own_settings, uses_pair=study.uses_pair,
                       takes_several_robust=study.takes_several_robust)
     for part in parts:
         checks.one_of("part", part, study.parts)
@@ -54,7 +54,6 @@ def reproduce(name: str, *, out: Path | str | None = None, parts: Sequence[str] 
 
 
 def results_table(folder: Path | str) -> str:
-    """The accuracies of a finished study as a table; empty where it has none, because its results lie in its parts."""
-    summary = read_summary(folder)
-    threat = next((result.threat for result in summary.results if result.threat is not None), None)
-    return format.accuracy_table(summary.results, str(threat)) if threat is not None else ""
+    """The results of a finished study as tables; empty where it has none, because its results lie in its parts."""
+    study = read_summary(folder).study
+    return STUDIES.get_entry(study).results_table(Path(folder)) if study else ""

@@ -26,21 +26,24 @@ from equipoise.core.settings import split as split_settings
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, class_share_notes
 from equipoise.evaluation import Conditions, Job
+from equipoise.evaluation.cost import mean_passes
 from equipoise.evaluation.evaluator import run_folder
 from equipoise.evaluation.given_models import load_one
 from equipoise.evaluation.job import MODEL, check_common, images_for
 from equipoise.evaluation.plan import EvaluationPlan, select_attacks
 from equipoise.fitting.gated import with_ranges
-from equipoise.mixing import GatedClassifier, MixedClassifier, load_gate
+from equipoise.mixing import Gate, GatedClassifier, MixedClassifier, load_gate
 from equipoise.mixing.folder import GATE
 from equipoise.mixing.provenance import RULES, index_ranges
 from equipoise.models import LoadOptions, require_used
+from equipoise.models.layers.tta import TTAClassifier
 from equipoise.studies.attack_list import folder_name, measure_list
-from equipoise.studies.comparison_settings import AUTO, PLAIN, ComparisonSettings
+from equipoise.studies.comparison_settings import AUTO, CASCADE, PLAIN, ComparisonSettings
 from equipoise.studies.comparison_table import Comparison, describe, measured_as, summarize
 from equipoise.studies.selector import MixtureSelector
 
 SIDES = ("accurate", ROBUST)
+SELECTING = "selecting a mixture"  # stage of its progress
 PLAIN_ALPHAS = tuple(round(0.5 + 0.01 * step, 2) for step in range(50))
 
 
@@ -55,7 +58,7 @@ def compare_rules(accurate: str | nn.Module, robust: str | nn.Module, fit_data: 
     The attacks of the fits are made once and shared, equal mixtures are attacked once, and so are the two models.
     Every mixture gets the attacks of :func:`~equipoise.evaluate`, adaptive ones included but without its audit; an
     image that one of them breaks is not attacked by the next. A gate is put over plain mixing and over fitted maps.
-    Its range, like the alpha of plain mixing, is selected under a short attack on the fitting images.
+    Its range, like the alpha of plain mixing, is selected on the fitting images under `range_attack`.
 
     Args:
         accurate, robust: references or torch modules, as for :func:`~equipoise.fit`.
@@ -84,6 +87,8 @@ def compare_rules(accurate: str | nn.Module, robust: str | nn.Module, fit_data: 
     load = replace(load_options or LoadOptions(), num_classes=images.num_classes, image_shape=images.image_shape)
     bases = tuple(load_one(base, load).eval() for base in (accurate, robust))
     require_used(load, bases)
+    checks.require(CASCADE not in options.listed("rules") or isinstance(bases[1], TTAClassifier), "robust",
+                   "have views, such as tta:6:REFERENCE, for the rule cascade", type(bases[1]).__name__)
     where = resolve(device)
     batch_size = attack_batch_size(options.batch_size, where)
     conditions = Conditions(threat, where, options.seed, batch_size, options.precision)
@@ -169,22 +174,31 @@ class _Comparison:
         """The family and the mixture of every rule, fitted or selected."""
         settings = self.settings
         networks = {name: load_gate(path, *self.bases) for name, path in gates.items()}
-        wanted = settings.listed("rules")
-        fitted = {rule: self._fit(rule) for rule in dict.fromkeys([*wanted, *(
-            rule for rule in settings.listed("over") if gates and rule != PLAIN)]) if rule != PLAIN}
+        wanted, over_rules = settings.listed("rules"), settings.listed("over") if gates else []
+        rules = [rule for rule in dict.fromkeys([*wanted, *over_rules]) if rule != PLAIN]
+        selections = (PLAIN in wanted) + len(over_rules) * len(gates)
+        with progress.plan([*((rule, 1.0) for rule in rules), *[(SELECTING, 1.0)] * selections]):
+            fitted = {rule: self._fit(rule) for rule in rules}
+            return self._select(wanted, over_rules, networks, fitted)
+
+    def _select(self, wanted: Sequence[str], over_rules: Sequence[str], networks: Mapping[str, Gate],
+                fitted: Mapping[str, MixedClassifier]) -> dict[str, tuple[str, MixedClassifier]]:
+        """The mixtures of all rules: those fitted, the best plain one, and every gate over its best range."""
         mixtures = {rule: (RULES.get(rule, rule), fitted[rule]) for rule in wanted if rule != PLAIN}
         selector = self._selector()
         if PLAIN in wanted:
             plain = [MixedClassifier(*self.bases, alpha).to(self.conditions.device).eval() for alpha in PLAIN_ALPHAS]
-            mixtures = {PLAIN: (RULES[PLAIN], selector.select(PLAIN, PLAIN, plain)), **mixtures}
-        for over in settings.listed("over") if gates else ():
+            with progress.stage(SELECTING):
+                mixtures = {PLAIN: (RULES[PLAIN], selector.select(PLAIN, PLAIN, plain)), **mixtures}
+        for over in over_rules:
             if over != PLAIN and fitted[over].logit_map is None:
                 continue  # without a map it is the gate over plain mixing
             for name, network in networks.items():
                 gated = GatedClassifier(*self.bases, network).to(self.conditions.device).eval()
                 gated = gated if over == PLAIN else gated.with_settings_of(fitted[over])
                 label = f"{gated.method} ({name})"  # also of the only gate: others may be added
-                mixtures[label] = (gated.method, selector.select(label, gated.method, with_ranges(gated)))
+                with progress.stage(SELECTING):
+                    mixtures[label] = (gated.method, selector.select(label, gated.method, with_ranges(gated)))
         self.promises.update(selector.promises)
         return mixtures
 
@@ -200,25 +214,36 @@ class _Comparison:
                        **({} if target.confidence is None else {"confidence": target.confidence})},
             "attack_list": {name: attack.describe() for name, attack in attacks.items()},
             **{name: getattr(settings, name)
-               for name in ("candidates", "margin_steps", "margin_targets", "range_count")}}
+               for name in ("candidates", "margin_steps", "margin_targets", "range_count", "range_attack")}}
         recorded = {**conditions.environment(), "command": self.command, "references": [
             models.reference_of(base) or type(base).__name__ for base in self.bases]}
         return Run(self.folder, identity, recorded, labels=self.data.labels_by_index())
 
     def _fit(self, rule: str) -> MixedClassifier:
         """The mixture of one rule; its fit shares the attacks of the others."""
-        options = self.settings.fit_settings(rule).to_dict()
+        robust = self.bases[1]
+        views = robust.count if isinstance(robust, TTAClassifier) else None
+        options = self.settings.fit_settings(rule, views).to_dict()
         out = self.folder / "mixtures" / rule if self.keep else None
-        fitted = fitting.fit(*self.bases, self.fit_data, threat=self.conditions.threat, out=out,
-                             device=self.conditions.device, cache=self.folder / "cache", **options)
+        with progress.stage(rule):
+            fitted = fitting.fit(*self.bases, self.fit_data, threat=self.conditions.threat, out=out,
+                                 device=self.conditions.device, cache=self.folder / "cache", **options)
         self.promises[rule] = fitted.promise
         return fitted.mixture.to(self.conditions.device).eval()
+
+    def _describe(self, mixture: MixedClassifier) -> str:
+        """The map and alpha, and where the robust model has several views, how many a clean image needs."""
+        if mixture.views == 1:
+            return describe(mixture)
+        passes = mean_passes(mixture, self.data, self.conditions.device, self.conditions.batch_size)[0]
+        return f"{describe(mixture)}, {passes:.3g} views"
 
     def _selector(self) -> MixtureSelector:
         count = self.settings.range_count
         images = self.fit_data if count is None else self.fit_data.slice(0, count)
         return MixtureSelector(self.folder, self.bases, images, self.conditions,
-                               self.settings.fit_settings("nuts").target(), self.settings.candidates, keep=self.keep)
+                               self.settings.fit_settings("nuts").target(), self.settings.candidates,
+                               self.settings.range_attack, keep=self.keep)
 
     def _plan(self, mixtures: Mapping[str, tuple[str, MixedClassifier]]) -> tuple[
             list[ComparedMethod], dict[str, list[Job]], dict[tuple[str, str], Target]]:
@@ -227,7 +252,7 @@ class _Comparison:
         shown = {key: f"{AUTO} ({mixture.method})" if key == AUTO else RULES.get(key, key)
                  for key, (_, mixture) in mixtures.items()}
         equal = measured_as({shown[key]: mixture for key, (_, mixture) in mixtures.items()})
-        methods += [ComparedMethod(name=shown[key], family=family, mixture=describe(mixture),
+        methods += [ComparedMethod(name=shown[key], family=family, mixture=self._describe(mixture),
                                    measured_as=equal[shown[key]], settings=mixture.extra_repr(),
                                    promise=self.promises[key]) for key, (family, mixture) in mixtures.items()]
         different = {shown[key]: mixture for key, (_, mixture) in mixtures.items() if equal[shown[key]] == shown[key]}

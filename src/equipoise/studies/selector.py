@@ -1,4 +1,4 @@
-"""Mixtures selected under a short attack on the fitting images: the alpha of plain mixing, and the ranges of gates."""
+"""Mixtures selected by attacks on the fitting images: the alpha of plain mixing, and the ranges of gates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from equipoise.core.results import SelectionSummary
 from equipoise.data import Dataset
 from equipoise.evaluation import Conditions
 from equipoise.fitting.conformal import Target
-from equipoise.fitting.selection import Selected
+from equipoise.fitting.gated import RANGE_ATTACKS, full_attack
+from equipoise.fitting.selection import Selected, Selection
 from equipoise.mixing import MixedClassifier, Provenance, save_mixture
 from equipoise.mixing.folder import NAME, load_mixture
 from equipoise.models import Normalized, checkpoint
@@ -36,6 +37,7 @@ class MixtureSelector:
     conditions: Conditions
     target: Target
     rounds: int
+    attack: str  # a name of RANGE_ATTACKS
     keep: bool  # whether the folder outlives the comparison
     promises: dict[str, str] = field(default_factory=dict)  # by the name of the selection
 
@@ -45,10 +47,14 @@ class MixtureSelector:
         return SharedPool(self.data, self.conditions, self.folder / "pool")
 
     @cached_property
-    def robust_accuracy(self) -> float:
-        """Of the robust model alone, under the short attack."""
-        alone = MixedClassifier(*self.bases, 1.0).to(self.conditions.device).eval()
-        return self.pool.accuracy(alone, "robust")
+    def full_pool(self) -> SharedPool:
+        """The same under the attacks of an evaluation."""
+        return SharedPool(self.data, self.conditions, self.folder / "pool-full", full_attack)
+
+    @cached_property
+    def alone(self) -> MixedClassifier:
+        """The robust model as a mixture."""
+        return MixedClassifier(*self.bases, 1.0).to(self.conditions.device).eval()
 
     def select(self, name: str, family: str, candidates: Sequence[MixedClassifier]) -> MixedClassifier:
         """The most accurate candidate that reaches the target on these images, selected now or earlier."""
@@ -61,10 +67,9 @@ class MixtureSelector:
             summary = serialize.from_plain(SelectionSummary, stored["summary"], str(path))
             model = load_mixture(path.parent, bases=self.bases).to(self.conditions.device)
         else:
-            robust, share = self.robust_accuracy, self.target.share
-            least = robust * (1 - share) if self.target.of_robust else robust - share
-            selected = self.pool.select(name, family, candidates, max(least, 0.0), self.rounds)
-            model, summary = selected.model, selected.summary(robust_attacked=robust, promise=_kept(selected, robust))
+            selected, robust = self._select(name, family, candidates)
+            model = selected.model
+            summary = selected.summary(robust_attacked=robust, promise=_kept(selected, robust, self.attack))
             model.provenance = Provenance.of(self.data, summary.promise or "")
             if self.keep:
                 accurate, robust_reference = self._references()
@@ -73,6 +78,18 @@ class MixtureSelector:
                 files.write_atomic(path, json.dumps(content, indent=1) + "\n")
         self.promises[name] = summary.promise or ""
         return model
+
+    def _select(self, name: str, family: str, candidates: Sequence[MixedClassifier]) -> tuple[Selected, float]:
+        """The selected candidate, and the accuracy of the robust model alone; the full attack follows the short one."""
+        robust = self.pool.accuracy(self.alone, "robust")
+        ranges = Selection(candidates, self.pool)
+        selected = self.pool.select(name, family, ranges, self.target.least_accuracy(robust), self.rounds)
+        if self.attack == "short":
+            return selected, robust
+        robust = self.full_pool.accuracy(self.alone, "robust")
+        ranges = ranges.under(self.full_pool)
+        least = self.target.least_accuracy(robust)
+        return self.full_pool.select(name, family, ranges, least, self.rounds, first=0), robust
 
     def _references(self) -> list[str]:
         """References of the accurate and the robust base; a model without one is saved in the run folder."""
@@ -85,7 +102,7 @@ class MixtureSelector:
         return references
 
 
-def _kept(selected: Selected, robust: float) -> str:
+def _kept(selected: Selected, robust: float, attack: str) -> str:
     missed = "" if selected.met else " (below the target, which no candidate that was tried reaches)"
-    return (f"kept {100 * selected.attacked:.1f} % of the {len(selected.survived)} images that selected it under a "
-            f"short attack{missed}, the robust model {100 * robust:.1f} %; it promises nothing")
+    return (f"kept {100 * selected.attacked:.1f} % of the {len(selected.survived)} images that selected it under "
+            f"{RANGE_ATTACKS[attack]}{missed}, the robust model {100 * robust:.1f} %; it promises nothing")

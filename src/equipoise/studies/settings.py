@@ -16,8 +16,9 @@ from equipoise.models import LoadOptions
 
 DIGITS_EPS = 0.12  # in [0, 1] pixels
 COUNT = 1000
-# Settings that only studies with smoothed models have, each some of them.
-SMOOTHING_SETTINGS = ("sigma", "samples", "empirical", "method", "tolerance", "configs", "join")
+TOLERANCE = 0.005  # of certificates in the SmoothMix study: the ACR stays within 0.002 of that of all samples
+# Settings that only some studies have.
+OWN_SETTINGS = ("sigma", "samples", "empirical", "method", "tolerance", "configs", "join", "attack", "part_count")
 PAIR_SETTINGS = ("accurate", "robust", "count", "sample", "norm", "eps")  # of studies about two given models
 
 
@@ -40,11 +41,17 @@ class StudySettings(Settings):
                                     "are also estimated (full mixing-classifiers).")
     method: str | None = setting(None, "Only these training methods, by commas, e.g. gaussian,smoothmix (smoothmix).")
     tolerance: float | None = setting(None, "Stop sampling when a radius is within this of what all samples are "
-                                      "expected to give; for full 0.002 if not given (smoothmix).", positive=True)
+                                      f"expected to give; for full {TOLERANCE:g} if not given (smoothmix).",
+                                      positive=True)
     configs: Path | None = setting(None, "Folder of the recipes, configs if not given (full smoothmix).")  # noqa: RUF009
     join: str | list[str] | None = setting(  # noqa: RUF009
         None, "Run folder of the same study with another seed, whose certificates are averaged with those of this one; "
         "may be repeated. Nothing is trained unless a part is named (smoothmix).")
+    attack: str | None = setting(None, "Attack on test images, from which the adaptive lists of mixtures are made: "
+                                 "standard (AutoAttack) if not given, or fast, which takes less time (full "
+                                 "mixednuts).", among=("fast", "standard"))
+    part_count: int | None = setting(None, f"Images to evaluate at most in every part but the main comparison; {COUNT} "
+                                     "if not given (full mixednuts).", least=1, most=checks.MAX_COUNT)
     data: str | None = setting(None, "Data set of both models, for full; cifar10 if not given. For smoothmix at smoke "
                                "size: mnist or digits; mnist if its files are there.")
     count: int | None = setting(None, f"Images to evaluate, for full; {COUNT} if not given. As many from the end of "
@@ -95,15 +102,15 @@ class StudySettings(Settings):
     def check_for(self, study: str, own: tuple[str, ...], *, uses_pair: bool, takes_several_robust: bool) -> None:
         """Refuse settings of other studies, and too few for the full size.
 
-        `own` are those of :data:`SMOOTHING_SETTINGS` that the study has; `uses_pair`: whether it is about given models;
+        `own` are those of :data:`OWN_SETTINGS` that the study has; `uses_pair`: whether it is about given models;
         `takes_several_robust`: whether it compares several robust ones.
         """
-        foreign = [*(name for name in SMOOTHING_SETTINGS if name not in own), *(() if uses_pair else PAIR_SETTINGS),
+        foreign = [*(name for name in OWN_SETTINGS if name not in own), *(() if uses_pair else PAIR_SETTINGS),
                    *(["data"] if not uses_pair and self.size == "full" else [])]
         self._refuse(foreign, f"the study {study}")
         if uses_pair:
             if self.size == "smoke":
-                self._refuse((*PAIR_SETTINGS, *SMOOTHING_SETTINGS, "data"), "the smoke size, which has its own")
+                self._refuse((*PAIR_SETTINGS, *OWN_SETTINGS, "data"), "the smoke size, which has its own")
             else:
                 for name in ("accurate", "robust"):
                     checks.require(bool(getattr(self, name)), name, "be given for the full size", None)

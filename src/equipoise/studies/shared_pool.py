@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from equipoise.attacks import Attack
 from equipoise.core import checks
 from equipoise.data import Dataset
 from equipoise.evaluation import Conditions
@@ -20,8 +21,9 @@ from equipoise.models import checkpoint
 class SharedPool(CandidateEvaluator):
     """Attacks candidates of several selections and keeps the attacked images of all of them in a folder."""
 
-    def __init__(self, data: Dataset, conditions: Conditions, folder: Path) -> None:
-        super().__init__(data, conditions, candidate_attack, folder)
+    def __init__(self, data: Dataset, conditions: Conditions, folder: Path,
+                 attack_for: Callable[[MixedClassifier], Attack] | None = None) -> None:
+        super().__init__(data, conditions, attack_for or candidate_attack, folder)
         self.images, self.selection, self.family = folder / "images", "", ""
 
     def _attack(self, model: MixedClassifier) -> Tensor:
@@ -44,19 +46,19 @@ class SharedPool(CandidateEvaluator):
                 stored.append((tensors["images"], metadata))
         return stored
 
-    def select(self, selection: str, family: str, candidates: Sequence[MixedClassifier], robust: float,
-               rounds: int) -> Selected:
+    def select(self, selection: str, family: str, candidates: Selection | Sequence[MixedClassifier], robust: float,
+               rounds: int, first: int = FIRST) -> Selected:
         """The most accurate candidate that keeps this robust accuracy on the pool; it has been attacked itself.
 
-        The first selection of a family begins with attacks on a few candidates; later ones begin with its images.
+        The first selection of a family begins with attacks on `first` candidates; later ones begin with its images.
         """
         self.selection, self.family = selection, family
-        stored, own = self._stored(), Selection(candidates, self)
+        stored, own = self._stored(), candidates if isinstance(candidates, Selection) else Selection(candidates, self)
         for images, _ in stored:
-            logits = self._outputs(candidates[0], images)
-            own.survived &= torch.stack([logits.correct(candidate) for candidate in candidates])
+            logits = self._outputs(own.candidates[0], images)
+            own.survived &= torch.stack([logits.correct(candidate) for candidate in own.candidates])
         is_first = all(metadata["family"] != family for _, metadata in stored)
-        return own.select(robust=robust, rounds=rounds, first=FIRST if is_first else 0)
+        return own.select(robust=robust, rounds=rounds, first=first if is_first else 0)
 
     def accuracy(self, model: MixedClassifier, name: str) -> float:
         """Accuracy of one model under the attack on it."""

@@ -30,7 +30,7 @@ from equipoise.evaluation.certificates import CertificationConditions, Certifica
 from equipoise.evaluation.certifier import run_certification
 from equipoise.evaluation.diagnosis import Diagnosis
 from equipoise.studies.overview import OWN_MODELS, Requirements
-from equipoise.studies.settings import StudySettings
+from equipoise.studies.settings import TOLERANCE, StudySettings
 from equipoise.studies.smoothmix_models import (
     ETA,
     FIGURE_7,
@@ -45,6 +45,7 @@ from equipoise.studies.smoothmix_models import (
     smoke_models,
 )
 from equipoise.studies.smoothmix_seeds import CERTIFICATES, join_certificates, joined_folders
+from equipoise.studies.smoothmix_tables import study_tables
 from equipoise.studies.study import GPU, Study, single_thread
 
 TRAINING = "training"
@@ -58,7 +59,7 @@ class SmoothMixStudySize:
 
     samples: int = 100_000
     n0: int = 100
-    tolerance: float | None = 0.005  # a radius is expected to lose about this on average, at most twice this
+    tolerance: float | None = TOLERANCE  # a radius is expected to lose about this on average, at most twice this
     every: Mapping[str, int] = field(default_factory=lambda: {"mnist": 1, "cifar10": 20})  # N-th image is certified
     precision: Mapping[str, str] = field(default_factory=lambda: {"cifar10": "bf16"})  # of votes, fp32 if not named
     training_images: int | None = None
@@ -106,11 +107,13 @@ class SmoothMixStudy(Study):
         "smoke": Requirements(data="MNIST if its files are there, else 8×8 digits", models=OWN_MODELS,
                               device="one core of a CPU", time="under seven minutes with MNIST, two with digits"),
         "full": Requirements(data="MNIST and CIFAR-10", models="none: every classifier is trained by a recipe of "
-                             "configs/", device=GPU, time="minutes to hours for each training and certification; "
-                             "restrict it by --part, --method and --sigma. On an H200 that other jobs used too, MACER "
-                             "took 5 minutes to train and 15 to certify 9500 images (table-2), SmoothMix with one "
-                             "step 18 minutes to train (table-3)")}
-    smoothing_settings = ("sigma", "method", "tolerance", "configs", "join")
+                             "configs/", device=GPU, time="minutes to hours for each classifier; restrict it by "
+                             "--part, --method and --sigma. On an H200 that other jobs used too, MACER took 5 minutes "
+                             "to train and 15 to certify 9500 images (table-2), SmoothMix with one step 18 minutes to "
+                             "train (table-3)")}
+    minutes: ClassVar = {TABLE_2: 20}
+    minutes_per: ClassVar = "classifier"
+    own_settings = ("sigma", "method", "tolerance", "configs", "join")
     uses_pair = False
     sizes: ClassVar = {"smoke": SMOKE, "full": SmoothMixStudySize()}
 
@@ -142,6 +145,11 @@ class SmoothMixStudy(Study):
             return study.run(parts, report=report) if parts or not settings.joined_folders else study.finish(
                 report=report)
 
+    @classmethod
+    def results_table(cls, folder: Path) -> str:
+        """Average certified radii beside the published ones, and confidences under attack."""
+        return study_tables(folder)
+
     def run(self, parts: Sequence[str] = (), *, report: bool = True) -> Path:
         """Run parts in their order (all that have classifiers if none is named), then report all that has been run."""
         start_time = time.monotonic()
@@ -164,6 +172,10 @@ class SmoothMixStudy(Study):
         self.main_run.write_summary(Summary(command="reproduce", study=self.name, results=tuple(self._acrs()),
                                             seconds=seconds, notes=self._missing()))
         return reporting.report(self.folder) if report else self.folder / "summary.json"
+
+    def share(self, part: str) -> float:
+        """How long a part takes, compared with others: its number of classifiers."""
+        return float(len(self._selected(part)))
 
     def main_jobs(self) -> list[Job]:
         """The study's own run folder has no rows."""

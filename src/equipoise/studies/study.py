@@ -16,9 +16,9 @@ from torch import nn
 
 from equipoise import models, reporting
 from equipoise.attacks import Attack
-from equipoise.core import aggregation, checks, progress
+from equipoise.core import aggregation, checks, format, progress
 from equipoise.core.records import Run, nothing_left_on_refusal
-from equipoise.core.results import Summary
+from equipoise.core.results import Summary, read_summary
 from equipoise.core.rows import Row
 from equipoise.data import Dataset, load_data
 from equipoise.data.sampling import Part
@@ -133,7 +133,8 @@ class Study(ABC):
     paper: ClassVar[str] = ""  # authors, title and what of it is reproduced
     requirements: ClassVar[Mapping[str, Requirements]] = {}  # by size
     minutes: ClassVar[Mapping[str, float]] = {}  # measured, of parts at full size on an H200
-    smoothing_settings: ClassVar[tuple[str, ...]] = ()  # those of `SMOOTHING_SETTINGS` that it has
+    minutes_per: ClassVar[str] = ""  # what they are for, if not a whole part
+    own_settings: ClassVar[tuple[str, ...]] = ()  # those of `OWN_SETTINGS` that it has
     parts: ClassVar[Mapping[str, Callable[[Any], object]]]  # in the order in which they run
     sizes: ClassVar[Mapping[str, Any]]  # `smoke` and `full`: how much is computed, with at least a `batch_size`
     compared: ClassVar[Sequence[tuple[str, str]]] = ()  # models whose accuracies are compared image by image
@@ -166,7 +167,14 @@ class Study(ABC):
     @classmethod
     def overview(cls) -> StudyOverview:
         """What the study reproduces, needs and takes."""
-        return study_overview(cls.name, cls.paper, cls.parts, cls.requirements, cls.minutes)
+        return study_overview(cls.name, cls.paper, cls.parts, cls.requirements, cls.minutes, cls.minutes_per)
+
+    @classmethod
+    def results_table(cls, folder: Path) -> str:
+        """The results of a finished study as text; empty where it has no accuracies."""
+        results = read_summary(folder).results
+        threat = next((result.threat for result in results if result.threat is not None), None)
+        return format.accuracy_table(results, str(threat)) if threat is not None else ""
 
     @classmethod
     def reproduce(cls, folder: Path, settings: StudySettings, conditions: Conditions, recorded: Mapping[str, Any],

@@ -15,8 +15,8 @@ from equipoise.core import device as devices
 from equipoise.core.modes import outside_inference_mode
 from equipoise.core.settings import split
 from equipoise.data import Dataset, as_dataset, load_data, pixels, warn_of_class_shares
-from equipoise.mixing import GatedClassifier, new_gate, save_gate
-from equipoise.mixing.folder import GATE
+from equipoise.mixing import GatedClassifier, MixedClassifier, new_gate, save_gate
+from equipoise.mixing.folder import GATE, load_mixture
 from equipoise.mixing.gate import WIDTH, PairOfLayers
 from equipoise.models import checkpoint
 from equipoise.training.loop import TrainingResult, run_training
@@ -24,6 +24,7 @@ from equipoise.training.objective import Objective, TrainingPlan, downgrade_prec
 from equipoise.training.objectives import OBJECTIVES
 from equipoise.training.objectives.gate import GATE_PLAN, GateLoss
 
+MOST_Q = 0.98  # of a gate over a mixture: with more, g alone would decide somewhere
 PerChannel = float | str | Sequence[float] | None
 
 
@@ -78,7 +79,8 @@ def train(
 @outside_inference_mode
 def train_gate(
     accurate: nn.Module, robust: nn.Module, *, data: Any, width: int = WIDTH, layers: PairOfLayers | None = None,
-    out: Path | str | None = None, device: torch.device | str = "auto", **settings: Any,
+    over: Path | str | MixedClassifier | None = None, out: Path | str | None = None,
+    device: torch.device | str = "auto", **settings: Any,
 ) -> TrainingResult:
     """Train the gate of a :class:`~equipoise.mixing.GatedClassifier`, which gives every image its own alpha [Bai2024].
 
@@ -88,6 +90,8 @@ def train_gate(
         width: channels of the first stage of the gate.
         layers: names of a shallow and a deep layer of the accurate and of the robust model, whose features the gate
             reads; found automatically if not given.
+        over: a mixture of the same two models, or its folder: the gate is attacked over its map and hard labels, as it
+            will be used, instead of over plain mixing. Hinges have thresholds q of up to twice that of the mixture.
         out: run folder, which also gets the gate alone, for `fit`.
         **settings: settings of :class:`GateLoss` and of :class:`TrainingPlan`; the defaults are in `GATE_PLAN`.
     """
@@ -104,12 +108,25 @@ def train_gate(
     gate = new_gate(accurate, robust, pixels(images.images[:2].to(device)), feature_layers=layers, width=width,
                     seed=plan.seed)
     model = GatedClassifier(accurate, robust, gate)
+    if over is not None:
+        model = _over(model, over).to(device)
     with parallel.process_group(device) as world:
         plan = downgrade_precision(plan, device)
         result = run_training(model, objective, images, plan, device, out, {"arch": "gated"})
         if result.out is not None and world.is_leader:
             save_gate(result.out / GATE, gate, accurate, robust, {"objective": repr(objective)})
     return result
+
+
+def _over(model: GatedClassifier, over: Path | str | MixedClassifier) -> GatedClassifier:
+    """The gate over the map of a mixture, in a range from the robust model alone to twice the mixture's threshold."""
+    if not isinstance(over, MixedClassifier):
+        checks.path("over", over)
+        folder = Path(str(over).removeprefix("mixture:"))
+        over = load_mixture(folder, bases=(model.accurate, model.robust))
+    checks.require(over.logit_map is not None and over.stages == 1, "over", "be a mixture with a map and one stage",
+                   over.method)
+    return model.with_settings_of(over).with_range(1 / (1 + min(2 * over.q, MOST_Q)), 1.0)
 
 
 def measure_channels(data: Dataset) -> tuple[list[float], list[float]]:

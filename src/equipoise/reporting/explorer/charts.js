@@ -1,25 +1,49 @@
 /* Scales, ticks and axes of all charts that the script draws. */
-const scale = (from, to, low, high) => (value) => low + (value - from) / (to - from || 1) * (high - low);
+const scale = (from, to, low, high) => (value) => low + ((value - from) / (to - from || 1)) * (high - low);
 const ticks = (low, high, most = 6) => {
-  const raw = (high - low) / most, unit = 10 ** Math.floor(Math.log10(raw)), size = [1, 2, 5, 10].map((k) => k * unit).find((k) => k >= raw);
-  const found = [];
-  for (let k = Math.ceil(low / size - 1e-9); k * size <= high + 1e-9; k++) found.push(Number((k * size).toPrecision(12)));
-  return found;
+  const raw = (high - low) / most;
+  const unit = 10 ** Math.floor(Math.log10(raw));
+  const size = [1, 2, 5, 10].map((k) => k * unit).find((k) => k >= raw);
+  const values = [];
+  for (let k = Math.ceil(low / size - 1e-9); k * size <= high + 1e-9; k++) {
+    values.push(Number((k * size).toPrecision(12)));
+  }
+  return values;
 };
 const tickText = (value) => String(value).replace("-", "−");
+const textAt = (x, y, text, properties = {}) =>
+  s("text", { x, y, "text-anchor": "middle", "font-size": 12, fill: color("muted"), ...properties }, text);
+/** The label of a y axis, along the left edge; `middle` is the height of its centre. */
+const sideLabel = (middle, text) => textAt(0, 0, text, { transform: `translate(13 ${middle}) rotate(-90)` });
+const segment = (x1, y1, x2, y2, properties) => s("line", { x1, y1, x2, y2, ...properties });
+/** A line of the grid with its value on the left. */
+const gridLine = (left, right, y, text) => [
+  segment(left, y, right, y, { stroke: color("rule") }),
+  textAt(left - 8, y + 4, text, { "text-anchor": "end" }),
+];
 function axes(width, height, box, x, y, labels) {
-  const muted = color("muted"), rule = color("rule"), parts = [];
-  for (const value of ticks(...box.y)) parts.push(s("line", { x1: box.left, x2: width - box.right, y1: y(value), y2: y(value), stroke: rule, "stroke-width": 1 }),
-    s("text", { x: box.left - 8, y: y(value) + 4, "text-anchor": "end", "font-size": 12, fill: muted }, tickText(value)));
-  for (const value of ticks(...box.x)) parts.push(s("text", { x: x(value), y: height - box.bottom + 18, "text-anchor": "middle", "font-size": 12, fill: muted }, tickText(value)));
-  parts.push(s("text", { x: (box.left + width - box.right) / 2, y: height - 6, "text-anchor": "middle", "font-size": 12, fill: muted }, labels[0]),
-    s("text", { x: 0, y: 0, transform: `translate(13 ${(height - box.bottom + box.top) / 2}) rotate(-90)`, "text-anchor": "middle", "font-size": 12, fill: muted }, labels[1]));
-  return parts;
+  return [
+    ticks(...box.y).map((value) => gridLine(box.left, width - box.right, y(value), tickText(value))),
+    ticks(...box.x).map((value) => textAt(x(value), height - box.bottom + 18, tickText(value))),
+    textAt((box.left + width - box.right) / 2, height - 6, labels[0]),
+    sideLabel((height - box.bottom + box.top) / 2, labels[1]),
+  ];
 }
 const chartWidth = (parent) => Math.max(320, Math.min(760, parent.clientWidth || 760));
+/** The range of an axis in percent: wider than the values, and at least `least` points. */
 const extent = (values, least) => {
-  let low = Math.min(...values), high = Math.max(...values);
+  const low = Math.min(...values);
+  const high = Math.max(...values);
   const more = Math.max(0.06 * (high - low), (least - (high - low)) / 2);
-  low = Math.max(0, low - more); high = Math.min(100, high + more);
-  return [low, high];
+  return [Math.max(0, low - more), Math.min(100, high + more)];
 };
+/** Draw again when the colours or the width change. */
+function keepDrawn(box, draw) {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  let width = box.clientWidth;
+  new ResizeObserver(() => {
+    if (box.clientWidth === width) return;
+    width = box.clientWidth;
+    draw();
+  }).observe(box);
+}

@@ -8,12 +8,17 @@ function save(name, blob) {
 }
 // A cell that a spreadsheet would compute is marked as text.
 const cell = (value) => {
-  const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) && Number.isNaN(Number(value)) ? `'${value}` : `${value}`;
+  const text =
+    typeof value === "string" && /^[=+\-@\t\r]/.test(value) && Number.isNaN(Number(value)) ? `'${value}` : `${value}`;
   return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 };
 const saveCsv = (name, rows) =>
-  save(`${name}.csv`, new Blob(["\ufeff", rows.map((row) => row.map(cell).join(",")).join("\r\n"), "\r\n"],
-                               { type: "text/csv;charset=utf-8" }));
+  save(
+    `${name}.csv`,
+    new Blob(["\ufeff", rows.map((row) => row.map(cell).join(",")).join("\r\n"), "\r\n"], {
+      type: "text/csv;charset=utf-8",
+    }),
+  );
 function savePng(name, source, width, height) {
   const image = new Image();
   image.onload = () => {
@@ -24,7 +29,8 @@ function savePng(name, source, width, height) {
   image.src = source;
 }
 const svgSource = (svg) => {
-  const copy = svg.cloneNode(true), box = svg.viewBox.baseVal;
+  const copy = svg.cloneNode(true);
+  const box = svg.viewBox.baseVal;
   copy.setAttribute("width", box.width);
   copy.setAttribute("height", box.height);
   copy.setAttribute("font-family", "system-ui, sans-serif");
@@ -32,15 +38,23 @@ const svgSource = (svg) => {
   return new XMLSerializer().serializeToString(copy);
 };
 const dataUri = (source) => `data:image/svg+xml;charset=utf-8,${encodeURIComponent(source)}`;
-const tool = (text, label, action) => h("button", { type: "button", class: "tool", "aria-label": label, on: { click: action } }, text);
-const chartTools = (name, svg) => h("p", { class: "tools" },
-  tool("SVG", `Download the figure ${name} as SVG`, () => save(`${name}.svg`, new Blob([svgSource(svg())], { type: "image/svg+xml" }))),
-  tool("PNG", `Download the figure ${name} as PNG`, () => {
-    const box = svg().viewBox.baseVal;
-    savePng(name, dataUri(svgSource(svg())), box.width, box.height);
-  }));
+const tool = (text, label, action) =>
+  h("button", { type: "button", class: "tool", "aria-label": label, on: { click: action } }, text);
+const tools = (...buttons) => h("p", { class: "tools" }, ...buttons);
+const chartTools = (name, svg) => {
+  const saveSvg = () => save(`${name}.svg`, new Blob([svgSource(svg())], { type: "image/svg+xml" }));
+  const saveAsPng = () => {
+    const { width, height } = svg().viewBox.baseVal;
+    savePng(name, dataUri(svgSource(svg())), width, height);
+  };
+  return tools(
+    tool("SVG", `Download the figure ${name} as SVG`, saveSvg),
+    tool("PNG", `Download the figure ${name} as PNG`, saveAsPng));
+};
 async function copyText(text, button) {
-  try { await navigator.clipboard.writeText(text); } catch {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
     const area = h("textarea", {}, text);
     document.body.append(area);
     area.select();
@@ -50,30 +64,53 @@ async function copyText(text, button) {
   button.textContent = "copied";
   setTimeout(() => { button.textContent = "copy"; }, 1500);
 }
-const slug = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "table";
+const slug = (text) => {
+  const words = text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "");
+  return words.slice(0, 60) || "table";
+};
 
+/** The cells of a table as text, their parts separated by spaces. */
+function tableTexts(own) {
+  const parts = (cell) => [...cell.childNodes].map((node) => node.textContent.trim()).filter(Boolean);
+  return [...own.rows].map((row) => [...row.cells].map((cell) => parts(cell).join(" ").replaceAll("\u00a0", " ")));
+}
+function addTableDownload(own) {
+  const section = own.closest("section");
+  const number = [...section.querySelectorAll("table")].indexOf(own) + 1;
+  const name = slug(`${$("h2", section).textContent} ${number}`);
+  const wide = own.parentElement;
+  const caption = wide.nextElementSibling;
+  if (wide.scrollWidth > wide.clientWidth) {  // the keyboard scrolls what has the focus
+    wide.tabIndex = 0;
+    wide.setAttribute("role", "group");
+    wide.setAttribute("aria-label", `${own.getAttribute("aria-label")} Scrolls sideways.`);
+  }
+  const button = tool("CSV", `Download the table ${name} as CSV`, () => saveCsv(name, tableTexts(own)));
+  (caption?.matches(".caption") ? caption : wide).after(tools(button));
+}
+function addFigureDownloads(figure) {
+  const image = $("img", figure);
+  const name = slug(image.alt);
+  const saveSvg = () => {
+    const bytes = Uint8Array.from(atob(image.src.split(",")[1]), (letter) => letter.charCodeAt(0));
+    save(`${name}.svg`, new Blob([bytes], { type: "image/svg+xml" }));
+  };
+  figure.append(tools(
+    tool("SVG", `Download the figure as SVG: ${image.alt}`, saveSvg),
+    tool("PNG", `Download the figure as PNG: ${image.alt}`, () =>
+      savePng(name, image.src, image.naturalWidth, image.naturalHeight))));
+}
 /** Downloads beside the tables and figures that the report has without a script. */
 function addDownloads() {
-  for (const table of document.querySelectorAll("main table")) {
-    const section = table.closest("section");
-    const name = slug(`${$("h2", section).textContent} ${[...section.querySelectorAll("table")].indexOf(table) + 1}`);
-    const read = () => [...table.rows].map((row) => [...row.cells].map((own) => [...own.childNodes]
-      .map((node) => node.textContent.trim()).filter(Boolean).join(" ").replaceAll("\u00a0", " ")));
-    const wide = table.parentElement, caption = wide.nextElementSibling;
-    if (wide.scrollWidth > wide.clientWidth) for (const [key, value] of Object.entries({ tabindex: 0, role: "group", "aria-label": `${table.getAttribute("aria-label")} Scrolls sideways.` })) wide.setAttribute(key, value);
-    (caption?.matches(".caption") ? caption : wide).after(h("p", { class: "tools" }, tool("CSV", `Download the table ${name} as CSV`, () => saveCsv(name, read()))));
+  document.querySelectorAll("main table").forEach(addTableDownload);
+  // Figures with numbers have their own downloads, for what is shown.
+  document.querySelectorAll("main figure:not([data-chart])").forEach(addFigureDownloads);
+  for (const title of document.querySelectorAll("main section[id] > h2")) {
+    const label = `Link to ${title.textContent}`;
+    title.append(" ", h("a", { class: "anchor", href: `#${title.parentElement.id}`, "aria-label": label }, "#"));
   }
-  for (const figure of document.querySelectorAll("main figure")) {
-    if (figure.dataset.chart) continue;  // has its own, for what is shown
-    const image = $("img", figure), name = slug(image.alt);
-    figure.append(h("p", { class: "tools" },
-      tool("SVG", `Download the figure as SVG: ${image.alt}`, () => save(`${name}.svg`,
-        new Blob([Uint8Array.from(atob(image.src.split(",")[1]), (letter) => letter.charCodeAt(0))], { type: "image/svg+xml" }))),
-      tool("PNG", `Download the figure as PNG: ${image.alt}`, () => savePng(name, image.src, image.naturalWidth, image.naturalHeight))));
-  }
-  for (const title of document.querySelectorAll("main section[id] > h2")) title.append(" ", h("a", { class: "anchor", href: `#${title.parentElement.id}`, "aria-label": `Link to ${title.textContent}` }, "#"));
   for (const code of document.querySelectorAll("main pre")) {
     const button = tool("copy", "Copy the command", () => copyText(code.textContent, button));
-    code.after(h("p", { class: "tools" }, button));
+    code.after(tools(button));
   }
 }

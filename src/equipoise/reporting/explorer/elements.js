@@ -14,10 +14,22 @@ const make = (space, tag, properties = {}, ...children) => {
   return node;
 };
 const h = (tag, properties, ...children) => make(null, tag, properties, ...children);
-const fill = (node, ...children) => { node.replaceChildren(...children.flat(Infinity).filter(Boolean)); return node; };
+const fill = (node, ...children) => {
+  node.replaceChildren(...children.flat(Infinity).filter(Boolean));
+  return node;
+};
 const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
 const interval = (result) => `[${(100 * result.low).toFixed(1)}, ${(100 * result.high).toFixed(1)}]`;
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 const SVG = new DOMParser().parseFromString("<svg></svg>", "text/html").body.firstChild.namespaceURI;
 const s = (tag, properties, ...children) => make(SVG, tag, properties, ...children);
+const dot = (name) => h("span", { class: "dot", style: { background: `var(--${name})` } });
+const hint = (...children) => h("p", { class: "hint" }, ...children);
+const td = (...children) => h("td", {}, ...children);
+/** A row of a table: its head and its cells. */
+const tableRow = (head, ...cells) => h("tr", {}, h("th", { scope: "row" }, head), ...cells);
+const table = (properties, heads, rows) =>
+  h("table", properties,
+    h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
+    h("tbody", {}, rows));

@@ -6,7 +6,7 @@ classifiers never change, so their batch norms are fused once; a captured pass r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -28,6 +28,7 @@ from equipoise.local_smoothing.policy import TARGETS, AdaptiveSmoothing
 from equipoise.local_smoothing.smoothing import log_strength
 from equipoise.mixing.formula import mix
 from equipoise.mixing.gated import GatedClassifier
+from equipoise.mixing.surrogates import RESERVES, Sides, hinge_sums
 from equipoise.training.objective import Memory, ObjectiveOutput, TrainingPlan, correct_predictions
 from equipoise.training.objectives.adversarial import AdversarialObjective, inner_pgd, random_start
 
@@ -54,7 +55,9 @@ class GateLoss(AdversarialObjective):
     - A: PGD on the cross-entropy without the gate's gradient;
     - B: PGD through the gate;
     - C: APGD through the gate, on the cross-entropy or (mostly) on the DLR towards one of the nine likeliest other
-      classes.
+      classes, or, with a share of its own, on the two hinges of that class
+      (:func:`~equipoise.mixing.surrogates.hinge_sums`), as evaluations attack a map or hard labels. The hinges are
+      those of the range of the model.
 
     The radius and the weight of a term that lowers alpha (B and C) are drawn per image, the number of steps per batch,
     from χ² with mean `steps`. A training step costs about steps + 4 passes with gradients through both classifiers
@@ -75,6 +78,8 @@ class GateLoss(AdversarialObjective):
     max_radius: float = setting(1.1, "Largest radius, in units of eps.", fraction=True, positive=True)
     alpha_penalty: float = setting(0.4, "Largest weight of the term of the attacks that lowers alpha.", share=True)
     untargeted_share: float = setting(0.1, "Share of untargeted attacks in C.", share=True)
+    hinge_share: float = setting(0.0, "Share of the targeted attacks in C on both sides at once, by two hinges per "
+                                 "target.", share=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,20 +109,27 @@ class GateLoss(AdversarialObjective):
         with inference(model):
             if self.adversary == "C":
                 target = self.draw_targets(model, x, y, stream)
+                others = [target] if self.hinge_share == 0 else [
+                    target, stream.at("hinges").uniform() < self.hinge_share]
                 evaluate = loss_and_gradient(model, x, self.attack_loss, self)
-                return apgd_maximize(lambda point: evaluate(point, y, penalty, target), x, start, norm=self.norm,
+                return apgd_maximize(lambda point: evaluate(point, y, penalty, *others), x, start, norm=self.norm,
                                      eps=eps, steps=steps)
             return inner_pgd(lambda point: self.attack_loss(model, point, y, penalty), x, start, norm=self.norm,
                              eps=eps, steps=steps)[-1]
 
     def attack_loss(self, model: GatedClassifier, x: Tensor, y: Tensor, penalty: Tensor,
-                    target: Tensor | None = None) -> Tensor:
+                    target: Tensor | None = None, by_hinges: Tensor | None = None) -> Tensor:
         """(B,) what the attacks maximise; `target` (B,) is −1 where the attack is untargeted."""
-        g, h, z = model.log_probabilities_and_gate(x, soft=True)
+        outputs = model.base_outputs(x)
+        g, h = model.sides_of_logits(*outputs[:2], soft=True)
+        z = outputs[2]
         logits = mix(g, h, z.detach() if self.adversary == "A" else z)
         value = losses.cross_entropy(logits, y)
         if target is not None:
-            value = torch.where(target < 0, value, losses.targeted_dlr(logits, y, target.clamp_min(0)))
+            targeted = losses.targeted_dlr(logits, y, target.clamp_min(0))
+            if by_hinges is not None:
+                targeted = torch.where(by_hinges, -_hinges(model, outputs, y, target.clamp_min(0)), targeted)
+            value = torch.where(target < 0, value, targeted)
         return (1 - penalty) * value + penalty * F.softplus(-z)
 
     def draw_targets(self, model: GatedClassifier, x: Tensor, y: Tensor, stream: Stream) -> Tensor:
@@ -132,6 +144,14 @@ class GateLoss(AdversarialObjective):
         """Number of steps for this batch: χ² with `steps` degrees of freedom, by the stream of its first image."""
         chi_squared = float(stream[:1].at("steps").normal(self.steps).square().sum())
         return min(max(round(chi_squared), 1), 3 * self.steps)
+
+
+def _hinges(model: GatedClassifier, outputs: Sequence[Tensor], y: Tensor, target: Tensor) -> Tensor:
+    """(B,) how far a mixture is from the target by g, as :class:`~equipoise.evaluation.hinge_attack.TargetedHinges`."""
+    rivals = 1.0 if model.logit_map is None else model.logit_map.settings.rivals
+    sums = hinge_sums(Sides(model).from_base_outputs(*outputs), y, "mapped", reserve=RESERVES[model.hard],
+                      rivals=rivals)
+    return sums.gather(1, target.unsqueeze(1)).squeeze(1)
 
 
 def loss_and_gradient(model: GatedClassifier, x: Tensor, loss: Loss, key: Hashable) -> LossAndGradient:
