@@ -1,6 +1,7 @@
 """Keep the rows of a SmoothMix study as small files, and compare them with the logs of the official code.
 
-    python benchmarks/smoothmix_rows.py RUN OUT          writes OUT/certificates.csv.gz and OUT/confidences.csv.gz
+    python benchmarks/smoothmix_rows.py RUN OUT          writes OUT/certificates.csv.gz and OUT/confidences.csv.gz, and
+                                                         the settings of every training and certification
     python benchmarks/smoothmix_rows.py OUT --log LOG    ACR of ours and of a log on the same images, and the difference
 
 The same rows give the same bytes. A file without rows is not written, and the rows of an unfinished run are kept too.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +29,7 @@ CONFIDENCE = ("part", "recipe", "index", "label", "measurement", "true", "off", 
 
 
 def keep(study: Path, out: Path) -> None:
-    """Write the rows of a study."""
+    """Write the rows of a study, and the settings by which they were made."""
     certificates = [(folder.name, row.sigma, row.index, row.label, row.predicted, row.radius, row.samples)
                     for folder in folders(study / "certificates") for row in read_rows(folder)
                     if isinstance(row, CertificateRow)]
@@ -38,6 +40,9 @@ def keep(study: Path, out: Path) -> None:
     for name, columns, rows in ((CERTIFICATES, CERTIFICATE, certificates), (CONFIDENCES, CONFIDENCE, confidences)):
         if rows:
             write_table(out / name, columns, rows)
+    for part in ("training", "certificates"):
+        for folder in folders(study / part):
+            shutil.copyfile(folder / "run.toml", out / f"{folder.name}.{part}.toml")
 
 
 def folders(part: Path) -> list[Path]:

@@ -142,6 +142,20 @@ def test_without_the_sides_of_a_mixture_it_is_refused() -> None:
         TargetedHinges(surrogate=FarTarget("robust"))
 
 
+def spread_gate(accurate: torch.nn.Module, robust: torch.nn.Module, x: torch.Tensor) -> GatedClassifier:
+    """A gate with random weights whose output has mean 0 and variance 1 on the images, as after training."""
+    gate = new_gate(accurate, robust, x[:2], width=8)
+    mixture = GatedClassifier(accurate, robust, gate, alpha_min=0.9, alpha_max=1.0).eval()
+    gate.output.momentum = 1.0
+    gate.output.train()
+    with torch.no_grad():
+        mixture(x)
+        gate.output.eval()
+        alphas, classes = mixture.alphas(x), mixture(x).argmax(dim=1)
+        assert alphas.std() > 0.02 and bool((classes != robust(x).argmax(dim=1)).any())
+    return mixture
+
+
 @pytest.mark.slow
 @pytest.mark.reference
 @pytest.mark.parametrize("kind", ["switch", "nuts", "plain", "gate"])
@@ -152,8 +166,7 @@ def test_the_independent_attack_breaks_nothing_more_on_cifar10(kind: str, real_d
     maps = {"switch": (LogitMap(5.242, 0.5655, -0.6128, rivals=0.0, unit=1.809), 0.69),
             "nuts": (LogitMap(4.952, 2.107, -0.03), 0.75), "plain": (None, 0.93)}
     if kind == "gate":
-        gate = new_gate(accurate, robust, pixels(data.images[:2]), width=8)
-        mixture: MixedClassifier = GatedClassifier(accurate, robust, gate, alpha_min=0.8, alpha_max=1.0).eval()
+        mixture: MixedClassifier = spread_gate(accurate, robust, pixels(data.images))
     else:
         logit_map, alpha = maps[kind]
         mixture = MixedClassifier(accurate, robust, alpha, logit_map=logit_map, hard=logit_map is not None).eval()

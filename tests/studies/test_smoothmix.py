@@ -103,13 +103,15 @@ def test_confidences_and_the_report(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_single_part_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A study without certificates keeps its confidences alone."""
+    """A study without certificates keeps its confidences, and the settings of the training."""
     models = [model for model in tiny_models() if model.label == "Gaussian"]
     run_study(tmp_path / "run", [TABLE_1], models)
     monkeypatch.syspath_prepend(BENCHMARKS)
     monkeypatch.setattr(sys, "argv", ["smoothmix_rows.py", str(tmp_path / "run"), str(tmp_path / "kept")])
     runpy.run_path(str(BENCHMARKS / "smoothmix_rows.py"), run_name="__main__")
-    assert folders(tmp_path / "kept") == {"confidences.csv.gz"}
+    assert folders(tmp_path / "kept") == {"confidences.csv.gz", "digits_gaussian.training.toml"}
+    settings = tmp_path / "run" / "training" / "digits_gaussian" / "run.toml"
+    assert (tmp_path / "kept" / "digits_gaussian.training.toml").read_text() == settings.read_text()
     lines = gzip.decompress((tmp_path / "kept" / "confidences.csv.gz").read_bytes()).splitlines()
     assert len(lines) == 1 + len(read_rows(tmp_path / "run" / TABLE_1 / "digits_gaussian"))
 

@@ -23,7 +23,7 @@ from equipoise.core.threat import Threat
 
 BUDGETS = (1, 2, 4)
 STEPS = 10
-STRONGER = "run --attack standard, or attack in Python with a differentiable surrogate of the model"
+STRONGER = "run --attack standard if it was not, or attack in Python with a differentiable surrogate of the model"
 ADVICE = {  # check → what to do after its alarm
     "train mode": "Call model.eval() before the model is saved or evaluated, and check that its accuracy is unchanged",
     "randomness": "One pass does not decide a random model: fix its random numbers, or average over many passes "

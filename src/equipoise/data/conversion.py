@@ -132,6 +132,7 @@ def _compact(images: Tensor) -> Tensor:
     """(N, C, H, W) as bytes where nothing is lost, and as float32 otherwise."""
     checks.require(images.dim() == 4 and min(images.shape[1:]) > 0, "images", "have shape (N, C, H, W)",
                    tuple(images.shape))
+    checks.require(len(images) > 0, "images", "hold at least one image", 0)
     if images.dtype == torch.uint8:
         return images
     checks.images(images)
