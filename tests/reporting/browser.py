@@ -195,3 +195,14 @@ def page(downloads: Path) -> Iterator[Page]:
         yield page
         assert page.errors == []
         assert {url.partition(":")[0] for url in page.requests} <= {"file", "data", "about", "blob"}
+
+
+def saved(downloads: Path, name: str) -> bytes:
+    """The content of a file that a page saves, which is removed."""
+    end = time.monotonic() + 60
+    while not (path := downloads / name).exists() or not path.stat().st_size:
+        assert time.monotonic() < end, sorted(path.name for path in downloads.iterdir())
+        time.sleep(0.05)
+    content = path.read_bytes()
+    path.unlink()
+    return content

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import time
 from pathlib import Path
 
 import explored_run
 import pytest
 import report_runs
 from accessibility import axe_violations, defects
-from browser import CHROMIUM, Page
+from browser import CHROMIUM, Page, saved
 from browser import downloads as downloads
 from browser import page as page
 
@@ -59,16 +58,6 @@ def reading(page: Page, name: str) -> str:
     text: str = page.js("[...document.querySelectorAll('figure[data-chart]')].find(f => JSON.parse(f.dataset.chart)"
                         f".name === '{name}').querySelector('.reading').textContent")
     return text
-
-
-def saved(downloads: Path, name: str) -> bytes:
-    end = time.monotonic() + 60
-    while not (path := downloads / name).exists() or not path.stat().st_size:
-        assert time.monotonic() < end, sorted(path.name for path in downloads.iterdir())
-        time.sleep(0.05)
-    content = path.read_bytes()
-    path.unlink()
-    return content
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])

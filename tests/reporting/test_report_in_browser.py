@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import time
 from pathlib import Path
 
 import explored_run
 import numpy as np
 import pytest
-from browser import CHROMIUM, Page
+from browser import CHROMIUM, Page, saved
 from browser import downloads as downloads
 from browser import page as page
 from synthetic_run import write_run
@@ -56,16 +55,6 @@ def click(page: Page, selector: str, text: str) -> None:
 
 def shown(page: Page) -> int:
     return int(page.js("document.querySelector('[role=grid]').getAttribute('aria-rowcount')")) - 1
-
-
-def saved(downloads: Path, name: str) -> bytes:
-    end = time.monotonic() + 60
-    while not (path := downloads / name).exists() or not path.stat().st_size:
-        assert time.monotonic() < end, sorted(path.name for path in downloads.iterdir())
-        time.sleep(0.05)
-    content = path.read_bytes()
-    path.unlink()
-    return content
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
