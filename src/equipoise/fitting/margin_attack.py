@@ -25,12 +25,12 @@ from equipoise.data import Dataset, pixels
 from equipoise.fitting.cached_logits import CachedLogits, Outputs
 from equipoise.fitting.settings import FitSettings
 from equipoise.mixing import LogitMap, MixedClassifier
+from equipoise.mixing.logit_maps import layer_norm_map
 from equipoise.mixing.surrogates import Surrogate
 from equipoise.models.layers.tta import TTAClassifier
 
 MIN_IMAGES = 50
 BATCHES = 4  # that are attacked together on CUDA: batches stay full when only few images of each survive
-PLAIN_MAP = LogitMap(1.0, 1.0, 0.0, "linear")  # logits as they are
 CASCADE_TITLE = "attacking the cascade"
 PAIR_ALPHA = 0.9  # weight of the robust model in the gradients of an attack on both: the strongest of 0.3 … 0.99
 
@@ -160,7 +160,7 @@ class MarginAttack:
         settings = self.settings
         # To a confidence switch, all classes but the first are the same target.
         suite = margin_suite(settings.steps, 1 if logit_map.flattens_rivals else settings.targets)
-        title = attack_title(both=both, is_mapped=logit_map.settings != PLAIN_MAP.settings)
+        title = attack_title(both=both, is_mapped=logit_map.settings != layer_norm_map().settings)
         return self._attack(model, replace(suite, surrogate=surrogate), title, skip_broken=not both)
 
     def _attack(self, model: nn.Module, suite: Attack, title: str, *, skip_broken: bool) -> Outputs:

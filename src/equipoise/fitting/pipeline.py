@@ -12,12 +12,12 @@ from equipoise.core.results import FitSummary
 from equipoise.data import Dataset
 from equipoise.fitting.cached_logits import CachedLogits, load_logits, save_logits
 from equipoise.fitting.conformal import Target, lose_at_most, threshold
-from equipoise.fitting.margin_attack import PAIR_ALPHA, PLAIN_MAP, MarginAttack
+from equipoise.fitting.margin_attack import PAIR_ALPHA, MarginAttack
 from equipoise.fitting.margin_grid import MapFamily, MarginGrid
 from equipoise.fitting.search import MIN_Q, MapSearch, SearchSpace, SelectedMap, families
 from equipoise.mixing import FrontierMixture, LogitMap, MixedClassifier, Provenance
 from equipoise.mixing.cascade import mixture_at
-from equipoise.mixing.logit_maps import confidence_switch
+from equipoise.mixing.logit_maps import confidence_switch, layer_norm_map
 from equipoise.mixing.provenance import RULES, Frontier, pareto_frontier
 
 FRONTIER_TARGETS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # points of robust accuracy
@@ -225,7 +225,7 @@ def attacked_logits(attack: MarginAttack, folder: Path | None, notes: list[str])
 def _first_attack(attack: MarginAttack) -> CachedLogits:
     clean = attack.clean_logits()
     clean.with_points(clean.clean.unsqueeze(0)).checked()  # errors that need no attack are raised before it
-    h, g, first = attack.run(PLAIN_MAP)
+    h, g, first = attack.run(layer_norm_map())
     logits = clean.with_points(h, g if attack.settings.against == "pair" else None, first).checked()
     if attack.settings.rule in ("nuts", "paper"):
         return logits
@@ -247,7 +247,7 @@ def search_map(attack: MarginAttack, logits: CachedLogits, target: Target, notes
     """
     settings, both = attack.settings, attack.settings.against == "pair"
     if both and settings.rule != "switch":
-        logits = _attack_survivors(attack, logits, PLAIN_MAP, both=True)
+        logits = _attack_survivors(attack, logits, layer_norm_map(), both=True)
     if both and settings.rule != "nuts":
         logits = _attack_survivors(attack, logits, _confidence(logits), both=True)
     if like is not None:

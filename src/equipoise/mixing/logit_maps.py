@@ -193,6 +193,11 @@ def at_least_float32(z: Tensor) -> Tensor:
     return z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
 
 
+def layer_norm_map() -> LogitMap:
+    """The layer norm alone, with which MixedNUTS begins: s = p = 1 and c = 0, nothing is clamped."""
+    return LogitMap(1.0, 1.0, 0.0, "linear")
+
+
 def confidence_switch(scale: float = 1.0, unit: float = 1.0) -> LogitMap:
     """The confidence switch: a mixture with hard labels of g then predicts h's class where h is confident, else g's.
 

@@ -32,6 +32,7 @@ from equipoise.fitting.paper import PUBLISHED, published_for
 from equipoise.fitting.result import Fit
 from equipoise.mixing import LogitMap, MixedClassifier
 from equipoise.mixing.formula import alpha_of_accuracy
+from equipoise.mixing.logit_maps import layer_norm_map
 from equipoise.studies.mixednuts_models import RobustModel, RobustModels, load_models, train_digits_models
 from equipoise.studies.overview import Requirements
 from equipoise.studies.settings import COUNT, StudySettings
@@ -218,7 +219,7 @@ class MixedNutsStudy(Study):
 
     def compare_margins(self) -> None:
         """Margins of robust models of several kinds of training, layer-normed, clean and attacked [Figure 7]."""
-        normed = LogitMap(1.0, 1.0, 0.0, "linear").to(self.conditions.device)
+        normed = layer_norm_map().to(self.conditions.device)
         self._measure_first("margins", {
             item.name: nn.Sequential(item.model, normed) for item in self.pair.all_robust})
 
