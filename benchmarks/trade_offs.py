@@ -37,16 +37,15 @@ class Source:
 
     panel: str  # title
     folder: str
-    views: str = ""  # added to the names of the methods, such as "six views"
+    views: str = ""  # added to the names of the methods whose rows do not say it, such as "6 views"
     only: tuple[str, ...] = ()  # families to draw; all if empty
     part: str = "main"  # of a study of MixedNUTS: `main`, or `curves`, whose points are joined
 
 
 SOURCES = (
     Source("CIFAR-10, two ResNet-18", "mixtures/resnet18"),
-    Source("CIFAR-10, two ResNet-18", "mixtures/resnet18-views", views="six views",
-           only=("robust", "confidence switch")),
-    Source("CIFAR-10, two ResNet-18", "mixtures/resnet18-views", views="2.53 passes", only=("cascade of views",)),
+    Source("CIFAR-10, two ResNet-18", "mixtures/resnet18-views", views="6 views",
+           only=("robust", "confidence switch", "cascade of views")),
 )
 
 
@@ -100,7 +99,8 @@ def read_points(source: Source) -> list[Point]:
     """The points of a source."""
     folder = RESULTS / source.folder
     points = _compared(folder) if (folder / METHODS).exists() else _of_study(folder, source.part)
-    return [replace(point, views=source.views) for point in points if point.family in source.only or not source.only]
+    return [replace(point, views=point.views or source.views) for point in points
+            if point.family in source.only or not source.only]
 
 
 def _compared(folder: Path) -> Iterator[Point]:
@@ -110,8 +110,10 @@ def _compared(folder: Path) -> Iterator[Point]:
     for line in compared_lines(summary):
         name = line.method.name
         if name == line.method.measured_as:
-            yield _point(line.method.family, line.clean, line.attacked, gained.get((name, CLEAN)),
-                         gained.get((name, WORST)))
+            point = _point(line.method.family, line.clean, line.attacked, gained.get((name, CLEAN)),
+                           gained.get((name, WORST)))
+            views = line.method.views
+            yield point if views is None else replace(point, views=f"{views:.3g} views")
 
 
 def _of_study(folder: Path, part: str) -> Iterator[Point]:

@@ -130,8 +130,10 @@ def test_a_cascade_is_compared_with_the_switch_over_all_views() -> None:
     methods = {method.name: method for method in result.summary.compared}
     assert list(methods) == ["accurate", "robust", "confidence switch", "cascade of views"]
     assert ", first view s " in methods["cascade of views"].mixture
-    assert methods["confidence switch"].mixture.endswith(", 2 views")
-    assert 1 <= float(methods["cascade of views"].mixture.split(", ")[-1].removesuffix(" views")) <= 2
+    assert methods["confidence switch"].views == 2 and methods["accurate"].views is None
+    assert methods["confidence switch"].description.endswith(", 2 views")
+    views = methods["cascade of views"].views
+    assert views is not None and 1 <= views <= 2
     measured = {row.model for row in result.rows}
     assert measured == {"accurate", "robust", "confidence switch", "cascade of views"}
     assert {check.model for check in result.summary.promises} == {"confidence switch", "cascade of views"}

@@ -12,6 +12,12 @@ class ComparedMethod:
     name: str
     family: str  # the same for gates that differ in their training only
     mixture: str  # the map and alpha
+    views: float | None = None  # of the robust model that a clean image needs, on average, if it has several
     measured_as: str  # the model of the rows: equal mixtures are attacked once
     settings: str = ""  # all settings of the mixture
     promise: str = ""  # of the fit, to follow the name
+
+    @property
+    def description(self) -> str:
+        """The map, alpha and views."""
+        return self.mixture if self.views is None else f"{self.mixture}, {self.views:.3g} views"

@@ -28,7 +28,7 @@ def compared_rules(run: RunView) -> Section | None:
         lost = "" if best.lost is None else f", and loses {format.number(100 * best.lost.value, 1)} points under attack"
         prose.insert(0, f"{best.method.name} has the highest clean accuracy of the mixtures, "
                      f"{format.percent(best.clean.value)}{lost}.")
-    body = [[model_cell(line.method.name, line.method.mixture), result_cell(line.clean), result_cell(line.attacked),
+    body = [[model_cell(line.method.name, line.method.description), result_cell(line.clean), result_cell(line.attacked),
              MISSING if line.lost is None else Cell(format.number(100 * line.lost.value, 1), format.bounds(line.lost))]
             for line in lines]
     promises = [[Cell(line.method.name), Cell(line.method.promise)] for line in lines if line.method.promise]

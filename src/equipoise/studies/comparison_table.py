@@ -51,7 +51,7 @@ def table(summary: Summary, under: str) -> str:
                             "attacked", "points lost")
     for line in shown:
         lost = "" if line.lost is None else f"{_points(line.lost.value)}\n{format.bounds(line.lost)}"
-        grid.add_row(line.method.name, line.method.mixture, _cell(line.clean), _cell(line.attacked), lost)
+        grid.add_row(line.method.name, line.method.description, _cell(line.clean), _cell(line.attacked), lost)
     for family, own in means(shown):
         grid.add_row(f"{family},\nmean of {len(own)}", "", *_mean_cells(own))
     by_promise: dict[str, list[str]] = {}
@@ -67,7 +67,7 @@ def markdown(summary: Summary) -> str:
     shown = compared_lines(summary)
     for line in shown:
         lost = "" if line.lost is None else f"{_points(line.lost.value)} {format.bounds(line.lost)}"
-        text.append(f"| {line.method.name} | {line.method.mixture} | {_cell(line.clean, ' ')} | "
+        text.append(f"| {line.method.name} | {line.method.description} | {_cell(line.clean, ' ')} | "
                     f"{_cell(line.attacked, ' ')} | {lost} |")
     text += [f"| **{family}, mean of {len(own)} (least to most)** | | "
              + " | ".join(cell.replace("\n", " ") for cell in _mean_cells(own)) + " |" for family, own in means(shown)]

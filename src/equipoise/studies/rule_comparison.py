@@ -231,12 +231,11 @@ class _Comparison:
         self.promises[rule] = fitted.promise
         return fitted.mixture.to(self.conditions.device).eval()
 
-    def _describe(self, mixture: MixedClassifier) -> str:
-        """The map and alpha, and where the robust model has several views, how many a clean image needs."""
+    def _views(self, mixture: MixedClassifier) -> float | None:
+        """Views of the robust model that a clean image needs, if it has several."""
         if mixture.views == 1:
-            return describe(mixture)
-        passes = mean_passes(mixture, self.data, self.conditions.device, self.conditions.batch_size)[0]
-        return f"{describe(mixture)}, {passes:.3g} views"
+            return None
+        return mean_passes(mixture, self.data, self.conditions.device, self.conditions.batch_size)[0]
 
     def _selector(self) -> MixtureSelector:
         count = self.settings.range_count
@@ -252,9 +251,10 @@ class _Comparison:
         shown = {key: f"{AUTO} ({mixture.method})" if key == AUTO else RULES.get(key, key)
                  for key, (_, mixture) in mixtures.items()}
         equal = measured_as({shown[key]: mixture for key, (_, mixture) in mixtures.items()})
-        methods += [ComparedMethod(name=shown[key], family=family, mixture=self._describe(mixture),
-                                   measured_as=equal[shown[key]], settings=mixture.extra_repr(),
-                                   promise=self.promises[key]) for key, (family, mixture) in mixtures.items()]
+        methods += [ComparedMethod(name=shown[key], family=family, mixture=describe(mixture),
+                                   views=self._views(mixture), measured_as=equal[shown[key]],
+                                   settings=mixture.extra_repr(), promise=self.promises[key])
+                    for key, (family, mixture) in mixtures.items()]
         different = {shown[key]: mixture for key, (_, mixture) in mixtures.items() if equal[shown[key]] == shown[key]}
         # With no mixture at all, the robust model alone stands in for one, so that both models are measured.
         named = different or {"robust alone": MixedClassifier(*self.bases, 1.0).eval()}
