@@ -8,12 +8,12 @@ The same rows give the same bytes.
 from __future__ import annotations
 
 import argparse
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 from common import write_table
 
-from equipoise.core.arrays import FitArrays
 from equipoise.core.records import read_rows
 from equipoise.core.results import read_summary
 from equipoise.core.rows import AttackRow
@@ -38,9 +38,10 @@ def rows(study: Path) -> Iterator[tuple[object, ...]]:
 def fits(study: Path) -> Iterator[tuple[object, ...]]:
     """What every fit returned."""
     for folder in sorted((study / FITS).iterdir()):
-        fit, arrays = read_summary(folder).fit, FitArrays.load(folder)
-        if fit is not None and arrays is not None and arrays.selected is not None:
-            yield folder.name, *arrays.selected[:3].tolist(), fit.alpha, fit.objective, fit.recomputed_objective
+        fit, chosen = read_summary(folder).fit, tomllib.loads((folder / "mixture.toml").read_text()).get("logit_map")
+        if fit is not None and chosen is not None:
+            yield (folder.name, chosen["scale"], chosen["power"], chosen["shift"], fit.alpha, fit.objective,
+                   fit.recomputed_objective)
 
 
 def main() -> None:
