@@ -11,7 +11,7 @@ from small_training import dataset, network
 from equipoise.core import rng
 from equipoise.core.checks import InputError
 from equipoise.training import Objective, TrainingPlan, fit_model
-from equipoise.training.compilation import CapturedSteps, GraphStream, KeyTable, compile_mode
+from equipoise.training.compilation import CapturedSteps, GraphStream, KeyTable, compile_mode, cudnn_benchmark
 from equipoise.training.learner import Learner
 from equipoise.training.loader import TrainingLoader
 from equipoise.training.objectives import IAAT, Adversarial, SmoothMix, Standard
@@ -80,3 +80,15 @@ def test_objectives_that_cannot_be_compiled(objective: Objective) -> None:
     assert compile_mode(TrainingPlan(), network(), objective, CUDA, 1) == "off"
     with pytest.raises(InputError, match=f"`compile` must be auto or off for the objective {objective.name}"):
         compile_mode(TrainingPlan(compile="model"), network(), objective, CUDA, 1)
+
+
+def test_cudnn_times_its_algorithms_in_steps_and_not_in_validations() -> None:
+    before = torch.backends.cudnn.benchmark
+    with cudnn_benchmark(CUDA):
+        assert torch.backends.cudnn.benchmark
+        with cudnn_benchmark(CUDA, enabled=False):
+            assert not torch.backends.cudnn.benchmark
+        assert torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.benchmark == before
+    with cudnn_benchmark(CPU, enabled=not before):
+        assert torch.backends.cudnn.benchmark == before

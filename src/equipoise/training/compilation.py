@@ -43,10 +43,11 @@ def compile_mode(plan: TrainingPlan, model: nn.Module, objective: Objective, dev
 
 
 @contextmanager
-def cudnn_benchmark(device: torch.device) -> Iterator[None]:
-    """Let cuDNN time its algorithms on a GPU: batches have one size."""
+def cudnn_benchmark(device: torch.device, enabled: bool = True) -> Iterator[None]:
+    """Let cuDNN time its algorithms on a GPU, once for every size of a batch, or not."""
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = device.type == "cuda" or before
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = enabled
     try:
         yield
     finally:

@@ -229,7 +229,8 @@ class TrainingRun:
         model, plan, device = self.learner.evaluated_model, self.plan, self.loader.device
         own = self.held_out.take(self.loader.world.shard(torch.arange(len(self.held_out))))
         correct: dict[str, int | Tensor] = {}
-        with inference(model), devices.autocast(plan.precision, device), torch.no_grad():
+        with (inference(model), devices.autocast(plan.precision, device), torch.no_grad(),
+              cudnn_benchmark(device, enabled=False)):  # an attack leaves broken images out: batches of any size
             for batch in batches(own, max(plan.batch_size, 256), device=device):
                 stream = rng.stream(plan.seed, "validate", batch.index)
                 metrics = self.objective.validation_metrics(model, batch.images, batch.labels, stream)
