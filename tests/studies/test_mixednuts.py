@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from equipoise.reporting.section import read_run
 from equipoise.studies import STUDIES, reproduce
 from equipoise.studies.mixednuts import MIXEDNUTS, PLAIN, SMOKE, MixedNutsStudy
 from equipoise.studies.mixednuts_models import RobustModel, RobustModels, model_names
+from equipoise.studies.reproduce import results_table
 
 TINY = replace(SMOKE, attack=Suite((Apgd("ce", 1),), name="tiny"), steps=1, targets=1, betas=(0.9,), alphas=(0.7,),
                robust_betas=(0.9,), robust_alphas=(0.7,), counts=(50, 60), batch_size=60)
@@ -93,6 +95,20 @@ def test_temperature_0_is_mixednuts_itself(tmp_path: Path, monkeypatch: pytest.M
     own.compare_temperatures()
     assert measured["temperature 0"].describe() == own.mixednuts.describe()
     assert [measured[f"temperature {value}"].accurate_temperature for value in (0.5, 1)] == [0.5, 1.0]
+
+
+@pytest.mark.usefixtures("without_report")
+@pytest.mark.parametrize("helped", [False, True])
+def test_a_mixture_that_does_not_help_is_named_below_the_table(helped: bool, tmp_path: Path) -> None:
+    own, folder = study(tmp_path), tmp_path / "run" / "fits" / "mixednuts"
+    own.fit_main()
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["fit"] |= {"helped": helped, "clean": 0.799, "robust_clean": 0.832}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    own.run(["fit"])
+    note = (f"note: MixedNUTS at this target does not help: on its fitting images 79.9 %, the robust model 83.2 %; "
+            f"equipoise open {folder} shows why")
+    assert (note in results_table(tmp_path / "run").splitlines()) is not helped
 
 
 def test_all_rules_have_one_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ import pytest
 from equipoise.core import stats
 
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "mixednuts.md"
-KEPT = PAGE.with_suffix("") / "smoke"
+KEPT = PAGE.with_suffix("")
+SMALL_PARTS = ("counts", "seen", "temperature", "black-box", "objective")
 NAMES = {  # on the page → in rows, where they differ
     "robust with the map": "mapped robust", "plain mixing, as accurate as MixedNUTS on held-out images": "plain mixing",
     "MixedNUTS on images that the fit has seen": "MixedNUTS", "temperature 1 of g": "temperature 1",
@@ -21,12 +22,13 @@ NAMES = {  # on the page → in rows, where they differ
     "only errors that g corrects": "conditional"}
 
 
-def accuracies() -> dict[tuple[str, str], list[str]]:
+def accuracies(run: str) -> dict[tuple[str, str], list[str]]:
     """Part and model → clean and attacked accuracy as the page writes them."""
     correct: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-    with gzip.open(KEPT / "rows.csv.gz", "rt") as file:
+    with gzip.open(KEPT / run / "rows.csv.gz", "rt") as file:
         for row in csv.DictReader(file):
-            correct[row["part"], row["model"], row["attack"]].append(int(row["correct"]))
+            attack = row["attack"].removesuffix("-fast")
+            correct[row["part"], row["model"], attack].append(int(row["correct"]))
     cells: dict[tuple[str, str], list[str]] = {}
     for part, model, _ in correct:
         estimates = [stats.clopper_pearson(sum(own), len(own)) for attack in ("clean", "adaptive")
@@ -46,30 +48,39 @@ def model_in_rows(name: str) -> str:
     return name.replace("PGD training", "robust")
 
 
-@pytest.mark.parametrize(("heading", "parts", "rows"), [
-    ("Figure 5, Tables 1", ("main",), 6), ("Figure 8", ("curves",), 10),
-    ("Several robust models", ("robust-models",), 16),
-    ("Tables 8, 9 and 10", ("counts", "seen", "temperature", "black-box", "objective"), 10)])
-def test_tables_of_accuracies(heading: str, parts: tuple[str, ...], rows: int) -> None:
-    section = PAGE.read_text().split(f"### {heading}")[1].split("###")[0]
-    lines = re.findall(r"^\| (?:[^|]* \| )?([^|]+) \| ([^|]+\]) \| ([^|]+\]) \|$", section, re.MULTILINE)
+def section(heading: str) -> str:
+    """The text below a heading, up to the next of the same level or of a higher one."""
+    start, _, rest = PAGE.read_text().partition(f"# {heading}")
+    level = len(start) - len(start.rstrip("#")) + 1
+    return re.split(rf"^#{{1,{level}}} ", rest, flags=re.MULTILINE)[0]
+
+
+@pytest.mark.parametrize(("run", "heading", "parts", "rows"), [
+    ("smoke", "Figure 5, Tables 1", ("main",), 6), ("smoke", "Figure 8", ("curves",), 10),
+    ("smoke", "Several robust models", ("robust-models",), 16), ("smoke", "Tables 8, 9 and 10", SMALL_PARTS, 10),
+    ("cifar10", "Main comparison on CIFAR-10", ("main",), 6), ("cifar10", "Parts on CIFAR-10", SMALL_PARTS, 8)])
+def test_tables_of_accuracies(run: str, heading: str, parts: tuple[str, ...], rows: int) -> None:
+    lines = re.findall(r"^\| (?:[^|]* \| )?([^|]+) \| ([^|]+\]) \| ([^|]+\]) \|$", section(heading), re.MULTILINE)
     assert len(lines) == rows
-    kept = accuracies()
+    kept = accuracies(run)
     for name, *cells in lines:
         (own,) = [kept[part, model_in_rows(name)] for part in parts if (part, model_in_rows(name)) in kept]
         assert cells == own, name
 
 
-def test_table_of_fits() -> None:
-    with gzip.open(KEPT / "fits.csv.gz", "rt") as file:
+@pytest.mark.parametrize(("run", "heading", "names"), [
+    ("smoke", "Tables 7 and 9", ("mixednuts", "clamp-relu", "clamp-linear", "count-100", "count-50",
+                                 "objective-conditional", "random-search", "transferred-from-trades-weight-1")),
+    ("cifar10", "Fits on CIFAR-10", ("mixednuts", "clamp-relu", "clamp-linear", "count-300", "count-100",
+                                     "objective-conditional"))])
+def test_table_of_fits(run: str, heading: str, names: tuple[str, ...]) -> None:
+    with gzip.open(KEPT / run / "fits.csv.gz", "rt") as file:
         fits = {row["fit"]: row for row in csv.DictReader(file)}
-    section = PAGE.read_text().split("### Tables 7 and 9")[1].split("###")[0]
-    names = ("mixednuts", "clamp-relu", "clamp-linear", "count-100", "count-50", "objective-conditional",
-             "random-search", "transferred-from-trades-weight-1")
-    lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    lines = [line.strip("| ").split(" | ") for line in section(heading).splitlines() if line.startswith("| ")][1:]
     assert len(lines) == len(names)
     for line, name in zip(lines, names, strict=True):
         fit = fits[name]
         assert line[1:3] == [f"{float(fit[key]):.2f}" for key in ("s", "p")]
-        assert line[-3] == f"{float(fit['alpha']):.3f}"
+        digits = len(line[-3]) - 2
+        assert line[-3] == f"{float(fit['alpha']):.{digits}f}" and digits >= 3
         assert line[-2:] == [f"{100 * float(fit[key]):.1f} %" for key in ("objective", "recomputed")]

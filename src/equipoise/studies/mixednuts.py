@@ -1,7 +1,6 @@
 """The study of MixedNUTS [Bai2024nuts] on any two models: Figures 3 to 9, Tables 1 and 4 to 10, and appendix D.
 
 Several robust models are compared on one plot, as in Figures 5 and 9 of [Bai2024].
-
 Every mixture is fitted on held-out images by `fit --rule paper`, in a run folder of its own under `fits`, with one
 attack for all fits that share their models and images. Test images are attacked by the adaptive list of a mixture.
 """
@@ -20,8 +19,10 @@ from torch import Tensor, nn
 
 from equipoise import fitting
 from equipoise.attacks import Apgd, Attack, Clean, Suite, TargetedApgd, make_attack
+from equipoise.core.format import percent
 from equipoise.core.modes import inference
 from equipoise.core.records import Run
+from equipoise.core.results import read_summary
 from equipoise.core.rows import Row
 from equipoise.core.text import slug
 from equipoise.data import Dataset, pixels
@@ -176,11 +177,15 @@ class MixedNutsStudy(Study):
         return jobs + self.jobs({PLAIN: plain, MIXEDNUTS: mixture, SWITCH: switch})
 
     def main_sections(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """The cost of MixedNUTS [Table 5], once it is fitted."""
-        if not (self.folder / FITS / slug(MIXEDNUTS) / "summary.json").exists():
+        """The cost of MixedNUTS [Table 5] and whether it helps, once it is fitted."""
+        folder, place = self.folder / FITS / slug(MIXEDNUTS), self.conditions
+        if not (folder / "summary.json").exists():
             return {}
-        conditions = self.conditions
-        return {"costs": tuple(costs(self.mixednuts, self.test, conditions.device, conditions.batch_size))}
+        fit = read_summary(folder).fit
+        notes = () if fit is None or fit.helped else (
+            f"{MIXEDNUTS} at this target does not help: on its fitting images {percent(fit.clean)}, the robust model "
+            f"{percent(fit.robust_clean)}; equipoise open {folder} shows why",)
+        return {"costs": tuple(costs(self.mixednuts, self.test, place.device, place.batch_size)), "notes": notes}
 
     def equal_alpha(self, logit_map: LogitMap | None, temperature: float) -> float:
         """The largest alpha at which a mixture of the pair is as accurate as MixedNUTS on clean held-out images.

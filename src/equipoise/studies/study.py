@@ -171,10 +171,12 @@ class Study(ABC):
 
     @classmethod
     def results_table(cls, folder: Path) -> str:
-        """The results of a finished study as text; empty where it has no accuracies."""
-        results = read_summary(folder).results
-        threat = next((result.threat for result in results if result.threat is not None), None)
-        return format.accuracy_table(results, str(threat)) if threat is not None else ""
+        """The results of a finished study as text, with its notes; empty where it has no accuracies."""
+        summary = read_summary(folder)
+        threat = next((result.threat for result in summary.results if result.threat is not None), None)
+        if threat is None:
+            return ""
+        return "\n".join([format.accuracy_table(summary.results, str(threat)), *format.data_notes(summary)])
 
     @classmethod
     def reproduce(cls, folder: Path, settings: StudySettings, conditions: Conditions, recorded: Mapping[str, Any],
