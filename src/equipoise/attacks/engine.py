@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.attacks.gradients import VERDICT_BLOCK, GradientSettings, GradientSource
+from equipoise.attacks.prepared import PreparedNetworks
 from equipoise.attacks.search import run_searches
 from equipoise.attacks.search_state import AttackBatch, BatchShape, Search, SearchResult
 from equipoise.core import checks, device, memory, progress
@@ -153,6 +154,7 @@ class Driver:
         self.precision, self.slots, self.block = precision, slots, block
         self.stop_at_success, self.many_passes = stop_at_success, many_passes
         self._pool = self._new_pool()
+        self._networks = PreparedNetworks(precision, example.x)
         self._sources: dict[tuple[object, ...], GradientSource] = {}
 
     def run(self, stages: Sequence[Stage], state: AttackState,
@@ -227,7 +229,7 @@ class Driver:
         key = (id(settings.surrogate), id(settings.extra), settings.follow, settings.eot, settings.repeats)
         if key not in self._sources:
             source = GradientSource(self.model, settings, self.precision, self.example.x, many_passes=self.many_passes,
-                                    pool=self._pool)
+                                    pool=self._pool, networks=self._networks)
             self._sources[key] = source.in_blocks(self.block, self._pool)
         return self._sources[key]
 

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.attacks.conv_relu import fuse_activations
 from equipoise.attacks.cuda_graphs import CudaGraphFunction, TensorFunction
-from equipoise.attacks.fused import agree, fuse, trace
+from equipoise.attacks.prepared import PreparedNetworks
 from equipoise.attacks.randomized import MAX_PASSES, average_passes, judge_repeatedly
 from equipoise.attacks.shared_bases import shared_bases
 from equipoise.core import checks, device, losses
@@ -27,7 +26,6 @@ from equipoise.core import checks, device, losses
 Extra = Callable[[Tensor], Tensor]  # images (B, C, H, W) → (B,), added to the objective
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits (B, K), labels and targets (B,) → (B,)
 VERDICT_BLOCK = 64  # images per pass of a verdict, at most; often only a few images claim to be broken
-EXAMPLES = 8  # images on which copies and precisions are compared with the model
 _SMALLEST_LOGIT = -1e4  # a logit of −inf, as a hard decision gives it, would make ratios of margins meaningless
 
 
@@ -60,6 +58,11 @@ class GradientSettings:
             if getattr(self, name) is not None:
                 checks.whole(name, getattr(self, name), least=1, most=MAX_PASSES)
 
+    @property
+    def is_randomized(self) -> bool:
+        """Whether the model is treated as one that draws random numbers in every pass."""
+        return self.eot is not None or self.repeats is not None
+
 
 class GradientSource:
     """A model under attack with the source of its gradients.
@@ -71,36 +74,35 @@ class GradientSource:
         example: some of the images, on which faster copies and precisions are tried.
         many_passes: so many passes follow that tracing the model pays.
         pool: memory that recorded passes share, if any.
+        networks: copies that other sources with this precision and these examples have made, if any.
     """
 
     def __init__(self, model: nn.Module, settings: GradientSettings, precision: str, example: Tensor, *,
-                 many_passes: bool = False, pool: Any = None) -> None:
-        device.check_precision(precision, example.device)
-        self.model, self.settings, self.precision = model, settings, precision
-        self.example, self.many_passes = example[:EXAMPLES], many_passes
+                 many_passes: bool = False, pool: Any = None, networks: PreparedNetworks | None = None) -> None:
+        self.model, self.settings, self.precision, self.many_passes = model, settings, precision, many_passes
+        if networks is None or settings.is_randomized:  # passes saved would change the random numbers of an attack
+            networks = PreparedNetworks(precision, example)
+        self.networks, self.example = networks, networks.example
         self.block: int | None = None
         self._pool = pool
         self._recorded: dict[object, CudaGraphFunction] = {}
         self._per_image: dict[tuple[str, int], bytes] = {}
         others = [part for part in (settings.surrogate, settings.extra) if part is not None]
         with torch.no_grad(), device.full_precision(example.device):
-            self.bases = shared_bases(model, others, self.example)
-            source = settings.surrogate if self.bases is None else self.bases
-            networks = [model] if source is None else [model, source]
-            logits = [checks.logits(network(self.example), len(self.example),
-                                    f"logits of the {noun} {type(network).__name__}")
-                      for network, noun in zip(networks, ("model", "surrogate"), strict=False)]
+            bases = shared_bases(model, others, self.example)
+        self.bases = None if bases is None else networks.once(model, "bases", lambda: bases)
+        source = settings.surrogate if self.bases is None else self.bases
+        queried = [model] if source is None else [model, source]
+        logits = [networks.logits(*pair) for pair in zip(queried, ("model", "surrogate"), strict=False)]
         self.classes = logits[0].shape[1]
-        copies = [fuse(network, self.example, [self.classes]) if example.dtype == torch.float32 else network
-                  for network in networks]
-        self.fused_model = copies[0]
-        reduced = [self._reduce(torch.bfloat16, *pair, tolerance=0.05) for pair in zip(copies, logits, strict=True)]
-        needed = reduced if self.bases is None else reduced[-1:]  # shared bases also give the logits of the model
-        self.bf16_gradients = None not in needed
-        fastest = [fast or slow for fast, slow in zip(reduced, copies, strict=True)] if self.bf16_gradients else copies
+        copies = [networks.fused(network, self.classes) for network in queried]
+        needed = queried if self.bases is None else queried[-1:]  # shared bases also give the logits of the model
+        reduced = [networks.reduced(network, self.classes, torch.bfloat16) for network in needed]
+        self.bf16_gradients = None not in reduced
+        fastest = [fast for fast in reduced if fast is not None] if self.bf16_gradients else copies
         self.fast_model, self.fast_source = fastest[0], fastest[-1]
-        half = self._reduce(torch.float16, copies[0], logits[0], tolerance=0.005) if example.is_cuda else None
-        self.fp16_queries, self.query_model = half is not None, copies[0] if half is None else half
+        if settings.is_randomized:  # what the model draws here belongs to the random stream of its attack
+            _ = self._half_precision_model
 
     def in_blocks(self, block: int | None, pool: Any = None) -> GradientSource:
         """The same source with every network pass on exactly `block` images, if batches are multiples of it.
@@ -114,8 +116,13 @@ class GradientSource:
     @cached_property
     def forward_model(self) -> nn.Module:
         """The network for passes without gradients; on the CPU it is traced if that pays."""
-        trace_it = self.many_passes and self.example.device.type == "cpu" and self.fused_model is not self.model
-        return trace(self.model, self.example) if trace_it else self.query_model
+        half, fused = self._half_precision_model, self.networks.fused(self.model, self.classes)
+        trace_it = self.many_passes and self.example.device.type == "cpu" and fused is not self.model
+        return self.networks.traced(self.model) if trace_it else fused if half is None else half
+
+    @property
+    def _half_precision_model(self) -> nn.Module | None:
+        return self.networks.reduced(self.model, self.classes, torch.float16)
 
     @torch.no_grad()
     def judge(self, x: Tensor, y: Tensor) -> Verdict:
@@ -158,6 +165,7 @@ class GradientSource:
 
     def margins(self) -> TensorFunction:
         """A function x, y → logit margin (B,), probability margin (B,) of the model, without gradients."""
+        _ = self.forward_model  # prepared here, because a pass that is recorded must do nothing else
         return self._recording("margins", self._margins)
 
     def once_per_image(self, purpose: str, index: Tensor, compute: Callable[[], Tensor]) -> Tensor:
@@ -221,33 +229,12 @@ class GradientSource:
         Random search needs differences that bfloat16 cannot resolve. Half precision on CUDA has the ten bits of TF32,
         which torch allows in convolutions by default, and moves half the bytes.
         """
-        reduced = self.bf16_gradients if passes == "gradients" else self.fp16_queries
+        reduced = self.bf16_gradients if passes == "gradients" else self._half_precision_model is not None
         if not reduced:
             return device.full_precision(self.example.device) if self.precision == "fp32" else nullcontext()
         # Casts are not cached: a recorded graph must not point at a cache that is emptied.
         dtype = torch.bfloat16 if passes == "gradients" else torch.float16
         return torch.autocast(self.example.device.type, dtype=dtype, cache_enabled=False)
-
-    @torch.no_grad()
-    def _reduce(self, dtype: torch.dtype, network: nn.Module, logits: Tensor, tolerance: float) -> nn.Module | None:
-        """A network that has these logits under autocast to `dtype`; None if there is none or it is not wanted.
-
-        bf16 halves the time on tensor cores. Few CPUs gain by it, so there it must be asked for.
-        """
-        place = self.example.device.type
-        wanted = self.precision == "bf16" or (self.precision == "auto" and place == "cuda")
-        if not wanted or self.example.dtype != torch.float32:
-            return None
-        columns = getattr(network, "columns", None)
-        with torch.autocast(place, dtype=dtype, cache_enabled=False):
-            if place == "cuda":
-                try:
-                    candidate = fuse_activations(network, dtype)
-                    if agree(candidate(self.example).float(), logits, tolerance, columns):
-                        return candidate
-                except Exception:  # whatever fails in a foreign module, the module itself still works
-                    pass
-            return network if agree(network(self.example).float(), logits, tolerance, columns) else None
 
 
 def _blockwise(function: TensorFunction, block: int | None, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from equipoise import models
 from equipoise.attacks.engine import AttackState, Driver, MakeSearch, ProgressMeter, Stage
-from equipoise.attacks.gradients import EXAMPLES, Extra, GradientSettings
+from equipoise.attacks.gradients import Extra, GradientSettings
+from equipoise.attacks.prepared import EXAMPLES
 from equipoise.attacks.search_state import AttackBatch, SearchResult
 from equipoise.core import checks, progress, rng
 from equipoise.core.rng import Stream
