@@ -60,3 +60,10 @@ def test_a_cpu_that_has_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_trial_says_what_this_machine_does() -> None:
     """In a process of its own; whatever the answer, this process lives."""
     assert device.has_bf16("cpu") in (True, False)
+
+
+def test_one_thread_inside_and_as_many_as_before_outside() -> None:
+    before = torch.get_num_threads()
+    with device.single_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before

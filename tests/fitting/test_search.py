@@ -9,7 +9,7 @@ import torch
 from synthetic_logits import make_logits
 
 from equipoise.fitting.conformal import Target, lose_at_most, threshold
-from equipoise.fitting.margin_grid import MapFamily, MarginGrid
+from equipoise.fitting.margin_grid import MapFamily, MarginGrid, MarginTable
 from equipoise.fitting.search import LIMITS, MapSearch, SearchSpace, families, is_fragile
 
 TARGET = lose_at_most(5.0)
@@ -42,6 +42,29 @@ def test_selection_equals_brute_force() -> None:
         usable = 1e-3 <= float(q) <= 1 - 1e-3
         scores.append(float((predicted == logits.labels).float().mean()) if usable else -1.0)
     assert selected.score == pytest.approx(max(scores))
+
+
+def test_the_search_uses_one_thread_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of several commands on one machine would wait for each other at every one of these small tensors."""
+    used, before, real = set[int](), torch.get_num_threads(), MarginGrid.at
+
+    def at(grid: MarginGrid, family: MapFamily, pairs: torch.Tensor, scales: torch.Tensor) -> MarginTable:
+        used.add(torch.get_num_threads())
+        return real(grid, family, pairs, scales)
+
+    def selected() -> tuple[list[float], float]:
+        found = MapSearch(make_logits(120), space=SearchSpace(steps=4)).run(TARGET)
+        assert found is not None
+        return found.candidate.tolist(), found.score
+
+    expected = selected()
+    monkeypatch.setattr(MarginGrid, "at", at)
+    torch.set_num_threads(2)
+    try:
+        assert selected() == expected
+        assert used == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_selected_map_keeps_the_target_on_its_images() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-import torch
 from small_pair import conditions, study_run, untrained_pair, write_models
 from small_pair import without_report as without_report
 
@@ -15,7 +14,7 @@ from equipoise.core.checks import InputError
 from equipoise.core.records import read_rows
 from equipoise.core.results import read_summary
 from equipoise.evaluation import Job
-from equipoise.studies.study import Study, load_pair, require_part, single_thread
+from equipoise.studies.study import Study, load_pair, require_part
 
 
 class CountingStudy(Study):
@@ -70,13 +69,6 @@ def test_a_missing_part_is_named() -> None:
     require_part(True, "train")
     with pytest.raises(InputError, match="must come after the part train"):
         require_part(False, "train")
-
-
-def test_one_thread_inside_and_as_many_as_before_outside() -> None:
-    before = torch.get_num_threads()
-    with single_thread():
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == before
 
 
 def test_no_image_of_a_loaded_pair_has_two_uses(tmp_path: Path) -> None:

@@ -115,6 +115,20 @@ def autocast(name: str, device: torch.device) -> AbstractContextManager[object]:
     return nullcontext()
 
 
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Compute on the CPU with one thread: numbers of small tensors then do not depend on how many cores there are.
+
+    Several threads do not gain anything there, and wait for each other where other programs use the cores.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 ATTACK_BATCH, CUDA_ATTACK_BATCH = 128, 512  # images attacked at a time; smaller batches leave a GPU idle
 
 

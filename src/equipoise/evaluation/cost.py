@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from equipoise.core import memory
 from equipoise.core.modes import inference
@@ -23,7 +22,11 @@ class _FlopCounter(TorchDispatchMode):
     `torch.utils.flop_counter.FlopCounterMode` does the same, but imports torch's compiler, which takes seconds.
     """
 
-    total = 0
+    def __init__(self) -> None:
+        super().__init__()
+        from torch.utils.flop_counter import flop_registry  # which imports Triton where it is installed
+
+        self.total, self.formulas = 0, flop_registry
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -31,7 +34,7 @@ class _FlopCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:
-        kwargs, formula = kwargs or {}, flop_registry.get(func.overloadpacket)
+        kwargs, formula = kwargs or {}, self.formulas.get(func.overloadpacket)
         if formula is None:  # an operation that consists of others is counted by its parts
             with self:
                 output = func.decompose(*args, **kwargs)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.core.arrays import Array, FitArrays
+from equipoise.core.device import single_thread
 from equipoise.core.losses import signed_margin
 from equipoise.core.rows import CALIBRATION, SEARCH, AttackRow
 from equipoise.fitting.cached_logits import CachedLogits
@@ -24,6 +25,7 @@ ATTACK = "minimum-margin"
 CURVE_TARGETS = (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # points of robust accuracy
 
 
+@single_thread()
 def rows(fit: CalibratedMixture | PaperFit) -> list[AttackRow]:
     """Both models and the mixture on the fitting images, clean and at the points of smallest margin.
 
@@ -51,6 +53,7 @@ def rows(fit: CalibratedMixture | PaperFit) -> list[AttackRow]:
                 logits.index.tolist(), logits.labels.tolist(), correct.tolist(), margin.tolist(), strict=True)]
 
 
+@single_thread()
 def arrays(fit: CalibratedMixture | PaperFit) -> FitArrays:
     """What the report draws: margins before and after the map, the landscape of the search, and the trade-off."""
     if isinstance(fit, PaperFit):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.attacks import Attack, margin_suite
+from equipoise.core.device import single_thread
 from equipoise.fitting.cached_logits import CachedLogits
 from equipoise.fitting.conformal import Target, threshold
 from equipoise.fitting.margin_attack import MarginAttack
@@ -135,6 +136,7 @@ class CascadeCalibration(Calibration):
         return clean, attacked
 
 
+@single_thread()
 def select_cascade(search: MapSearch, logits: CachedLogits, target: Target, views: int, budget: float
                    ) -> SelectedMap | None:
     """The switch of the search with the first stage and the scales that are best on the half that selected it.

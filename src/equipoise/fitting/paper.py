@@ -14,6 +14,7 @@ from torch import Tensor
 
 from equipoise.core import checks
 from equipoise.core.arrays import Array
+from equipoise.core.device import single_thread
 from equipoise.mixing import LogitMap
 from equipoise.mixing.logit_maps import CLAMPS, layer_norm, power
 from equipoise.mixing.mixednuts import RELEASED, ReleasedNumbers
@@ -120,6 +121,7 @@ class GridSearch:
                 if len(axis) > 1 and place in (0, len(axis) - 1)]
 
 
+@single_thread()
 def algorithm_1(attacked: Tensor, clean: Tensor, beta: float, axes: Axes, clamp: str = "gelu",
                 saturation: float = 3e-6) -> GridSearch:
     """The grid search of Algorithm 1, in double precision.

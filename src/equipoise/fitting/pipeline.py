@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from equipoise.core.device import single_thread
 from equipoise.core.results import FitSummary
 from equipoise.data import Dataset
 from equipoise.fitting.cached_logits import CachedLogits, load_logits, save_logits
@@ -152,6 +153,7 @@ class CalibratedMixture:
     calibration: Calibration
 
 
+@single_thread()
 def calibrated_mixture(calibration: Calibration, attack: MarginAttack, notes: list[str],
                        like: ReusedMap | None = None) -> CalibratedMixture:
     """The mixture of the attacked models for the target, or the robust one alone (α = 1) with the reason as promise."""

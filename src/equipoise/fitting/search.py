@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import rng
+from equipoise.core.device import single_thread
 from equipoise.fitting.cached_logits import CachedLogits
 from equipoise.fitting.conformal import Target, threshold
 from equipoise.fitting.margin_grid import MapFamily, MarginGrid, MarginTable
@@ -103,6 +104,7 @@ class MapSearch:
     errors that the accurate model does not make [Bai2024nuts, D.8.3].
     """
 
+    @single_thread()
     def __init__(self, logits: CachedLogits, families: Sequence[MapFamily] = (MapFamily(),), objective: str = "mixture",
                  seed: int = 0, space: SearchSpace | None = None) -> None:
         self.logits, self.families, self.objective, self.seed = logits, families, objective, seed
@@ -119,6 +121,7 @@ class MapSearch:
         one = torch.ones(1, dtype=torch.float64)
         return self.grid.grid(family, SearchSpace(s=LIMITS[0], steps=4 * self.space.steps).axes()[0], one, 0 * one)
 
+    @single_thread()
     def run(self, target: Target) -> SelectedMap | None:
         """Search for one target: widen the grids, refine, and select."""
         self.widen(target)

@@ -14,7 +14,7 @@ from equipoise import reporting
 from equipoise.attacks import Clean, Pgd, Suite, fast
 from equipoise.core import aggregation, arrays, format, parallel, progress, results, rng, serialize
 from equipoise.core.arrays import ExampleArrays, FitArrays, FrontierArrays, PictureArrays
-from equipoise.core.device import resolve
+from equipoise.core.device import resolve, single_thread
 from equipoise.core.records import Run, nothing_left_on_refusal, read_rows
 from equipoise.core.results import Summary
 from equipoise.core.rows import Row
@@ -26,7 +26,7 @@ from equipoise.evaluation.adversarial import AdversarialImages
 from equipoise.evaluation.points import PointRecorder
 from equipoise.fitting import fit
 from equipoise.mixing import MixedClassifier
-from equipoise.studies.study import CHECKPOINT, jobs_for, single_thread, train_bases
+from equipoise.studies.study import CHECKPOINT, jobs_for, train_bases
 
 EXAMPLES = 6  # images shown in the report
 

@@ -20,6 +20,7 @@ from equipoise import models, reporting
 from equipoise.certification import SmoothingPlan
 from equipoise.certification.certificate import MAX_SIGMAS
 from equipoise.core import checks, progress
+from equipoise.core.device import single_thread
 from equipoise.core.records import Run, nothing_left_on_refusal
 from equipoise.core.results import Result, Summary, read_summary
 from equipoise.data import Dataset, load_data, mnist
@@ -46,7 +47,7 @@ from equipoise.studies.smoothmix_models import (
 )
 from equipoise.studies.smoothmix_seeds import CERTIFICATES, join_certificates, joined_folders
 from equipoise.studies.smoothmix_tables import study_tables
-from equipoise.studies.study import GPU, Study, single_thread
+from equipoise.studies.study import GPU, Study
 
 TRAINING = "training"
 RADII = Diagnosis(at=(0.0, 1.0, 2.0, 3.0, 4.0, 5.0))  # [Table 1]

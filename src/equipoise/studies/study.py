@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from equipoise import models, reporting
 from equipoise.attacks import Attack
 from equipoise.core import aggregation, checks, format, progress
+from equipoise.core.device import single_thread
 from equipoise.core.records import Run, nothing_left_on_refusal
 from equipoise.core.results import Summary, read_summary
 from equipoise.core.rows import Row
@@ -287,14 +287,3 @@ def require_part(done: bool, part: str) -> None:
     """Refuse to run a part before another one that it needs."""
     if not done:
         raise checks.InputError(f"`part` must come after the part {part}, which this study has not run yet")
-
-
-@contextmanager
-def single_thread() -> Iterator[None]:
-    """Compute with one thread, so that the numbers of small networks do not depend on how many cores there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
