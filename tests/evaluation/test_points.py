@@ -21,7 +21,7 @@ from equipoise.core.threat import Threat
 from equipoise.data import pixels
 from equipoise.evaluation import Evaluation, evaluate
 from equipoise.evaluation.plan import EvaluationPlan
-from equipoise.evaluation.points import MAX_PIXELS, MIN_PICTURES, sampled
+from equipoise.evaluation.points import MAX_PIXELS, MIN_PICTURES, PointRecorder, in_blocks, sampled
 from equipoise.mixing import FrontierMixture, MixedClassifier
 
 EPS, COUNT = 0.01, 24
@@ -113,6 +113,48 @@ def test_pictures_are_failures_and_a_sample(evaluated: Evaluation) -> None:
     assert np.allclose(shown, pictures.top_probabilities[0, 1], atol=1e-6)
     labels = data.labels.numpy()[pictures.index]
     assert (pictures.top_classes == labels[None, None, :, None]).any(axis=-1).all()
+
+
+def test_the_networks_are_run_once_per_point_and_on_the_pictures_at_the_end(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nearest point of an image is the one whose verdict had the smallest margin: no network judges it again."""
+    calls, real = list[str](), PointRecorder._outputs
+
+    def outputs(recorder: PointRecorder, model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
+        calls.extend(name for name, own in recorder.models.items() if own is model)
+        return real(recorder, model, images)
+
+    stored = dict[int, list[float]]()
+    finish = PointRecorder.finish
+
+    def read(recorder: PointRecorder, rows: Any) -> Any:
+        for content in (content for _, content in recorder._read() if "margin" in content):
+            for image, margin in zip(content["image_index"].tolist(), content["margin"].tolist(), strict=True):
+                stored.setdefault(image, []).append(margin)
+        return finish(recorder, rows)
+
+    monkeypatch.setattr(PointRecorder, "_outputs", outputs)
+    monkeypatch.setattr(PointRecorder, "finish", read)
+    run(tmp_path / "run")
+    assert calls.count("mixed") == 2, "the pictures, clean and attacked"
+    assert calls.count("accurate") == 3, "the same, and all clean images"
+    assert stored and all(margins == sorted(set(margins), reverse=True) for margins in stored.values())
+
+
+@pytest.mark.parametrize(("count", "block", "at_most", "sizes"), [
+    (10, None, 99, [6, 4]), (10, 4, 99, [4, 4, 4]), (8, 4, 99, [4, 4]), (3, 4, 99, [4]), (5, 4, 2, [2, 2, 2, 2])])
+def test_blocks_have_one_size(count: int, block: int | None, at_most: int, sizes: list[int]) -> None:
+    seen = list[int]()
+
+    def function(part: torch.Tensor) -> torch.Tensor:
+        if len(part) > at_most:
+            raise RuntimeError("can't allocate memory")
+        seen.append(len(part))
+        return 2 * part
+
+    images = torch.rand(count, 3, 2, 2)
+    assert torch.equal(in_blocks(function, images, 6, block), 2 * images)
+    assert seen == sizes
 
 
 def test_recording_changes_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

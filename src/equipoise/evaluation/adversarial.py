@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -28,7 +29,6 @@ from equipoise.core.rows import AttackRow, Row
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation.job import Job
-from equipoise.evaluation.measure import KeepImages
 from equipoise.evaluation.points import PointRecorder, sampled
 
 PARTS, FILE = "adversarial", "adversarial.safetensors"
@@ -61,7 +61,7 @@ class AdversarialImages:
         files.write_atomic(folder / f"{self.run.world.rank}-{number}.safetensors",
                            safetensors.torch.save(content))
 
-    def callbacks(self) -> dict[str, KeepImages]:
+    def callbacks(self) -> dict[str, Any]:
         """What a measurement calls with attacked images."""
         return {"keep": self.write, **({} if self.points is None else {"record": self.points.record})}
 

@@ -37,7 +37,8 @@ from equipoise.evaluation.time_estimate import audit_title
 AUDIT = "audit/"
 BYTES_BLOCK = 8  # images per pass that are judged after rounding to bytes
 KeepImages = Callable[[Job, Sequence[int], Tensor], None]  # job, indices and attacked images
-NOTHING: KeepImages = lambda job, index, images: None  # noqa: E731
+RecordPoints = Callable[[Job, Sequence[int], Tensor, Tensor], None]  # the same, and margins of probabilities (B,)
+NOTHING: Callable[..., None] = lambda *_: None  # noqa: E731
 RecordExtra = Callable[[nn.Module, Tensor, Tensor], Mapping[str, Sequence[Any]]]
 
 
@@ -64,7 +65,7 @@ def measure_batches(run: Run, data: Dataset, *, keys: Callable[[int], Sequence[R
 
 
 def measure(job: Job, data: Dataset, run: Run, conditions: Conditions, record_extra: RecordExtra | None = None,
-            keep: KeepImages = NOTHING, record: KeepImages = NOTHING) -> float:
+            keep: KeepImages = NOTHING, record: RecordPoints = NOTHING) -> float:
     """Attack every image of `data` that the run has no row for yet.
 
     `record_extra` computes further columns of the rows from model, attacked images (B, C, H, W) and labels (B,). A
@@ -93,7 +94,7 @@ def measure(job: Job, data: Dataset, run: Run, conditions: Conditions, record_ex
 
 
 def _attack_batch(job: Job, batch: Dataset, conditions: Conditions, record_extra: RecordExtra | None,
-                  keep: KeepImages, record: KeepImages) -> list[AttackRow]:
+                  keep: KeepImages, record: RecordPoints) -> list[AttackRow]:
     x, y = pixels(batch.images.to(conditions.device)), batch.labels.to(conditions.device)
     stream = rng.stream(conditions.seed, job.attack_name, batch.index.to(conditions.device))
     x_adv = job.attack(job.model, x, y, threat=conditions.threat, stream=stream, precision=conditions.precision)
@@ -107,8 +108,8 @@ def _attack_batch(job: Job, batch: Dataset, conditions: Conditions, record_extra
     with inference(job.model), torch.no_grad(), device.full_precision(conditions.device):
         verdict = judge_with_new_passes(logits, y, stream, job.attack.repeats)
         extra = {} if record_extra is None else record_extra(job.model, x_adv, y)
-    for store in (keep, record):
-        store(job, batch.index.tolist(), x_adv)
+    keep(job, batch.index.tolist(), x_adv)
+    record(job, batch.index.tolist(), x_adv, verdict.margin)
     columns = {"label": y.tolist(), "predicted": verdict.predicted.tolist(),
                "correct": (verdict.predicted == y).tolist(),
                "margin": [round(value, 6) for value in verdict.margin.tolist()], **extra}
@@ -163,7 +164,7 @@ def _attack_rows(job: Job, index: Sequence[int], columns: Mapping[str, Sequence[
 
 
 def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions, keep: KeepImages,
-                   record: KeepImages) -> float:
+                   record: RecordPoints) -> float:
     """Run the stages of an attack over this process's share of the images; decided images get a row at once.
 
     With an audit a survivor is not decided before it: the sample is one of the survivors of all processes.
@@ -202,7 +203,7 @@ def _sample_survivors(job: Job, plan: AuditPlan, held: list[int], run: Run, seed
 
 
 def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: Run, conditions: Conditions,
-                log: StageLog, keep: KeepImages, record: KeepImages, state: AttackState | None = None) -> AttackState:
+                log: StageLog, keep: KeepImages, record: RecordPoints, state: AttackState | None = None) -> AttackState:
     """Run `attack` on images, from where the log ends; images that it breaks get a row, the others a line of the log.
 
     `state` is what is known about the images from other attacks, which an audit has and the attack of a job has not.
@@ -220,7 +221,7 @@ def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: 
         decided = broken if job.audit is not None and not is_audit else broken | (number == len(stages))
         columns: dict[str, Sequence[Any]] = {"broken_as_bytes": [None] * len(broken)}
         if number:
-            record(job, images.index[result.rows].tolist(), result.images)
+            record(job, images.index[result.rows].tolist(), result.images, result.margin)
         if number and bool(broken.any()):
             keep(job, images.index[result.rows[broken]].tolist(), result.images[result.broken])
             labels = images.labels[result.rows].to(conditions.device)

@@ -1,14 +1,15 @@
 """Attacked points of an evaluation, reduced at its end to what the explorer of the report shows.
 
 While a run is in progress, a file for each batch under `points/` holds the robust model's logits at attacked points,
-and the attacked images themselves of a bounded pool. It is written before the rows of the batch.
+and of a bounded pool the attacked images that come nearer to a wrong class than those before, with their margins. It is
+written before the rows of the batch.
 At the end two groups of arrays remain: pictures of some images, and what other mixtures of the same pair would predict.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +20,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from equipoise.attacks import BatchAttack, Clean
-from equipoise.core import checks, device, files, losses, memory
+from equipoise.attacks.gradients import VERDICT_BLOCK
+from equipoise.core import checks, device, files, memory
 from equipoise.core.arrays import Array, FrontierArrays, PictureArrays
 from equipoise.core.modes import inference
 from equipoise.core.records import Run
@@ -95,13 +97,22 @@ class PointRecorder:
                 and all(job.attack.repeats is None for job in self.jobs)
                 and len(self.data) * self.data.num_classes <= MAX_LOGITS)
 
-    def record(self, job: Job, index: Sequence[int], images: Tensor) -> None:
-        """Store attacked points (B, C, H, W), before their rows are written; broken or not, of every stage."""
+    @cached_property
+    def _smallest_margin(self) -> dict[int, float]:
+        """By image: that of the points of the shown model that this process has stored."""
+        return {}
+
+    def record(self, job: Job, index: Sequence[int], images: Tensor, margins: Tensor) -> None:
+        """Store attacked points (B, C, H, W), before their rows are written; broken or not, of every stage.
+
+        `margins` (B,) are those of the probabilities of the attacked model at the points.
+        """
         names, content = self._recorded.get(str(job), set()), dict[str, Tensor]()
         if self._has_frontier and self.mixture is not None and names & set(self.names[1:]):
             content["robust"] = self._outputs(self.mixture.robust, images)
-        rows = [row for row, image in enumerate(index) if image in self._pool] if self.shown in names else []
+        rows = self._nearer(index, margins) if self.shown in names else []
         if rows:
+            content["margin"] = margins[torch.tensor(rows, device=margins.device)].float().cpu()
             content["images"] = images[torch.tensor(rows, device=images.device)].float().cpu().contiguous()
             content["image_index"] = torch.tensor([index[row] for row in rows])
         if content:
@@ -110,6 +121,15 @@ class PointRecorder:
             number = sum(path.name.startswith(f"{self.run.world.rank}-") for path in folder.glob("*.safetensors"))
             content |= {"index": torch.tensor(list(index)), "job": torch.tensor(list(str(job).encode())).byte()}
             files.write_atomic(folder / f"{self.run.world.rank}-{number}.safetensors", safetensors.torch.save(content))
+
+    def _nearer(self, index: Sequence[int], margins: Tensor) -> list[int]:
+        """The rows of the pool with a smaller margin than all before of their image."""
+        nearer, smallest = [], self._smallest_margin
+        for row, (image, margin) in enumerate(zip(index, margins.tolist(), strict=True)):
+            if image in self._pool and (image not in smallest or margin < smallest[image]):
+                smallest[image] = margin
+                nearer.append(row)
+        return nearer
 
     def finish(self, rows: Iterable[Row]) -> tuple[PictureArrays | None, FrontierArrays | None]:
         """The arrays of a run whose rows are all there."""
@@ -131,9 +151,10 @@ class PointRecorder:
             shutil.rmtree(self.run.folder / REMOVED)
 
     def _read(self) -> list[tuple[str, dict[str, Tensor]]]:
-        """The stored points, with the text of their job."""
+        """The stored points, with the text of their job, those of a process in the order of their numbers."""
         parts = []
-        for path in sorted((self.run.folder / POINTS).glob("*.safetensors")):
+        paths = (self.run.folder / POINTS).glob("*.safetensors")
+        for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
             try:
                 content = safetensors.torch.load(path.read_bytes())
                 parts.append((bytes(content["job"].tolist()).decode(errors="replace"), content))
@@ -143,11 +164,11 @@ class PointRecorder:
 
     def _outputs(self, model: nn.Module, images: Tensor) -> Tensor:
         """(B, …) outputs of a model on the CPU, in full precision."""
-        place = self.conditions.device
+        place, size = self.conditions.device, self.conditions.batch_size
+        model = model.to(place)
         with inference(model), torch.no_grad(), device.full_precision(place):
-            parts = memory.in_batches(lambda own: model.to(place)(pixels(images[own].to(place))).cpu(), len(images),
-                                      self.conditions.batch_size)
-            return torch.cat([part for _, part in parts]).contiguous()
+            block = min(size, VERDICT_BLOCK) if place.type == "cuda" else None
+            return in_blocks(lambda part: model(pixels(part.to(place))), images, size, block).cpu().contiguous()
 
     def _pictures(self, parts: Sequence[tuple[str, dict[str, Tensor]]], rows: Sequence[AttackRow]) -> (
             PictureArrays | None):
@@ -166,8 +187,7 @@ class PointRecorder:
         chosen = sorted([*failures, *sample], key=place.__getitem__)
         own = self.data.take(torch.tensor([place[index] for index in chosen]))
         clean = pixels(own.images).cpu().float()
-        points = self._nearest(parts, {index: int(label) for index, label in zip(
-            chosen, own.labels.tolist(), strict=True)})
+        points = self._nearest(parts, set(chosen))
         attacked = torch.stack([points.get(index, clean[row]) for row, index in enumerate(chosen)])
         labels = own.labels.cpu()
         tops = [[_top_classes(self._outputs(model, images), labels) for model in self.models.values()]
@@ -180,22 +200,16 @@ class PointRecorder:
                              models=tuple(self.models), top_classes=classes, top_probabilities=probabilities,
                              class_names=tuple(self.data.classes))
 
-    def _nearest(self, parts: Sequence[tuple[str, dict[str, Tensor]]], labels: Mapping[int, int]) -> dict[int, Tensor]:
-        """By image: its stored point of the smallest margin of the shown model."""
+    def _nearest(self, parts: Sequence[tuple[str, dict[str, Tensor]]], chosen: Collection[int]) -> dict[int, Tensor]:
+        """By image: its stored point of the smallest margin of the shown model; of equal ones the first."""
         nearest: dict[int, tuple[float, Tensor]] = {}
         for job, content in parts:
-            if "images" not in content or self.shown not in self._recorded.get(job, set()):
+            if "margin" not in content or self.shown not in self._recorded.get(job, set()):
                 continue
-            index = content["image_index"].tolist()
-            rows = torch.tensor([row for row, image in enumerate(index) if image in labels], dtype=torch.int64)
-            if not len(rows):
-                continue
-            images = content["images"][rows]
-            y = torch.tensor([labels[index[row]] for row in rows.tolist()])
-            margins = losses.probability_margin(self._outputs(self.models[self.shown], images).float(), y).tolist()
-            for row, margin, image in zip(rows.tolist(), margins, images, strict=True):
-                if index[row] not in nearest or margin < nearest[index[row]][0]:
-                    nearest[index[row]] = margin, image
+            index, margins = content["image_index"].tolist(), content["margin"].tolist()
+            for image, margin, point in zip(index, margins, content["images"], strict=True):
+                if image in chosen and (image not in nearest or margin < nearest[image][0]):
+                    nearest[image] = margin, point
         return {index: image for index, (_, image) in nearest.items()}
 
     def _frontier(self, parts: Sequence[tuple[str, dict[str, Tensor]]], rows: Sequence[AttackRow]) -> (
@@ -226,6 +240,21 @@ class PointRecorder:
             if not needed <= stored.get(str(duplicates.get(str(job), job)), set()):
                 return False
         return True
+
+
+def in_blocks(function: Callable[[Tensor], Tensor], images: Tensor, batch_size: int, block: int | None) -> Tensor:
+    """`function` on batches of images, or on blocks of one size, the last filled up with copies of the first image.
+
+    cuDNN plans its convolutions anew for every batch size that it has not seen.
+    """
+    def work(rows: slice) -> Tensor:
+        part = images[rows]
+        missing = rows.stop - rows.start - len(part)
+        return function(torch.cat([part, *[images[:1]] * missing]) if missing else part)
+
+    size = block or 1
+    parts = memory.in_batches(work, -(-len(images) // size) * size, block or batch_size)
+    return torch.cat([part for _, part in parts])[: len(images)]
 
 
 def _top_classes(logits: Tensor, labels: Tensor) -> tuple[Array, Array]:
