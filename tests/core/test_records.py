@@ -41,6 +41,17 @@ def test_rows_are_merged_in_image_order(tmp_path: Path) -> None:
     assert records.read_rows(tmp_path / "run") == rows
 
 
+def test_rows_are_read_once_when_a_run_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, calls, real = Run(tmp_path / "run", IDENTITY, {}), list[object](), records.read_rows
+    monkeypatch.setattr(records, "read_rows", lambda *arguments: calls.append(arguments) or real(*arguments))
+    run.append(attack_rows([3, 1]))
+    rows = run.finish()
+    assert run.finish() == rows == real(tmp_path / "run") and len(calls) == 1
+    run.append(attack_rows([2]))
+    assert [row.index for row in run.finish()] == [1, 2, 3] and len(calls) == 2
+    assert Run(tmp_path / "run", IDENTITY, {}).finish() == run.finish()
+
+
 def test_a_resumed_run_knows_its_rows_and_skips_them(tmp_path: Path) -> None:
     Run(tmp_path / "run", IDENTITY, {}).append(attack_rows([3]))
     resumed = Run(tmp_path / "run", IDENTITY, {})

@@ -45,6 +45,7 @@ class Run:
         checks.require(all(parallel.gather((self.folder / "run.toml").exists())), "out",
                        "be a folder that every machine sees", str(self.folder))
         self._labels = labels
+        self._merged: list[Row] | None = None  # all rows, once they are merged and until more are added
         self.done: set[RowKey] = {row.key for row in self.read_rows()}
         self._part = self.folder / "parts" / f"{self.world.rank}.jsonl"
         parallel.barrier()  # no process appends before every process has read
@@ -92,6 +93,7 @@ class Run:
         if missing:
             files.append_durably(self._part, "".join(row.to_json() + "\n" for row in missing))
             self.done.update(row.key for row in missing)
+            self._merged = None
 
     def finish(self) -> list[Row]:
         """Wait for every process, merge the parts in image order, and return all rows in every process."""
@@ -99,11 +101,13 @@ class Run:
         parts = self.folder / "parts"
         if self.world.is_leader and parts.exists():
             if _parts(self.folder):
-                merged = "".join(row.to_json() + "\n" for row in self.read_rows())
-                files.write_atomic(self.folder / "rows.jsonl", merged)
+                self._merged = self.read_rows()
+                files.write_atomic(self.folder / "rows.jsonl", "".join(row.to_json() + "\n" for row in self._merged))
             shutil.rmtree(parts)
         parallel.barrier()
-        return self.read_rows()
+        if self._merged is None or self.world.size > 1:  # another process may have merged rows since
+            self._merged = self.read_rows()
+        return list(self._merged)
 
     def read_rows(self) -> list[Row]:
         """The rows so far, of all processes; those of another run are refused."""
