@@ -213,11 +213,13 @@ class ApgdSearch:
 
     def advance(self, state: ApgdState, stream: Stream, ages: Sequence[int], passes: int) -> ApgdState:
         """`passes` steps; nothing is random after the start."""
+        different = set(ages)
         for done in range(passes):
-            state = self._step(state, [age + done for age in ages])
+            state = self._step(state, [age + done for age in different])
         return state
 
     def _step(self, state: ApgdState, ages: Sequence[int]) -> ApgdState:
+        """One step, given the ages that occur among the rows."""
         point = state.ascent.point
         value, gradient, logit_margin, margin = self.value_and_gradient(point, state.y, state.target)
         counts, ascent = self._move(state, value, gradient, ages)

@@ -54,7 +54,7 @@ class CudaGraphFunction:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                for _ in range(3):
+                for _ in range(2):  # after the call that was not recorded: TorchScript compiles in its second pass
                     self.function(*buffers)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()

@@ -129,11 +129,11 @@ def _broken_as_bytes(job: Job, x_adv: Tensor, y: Tensor, broken: Tensor, place: 
     answers: list[bool | None] = [None] * len(broken)
     rows = broken.nonzero().squeeze(1)
 
-    def judge(own: Tensor) -> list[bool]:
-        still: list[bool] = (job.model((x_adv[own] * 255).round() / 255).argmax(dim=1) != y[own]).tolist()
+    def judge(own: Tensor) -> Tensor:
+        still: Tensor = job.model((x_adv[own] * 255).round() / 255).argmax(dim=1) != y[own]
         return still
 
-    def judge_part(part: slice) -> list[bool]:
+    def judge_part(part: slice) -> Tensor:
         own = rows[part]
         try:
             return judge(torch.cat([own, own[:1].expand(BYTES_BLOCK - len(own))]))[: len(own)]
@@ -143,9 +143,9 @@ def _broken_as_bytes(job: Job, x_adv: Tensor, y: Tensor, broken: Tensor, place: 
         return judge(own)
 
     with inference(job.model), torch.no_grad(), device.full_precision(place):
-        for part, still in memory.in_batches(judge_part, len(rows), BYTES_BLOCK):
-            for row, answer in zip(rows[part].tolist(), still, strict=True):
-                answers[row] = answer
+        parts = [still for _, still in memory.in_batches(judge_part, len(rows), BYTES_BLOCK)]
+    for row, still in zip(rows.tolist(), torch.cat(parts).tolist() if parts else [], strict=True):
+        answers[row] = still
     return answers
 
 

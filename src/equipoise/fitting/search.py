@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -170,15 +171,21 @@ class MapSearch:
         errors = ~correct & self.accurate_correct[rows] if self.objective == "conditional" else ~correct
         return by_accurate[:, errors].float().mean(dim=1) if bool(errors.any()) else q
 
+    @cached_property
+    def _splits(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """Random halves of the images, the same for all targets: their rows, and which robust images are among them."""
+        orders = [rng.stream(self.seed, "across", self.logits.index).at(number).words().argsort(stable=True)
+                  for number in range(SPLITS)]
+        middle = len(self.logits) // 2
+        return [[(rows, torch.isin(self.grid.rows, rows)) for rows in (order[:middle], order[middle:])]
+                for order in orders]
+
     def _cross_validate(self, scored: ScoredTable, target: Target) -> float:
         """Mean score, on one random half, of the candidate that the other half selects; each with its own threshold."""
         scores = []
-        for number in range(SPLITS):
-            order = rng.stream(self.seed, "across", self.logits.index).at(number).words().argsort(stable=True)
-            halves = order[: len(order) // 2], order[len(order) // 2 :]
+        for halves in self._splits:
             q, score = [], []
-            for rows in halves:
-                survived = torch.isin(self.grid.rows, rows)
+            for rows, survived in halves:
                 # This is no promise; with confidence, so few images would allow no loss at all.
                 allowed = replace(target, confidence=None).allowed(len(rows), int(survived.sum()))
                 q.append(threshold(scored.table.margins[:, survived], allowed))
