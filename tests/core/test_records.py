@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from equipoise.core import records
 from equipoise.core.checks import InputError
 from equipoise.core.records import Run
 from equipoise.core.results import Result, Summary, read_summary
-from equipoise.core.rows import AttackRow
+from equipoise.core.rows import AttackRow, Row
 
 IDENTITY = {"command": "evaluate", "seed": 0, "threat": {"norm": "linf", "eps": 0.1}, "attacks": ("a", "b")}
 
@@ -43,7 +44,12 @@ def test_rows_are_merged_in_image_order(tmp_path: Path) -> None:
 
 def test_rows_are_read_once_when_a_run_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, calls, real = Run(tmp_path / "run", IDENTITY, {}), list[object](), records.read_rows
-    monkeypatch.setattr(records, "read_rows", lambda *arguments: calls.append(arguments) or real(*arguments))
+
+    def read_rows(*arguments: Any) -> list[Row]:
+        calls.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(records, "read_rows", read_rows)
     run.append(attack_rows([3, 1]))
     rows = run.finish()
     assert run.finish() == rows == real(tmp_path / "run") and len(calls) == 1

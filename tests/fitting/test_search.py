@@ -8,11 +8,11 @@ import pytest
 import torch
 from synthetic_logits import make_logits
 
+from equipoise.core import rng
 from equipoise.core.rng import Stream
-from equipoise.fitting import search as search_module
 from equipoise.fitting.conformal import Target, lose_at_most, threshold
 from equipoise.fitting.margin_grid import MapFamily, MarginGrid, MarginTable
-from equipoise.fitting.search import LIMITS, MapSearch, SearchSpace, families, is_fragile
+from equipoise.fitting.search import LIMITS, SPLITS, MapSearch, SearchSpace, families, is_fragile
 
 TARGET = lose_at_most(5.0)
 FAMILY = MapFamily()
@@ -48,17 +48,17 @@ def test_selection_equals_brute_force() -> None:
 
 def test_the_halves_of_cross_validation_are_drawn_once_for_all_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = make_logits(120)
-    drawn, real = list[str](), search_module.rng.stream
+    drawn, real = list[str](), rng.stream
 
     def stream(seed: int, purpose: str, index: torch.Tensor) -> Stream:
         drawn.append(purpose)
         return real(seed, purpose, index)
 
     search = MapSearch(logits, families("auto", logits, "gelu-monotone"), space=SearchSpace(steps=4))
-    monkeypatch.setattr(search_module.rng, "stream", stream)
+    monkeypatch.setattr(rng, "stream", stream)
     for lost in (2.0, 5.0, 8.0):
         search.select(lose_at_most(lost))
-    assert drawn == ["across"] * search_module.SPLITS
+    assert drawn == ["across"] * SPLITS
 
 
 def test_the_search_uses_one_thread_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ class _FlopCounter(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         from torch.utils.flop_counter import flop_registry  # which imports Triton where it is installed
 
         self.total, self.formulas = 0, flop_registry
@@ -46,7 +46,7 @@ class _FlopCounter(TorchDispatchMode):
 
 def flops(model: nn.Module, image_shape: tuple[int, int, int], device: torch.device | str = "cpu") -> int:
     """Operations of convolutions and matrix products for one image; what runs outside of torch is not counted."""
-    with inference(model), torch.no_grad(), _FlopCounter() as counter:  # type: ignore[no-untyped-call]
+    with inference(model), torch.no_grad(), _FlopCounter() as counter:
         model(torch.zeros(1, *image_shape, device=device))
     return int(counter.total)
 

@@ -24,7 +24,7 @@ def weights_digest(module: nn.Module) -> str:
     for key, value in sorted(module.state_dict().items()):
         if isinstance(value, Tensor):
             sha.update(f"{key}:{value.dtype}:{tuple(value.shape)};".encode())
-            sha.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            sha.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return sha.hexdigest()
 
 
