@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -122,7 +123,12 @@ def _plain(value: Any) -> Any:
         describe = getattr(value, "describe", None)
         checks.require(describe is not None, "attack", "have a describe() in each of its parts", type(value).__name__)
         return value.describe()
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+    if not isinstance(value, tuple):
+        return value
+    if not any(isinstance(item, Attack) for item in value):
+        return [_plain(item) for item in value]
+    with ThreadPoolExecutor() as pool:  # digests of weights take long, and leave the interpreter to other threads
+        return list(pool.map(_plain, value))
 
 
 @dataclass(frozen=True)
