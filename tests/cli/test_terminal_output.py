@@ -17,7 +17,8 @@ from terminal import COLUMNS, run_in_terminal, screen
 from equipoise import reporting, studies
 from equipoise.cli import next_commands, output
 from equipoise.cli.main import COMMANDS, run
-from equipoise.core.results import Audit, SanityCheck, Summary
+from equipoise.core.audits import Audit
+from equipoise.core.results import SanityCheck, Summary
 from equipoise.data.verification import MISSING, OFFICIAL, VerifiedFiles
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*[1-9][0-9;]*m")

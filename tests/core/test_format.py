@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from equipoise.core import format
-from equipoise.core.results import Audit, Result, Summary
+from equipoise.core.audits import Audit
+from equipoise.core.results import Result, Summary
 
 
 def _result(metric: str, value: float) -> Result:

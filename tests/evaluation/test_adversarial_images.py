@@ -58,6 +58,21 @@ def test_saved_images_are_those_of_the_rows(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()} == before
 
 
+def test_what_only_an_audit_broke_is_saved_as_the_worst_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accuracies recomputed from the files are those of the table."""
+    monkeypatch.setattr("equipoise.evaluation.plan.standard", lambda norm: Suite((Apgd(steps=10),)))
+    monkeypatch.setattr("equipoise.evaluation.plan.make_attack", lambda name, **_: Suite((Square(queries=2),)))
+    data, network = random_images(labels_of=SmallNet()), SmallNet().eval()
+    result = evaluate({"m": network}, data, threat=Threat("linf", 0.04), out=tmp_path / "run", device="cpu",
+                      audit=1000, save_adversarial=True)
+    saved = safetensors.torch.load_file(tmp_path / "run" / "adversarial.safetensors")
+    worst = torch.load(tmp_path / "run" / "adversarial-m.pt", weights_only=True)
+    for metric, images in (("fast", saved["m/fast/images"]), ("worst", worst)):
+        assert int((network(images).argmax(dim=1) == data.labels).sum()) == result.result("m", metric).count
+    assert torch.equal(network(saved["m/fast/images"]).argmax(dim=1), saved["m/fast/predicted"])
+    assert result.result("m", "fast").count > result.result("m", "worst").count
+
+
 class StoppedError(Exception):
     pass
 

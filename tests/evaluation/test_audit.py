@@ -17,10 +17,11 @@ from small_models import CONDITIONS, SmallNet, linear_model, random_images
 
 from equipoise import reporting
 from equipoise.attacks import Apgd, Attack, Clean, Fab, Square, Suite
-from equipoise.core import parallel, records, stats
+from equipoise.core import aggregation, parallel, records, stats
+from equipoise.core.audits import Audit
 from equipoise.core.checks import InputError
 from equipoise.core.records import Run
-from equipoise.core.results import Audit, read_summary
+from equipoise.core.results import read_summary
 from equipoise.core.rows import AttackRow
 from equipoise.core.threat import Threat
 from equipoise.evaluation import AuditPlan, Evaluation, Job, evaluate, measure, open_run, run_jobs
@@ -77,8 +78,28 @@ def test_a_sample_bounds_what_the_stronger_attack_would_break(tmp_path: Path) ->
     broken = sum(not strong[i] for i in sample)
     most = stats.hypergeometric_upper(broken, 7, sum(weak.values()))
     assert audit.excess == (most - broken) / len(DATA) and audit.n == len(DATA)
-    assert audit.accuracy == sum(row.correct for row in rows) / len(DATA) == (sum(weak.values()) - broken) / len(DATA)
-    assert audit.is_poor
+    assert audit.gap == pytest.approx(most / len(DATA)) and audit.accuracy == sum(weak.values()) / len(DATA)
+    assert sum(row.correct for row in rows) == sum(weak.values()) - broken and audit.is_poor
+
+
+@pytest.mark.parametrize("count", [1, 7, 1000])
+def test_the_accuracy_under_an_attack_does_not_depend_on_its_audit(tmp_path: Path, count: int) -> None:
+    """What only the audit broke is in the worst case, and beside the accuracy that it bounds."""
+    weak = verdicts(tmp_path / "weak", WEAK)
+    rows, audit = run_audit(tmp_path / "run", count)
+    summary = read_summary(tmp_path / "run")
+    assert summary.result("m", "weak").count == sum(weak.values()) == audit.survivors
+    assert summary.result("m", "worst").count == sum(row.correct for row in rows) == audit.survivors - audit.broken
+    assert audit.broken > 0 or count == 1
+    assert f"weak {100 * sum(weak.values()) / len(DATA):.1f} %" in audit.explanation
+    left = f"{audit.broken} broken, which leaves {100 * summary.result('m', 'worst').value:.1f} %"
+    assert (left in audit.explanation) == (audit.broken > 0)
+    counts = aggregation.broken_by(rows)
+    assert sum(item.count for item in counts if item.attack == "weak audit") == audit.broken
+    assert sum(item.count for item in counts if item.attack == "weak") == len(DATA) - audit.survivors - sum(
+        row.broken_by == "clean" for row in rows)
+    assert sum(item.n for item in summary.as_bytes) == len(DATA) - audit.survivors - sum(
+        row.broken_by == "clean" for row in rows)
 
 
 @pytest.mark.parametrize("fail_at", range(1, 12, 2))

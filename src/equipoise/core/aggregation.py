@@ -12,7 +12,7 @@ from equipoise.core.comparison import ComparedMethod
 from equipoise.core.promises import PromiseCheck, Target
 from equipoise.core.radius_curves import RadiusCurve, radius_curve
 from equipoise.core.results import BrokenCount, ClassAccuracy, Difference, Result, Summary
-from equipoise.core.rows import AttackRow, Row
+from equipoise.core.rows import AUDIT, AttackRow, Row
 from equipoise.core.threat import Threat
 
 CLEAN, WORST, ROBUST = "clean", "worst", "robust"
@@ -29,11 +29,18 @@ def base_models_first(model: str) -> int:
 def correct_by_attack(rows: Iterable[Row]) -> dict[ModelAndAlpha, dict[str, Correct]]:
     """For every model (and alpha, where rows have one) and attack: which images are classified correctly.
 
-    "worst" is the worst case over every attack of the run, the clean image included, on the images that every
-    attack has been run on.
+    "worst" is the worst case over every attack of the run and its audit, the clean image included, on the images that
+    every attack has been run on.
     """
-    return {group: {attack: {index: row.correct for index, row in own.items()} for attack, own in attacks.items()}
+    return {group: {attack: {index: _is_correct(row, attack) for index, row in own.items()}
+                    for attack, own in attacks.items()}
             for group, attacks in _rows_by_attack(rows).items()}
+
+
+def _is_correct(row: AttackRow, metric: str) -> bool:
+    """Whether an image counts in a metric: what only the audit of an attack broke counts as broken in the worst case,
+    not under the name of the attack, whose accuracy must not depend on the size of the sample."""
+    return row.correct or (metric != WORST and row.only_audit_broke)
 
 
 def _rows_by_attack(rows: Iterable[Row]) -> dict[ModelAndAlpha, dict[str, dict[int, AttackRow]]]:
@@ -69,13 +76,13 @@ def _is_randomized(rows: Iterable[AttackRow]) -> bool:
 
 
 def accuracies(rows: Iterable[Row], threat: Threat | None) -> list[Result]:
-    """One result per model and attack, and for the worst case over all attacks."""
+    """One result per model and attack, and for the worst case over all attacks and their audits."""
     results = []
     for (model, alpha), attacks in sorted(_rows_by_attack(rows).items(), key=lambda item: _model_order(item[0])):
         for metric, by_image in attacks.items():
             own = list(by_image.values())
             passes = max(row.passes or 1 for row in own) if _is_randomized(own) else None
-            estimate = (stats.share(row.correct for row in own) if passes is None else
+            estimate = (stats.share(_is_correct(row, metric) for row in own) if passes is None else
                         stats.mean_share([share_correct(row) for row in own], passes))
             results.append(Result.of(model, metric, estimate, alpha=alpha, passes=passes,
                                      threat=None if metric == CLEAN else threat))
@@ -83,18 +90,23 @@ def accuracies(rows: Iterable[Row], threat: Threat | None) -> list[Result]:
 
 
 def as_bytes(rows: Iterable[Row], threat: Threat | None) -> list[Result]:
-    """Of the images that each attack broke: the share that is still misclassified after rounding to bytes."""
+    """Of the images that each attack broke, without its audit: the share that is still misclassified as bytes."""
     results = []
     for (model, attack), broken in _broken(rows).items():
-        known = [row.broken_as_bytes for row in broken if row.broken_as_bytes is not None]
+        known = [row.broken_as_bytes for row in broken
+                 if row.broken_as_bytes is not None and not row.only_audit_broke]
         if known:
             results.append(Result.of(model, attack, stats.clopper_pearson(sum(known), len(known)), threat=threat))
     return results
 
 
 def broken_by(rows: Iterable[Row]) -> list[BrokenCount]:
-    """How many images each stage of each attack broke that are classified correctly without it; most first."""
-    counts = {group: Counter(row.broken_by or row.attack for row in broken) for group, broken in _broken(rows).items()}
+    """How many images each stage of each attack broke that are classified correctly without it; most first.
+
+    What only the audit of an attack broke stands under its own name, such as "fast audit".
+    """
+    counts = {group: Counter((row.broken_by or row.attack).removeprefix(AUDIT) for row in broken)
+              for group, broken in _broken(rows).items()}
     return [BrokenCount(model=model, attack=attack, stage=stage, count=count, n=counted.total())
             for (model, attack), counted in counts.items() for stage, count in counted.most_common()]
 
@@ -129,13 +141,13 @@ def radius_curves(rows: Iterable[Row], norm: str) -> list[RadiusCurve]:
 
 
 def _broken(rows: Iterable[Row]) -> dict[tuple[str, str], list[AttackRow]]:
-    """The rows of images that an attack broke: misclassified under it, and not without it."""
+    """By model and attack, or its audit: the rows of images that it broke, misclassified under it and not without."""
     own = [row for row in rows if isinstance(row, AttackRow) and row.alpha is None]
     wrong = {(row.model, row.index) for row in own if row.attack == CLEAN and not row.correct}
     table: dict[tuple[str, str], list[AttackRow]] = defaultdict(list)
     for row in own:
         if row.attack != CLEAN and not row.correct and row.broken_by != CLEAN and (row.model, row.index) not in wrong:
-            table[row.model, row.attack].append(row)
+            table[row.model, f"{row.attack} audit" if row.only_audit_broke else row.attack].append(row)
     return dict(sorted(table.items(), key=lambda item: (_model_order((item[0][0], None)), item[0][1])))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.core.aggregation import CLEAN, WORST
 from equipoise.core.radius_curves import RadiusCurve
-from equipoise.core.results import Audit, Result, SanityCheck, SelectedAlpha, Summary
+from equipoise.core.results import Result, SanityCheck, SelectedAlpha, Summary
 from equipoise.core.rows import Mixture
 from equipoise.core.stats import Estimate
 from equipoise.core.text import is_reference
@@ -116,26 +116,12 @@ def mixture_names(mixtures: Iterable[Mixture]) -> dict[Mixture, str]:
     return {mixture: names[own] for mixture, own in labels.items()}
 
 
-def audit(audit: Audit) -> str:
-    """What an audit says about the accuracy under an attack, what it cost, and what to do where it says little."""
-    if audit.audited == audit.survivors:
-        text = f"{audit.attack} {percent(audit.accuracy)}; {audit.stronger} was run on all {audit.survivors} survivors"
-    else:
-        text = (f"{audit.attack} {percent(audit.accuracy)}, at most {number(100 * audit.excess, 1)} points above "
-                f"{audit.stronger} with 95 % confidence, {audit.audited} of {audit.survivors} survivors audited")
-    text += f", {audit.broken} broken ({audit.passes} passes, {audit.seconds:.0f} s)"
-    if not audit.is_poor:
-        return text
-    reason = f"{audit.stronger} breaks what {audit.attack} does not" if audit.broken else "This bound is wide"
-    return f"{text}. {reason}: run --attack {audit.stronger}"
-
-
 def notes(summary: Summary) -> list[str]:
     """What belongs below a table of accuracies: rules of mixtures, promises, notes on the images, audits, copied rows,
     and failed sanity checks with what to do next. Models have their names of the table."""
     summary = _with_names_of_table(summary)
     promises = [f"{item.model}: {item.explanation}" for item in summary.promises]
-    audits = [f"{item.model}: {audit(item)}" for item in summary.audits
+    audits = [f"{item.model}: {item.explanation}" for item in summary.audits
               if item.survivors and f"{item.model}, {item.attack}" not in summary.copied]
     copied = [f"{name}: as {original}, which has the same weights and was attacked once"
               for name, original in summary.copied.items() if not name.endswith(f", {CLEAN}")]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core import config, results_schema_1, serialize
+from equipoise.core.audits import Audit
 from equipoise.core.checks import InputError
 from equipoise.core.comparison import ComparedMethod
 from equipoise.core.promises import PromiseCheck, Target
@@ -17,7 +18,6 @@ from equipoise.core.stats import Estimate
 from equipoise.core.threat import Threat
 
 SCHEMA = config.SCHEMAS[-1]
-ACCEPTED_EXCESS = 0.03  # of an audit: a sample of 64 without a success stays below it up to 64 % accuracy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,38 +65,6 @@ class SanityCheck:
     model: str = ""
     attack: str = ""
     advice: str | None = None  # of an alarm: what to do next
-
-
-@dataclass(frozen=True, kw_only=True)
-class Audit:
-    """A stronger attack on a random sample of the images that survived an attack, and what follows for the others.
-
-    With M survivors, of which m were sampled and k of these broken, the stronger attack would break at most D of all M
-    with 95 % confidence (:func:`~equipoise.core.stats.hypergeometric_upper`). The k count as broken, so at most D − k
-    of the images that still count as robust are not: (D − k)/n is the most by which the accuracy, which is that after
-    the audit, may lie above that of both attacks together, and thus above that of the stronger one alone.
-    """
-
-    model: str
-    attack: str
-    stronger: str  # the attack that audits
-    n: int
-    survivors: int  # M
-    audited: int  # m
-    broken: int  # k
-    excess: float  # (D − k)/n
-    passes: int  # of networks with a gradient; one without counts a third
-    seconds: float
-
-    @property
-    def accuracy(self) -> float:
-        """Of the attack, audit included."""
-        return (self.survivors - self.broken) / self.n
-
-    @property
-    def is_poor(self) -> bool:
-        """Whether the stronger attack should be run on all images."""
-        return self.excess > ACCEPTED_EXCESS or (self.broken > 0 and self.audited < self.survivors)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from equipoise.core.serialize import Count, NonNegative, Share
 Mixture = tuple[str, float | None]  # name of a model, and its alpha
 RowKey = tuple[int, str, str, float | None]
 CERTIFY, SELECT_ALPHA, LIPSCHITZ, MIXING_RATIO, EPOCH = "certify", "choose", "local-lipschitz", "mixing-ratio", "epoch"
+AUDIT = "audit/"  # before the stage of an audit that broke an image
 SEARCH, CALIBRATION = "search", "calibration"  # halves of fitting images: for the map, and for its threshold
 
 
@@ -58,7 +59,7 @@ class AttackRow(ImageRow):
     top_gap: Share | None = None  # probability of the predicted class minus that of the runner-up, right or wrong
     share_correct: Share | None = None  # of the passes of a randomised model; `predicted` is the most frequent class
     passes: int | None = None  # behind that share; as many others, independent of them, are behind the margin
-    broken_by: str | None = None  # the stage of a suite that broke the image, after "audit/" if only the audit did
+    broken_by: str | None = None  # the stage of a suite that broke the image, after AUDIT if only the audit did
     attack_passes: int | None = None  # network passes with a gradient until it was broken, or of all stages; of a suite
     broken_as_bytes: bool | None = None  # of a misclassified attacked image: still so after rounding to 8 bits
     audit_passes: int | None = None  # network passes with a gradient of the audit, if the image was in its sample
@@ -67,6 +68,11 @@ class AttackRow(ImageRow):
     radius: NonNegative | None = None  # norm of the smallest perturbation that was misclassified
     max_radius: NonNegative | None = None  # of a search for it: the largest that was allowed
     half: str | None = None  # for fitting images: SEARCH or CALIBRATION
+
+    @property
+    def only_audit_broke(self) -> bool:
+        """Whether the image survived the attack and was broken by its audit."""
+        return (self.broken_by or "").startswith(AUDIT)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 While a run is in progress, images lie under `adversarial/`, in a file for each batch, which is written before the rows
 of the batch: every row of a killed run has its image. A suite of attacks stores the images that it breaks; like the
-original AutoAttack, the final files hold the clean image where nothing broke it.
+original AutoAttack, the final files hold the clean image where nothing broke it. What only the audit of an attack broke
+is in the file of the worst case, not under the name of the attack.
 """
 
 from __future__ import annotations
@@ -149,8 +150,10 @@ def _write_tensors(folder: Path, attacked: Attacked, data: Dataset,
         x, by_index = clean.clone(), rows[_name(job)]
         if stored := [position for position, image in enumerate(index) if image in own]:
             x[stored] = torch.stack([own[index[position]] for position in stored])
-        content[f"{job.name}/{job.attack_name}/images"] = x
-        content[f"{job.name}/{job.attack_name}/predicted"] = torch.tensor(_predictions(by_index, index))
+        audited = torch.tensor([by_index[i].only_audit_broke for i in index])  # in the worst case only
+        content[f"{job.name}/{job.attack_name}/images"] = torch.where(audited.view(-1, 1, 1, 1), clean, x)
+        content[f"{job.name}/{job.attack_name}/predicted"] = torch.where(
+            audited, content["labels"], torch.tensor(_predictions(by_index, index)))
         strongest, is_broken = worst[job.name]
         new = torch.tensor([needs_image(job, by_index[i]) and not by_index[i].correct for i in index]) & ~is_broken
         strongest[new] = x[new]
@@ -169,7 +172,8 @@ def _pictures(job: Job, own: Mapping[int, Tensor], data: Dataset,
     if data.image_shape[0] not in (1, 3):
         return None
     by_index, clean = rows[_name(job)], rows.get(json.dumps([job.name, "clean", job.alpha]), {})
-    first = [i for i in data.index.tolist()[:PICTURES] if i not in clean or clean[i].correct]
+    first = [i for i in data.index.tolist()[:PICTURES] if (i not in clean or clean[i].correct)
+             and not by_index[i].only_audit_broke]
     broken = [i for i in first if i in own and not by_index[i].correct]
     survived = [i for i in first if by_index[i].correct]
     chosen = sorted([*broken[: SHOWN - min(2, len(survived))], *survived[: max(2, SHOWN - len(broken))]][:SHOWN])

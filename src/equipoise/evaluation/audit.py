@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from equipoise.core import stats
+from equipoise.core.audits import Audit
 from equipoise.core.records import Run
-from equipoise.core.results import Audit, read_summary
+from equipoise.core.results import read_summary
 from equipoise.core.rows import AttackRow, Row
 from equipoise.evaluation.job import Job
 

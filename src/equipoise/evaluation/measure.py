@@ -28,13 +28,12 @@ from equipoise.attacks import (
 from equipoise.core import checks, device, memory, parallel, progress, rng
 from equipoise.core.modes import inference
 from equipoise.core.records import Run
-from equipoise.core.rows import AttackRow, Row, RowKey
+from equipoise.core.rows import AUDIT, AttackRow, Row, RowKey
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation.job import AuditPlan, Conditions, Job
 from equipoise.evaluation.stage_log import STAGES, StageLog
 from equipoise.evaluation.time_estimate import audit_title
 
-AUDIT = "audit/"
 BYTES_BLOCK = 8  # images per pass that are judged after rounding to bytes
 KeepImages = Callable[[Job, Sequence[int], Tensor], None]  # job, indices and attacked images
 RecordPoints = Callable[[Job, Sequence[int], Tensor, Tensor], None]  # the same, and margins of probabilities (B,)

@@ -111,13 +111,14 @@ def _audit_table(run: RunView) -> Table:
     audits = run.summary.audits
     body = [[model_cell(run.name(item.model), item.attack), Cell(f"{item.audited} of {item.survivors}"),
              Cell(str(item.broken)),
-             Cell(f"{format.number(100 * item.excess, 1)} points",
+             Cell(f"{format.number(100 * item.gap, 1)} points",
                   f"run --attack {item.stronger}" if item.is_poor else ""),
              Cell(str(item.passes)), Cell(f"{item.seconds:.0f}")] for item in audits]
     stronger = " and ".join(dict.fromkeys(item.stronger for item in audits))
-    return Table(f"Audit: {stronger} on a random sample of the survivors; what it broke counts as broken. The gap is "
-                 f"the most by which an accuracy may lie above that under {stronger}, with 95 % confidence (exact, "
-                 "hypergeometric).", ["model and attack", "audited", "broken", "gap", "passes", "seconds"], body)
+    return Table(f"Audit: {stronger} on a random sample of the survivors; what it broke counts as broken in the worst "
+                 "case, not in the accuracy under the attack. The gap is the most by which that accuracy may lie above "
+                 f"the one under {stronger}, with 95 % confidence (exact, hypergeometric).",
+                 ["model and attack", "audited", "broken", "gap", "passes", "seconds"], body)
 
 
 def main_result(results: Results, first: str = "mixed") -> str:

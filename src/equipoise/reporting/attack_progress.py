@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from equipoise.core import format, stats
 from equipoise.core.aggregation import CLEAN, base_models_first
-from equipoise.core.rows import AttackRow
+from equipoise.core.rows import AUDIT, AttackRow
 from equipoise.reporting.charts import CORRECT, Chart, Line, Panel, model_colors
 from equipoise.reporting.section import MISSING, Cell, RunView, Section, Table
 
@@ -96,7 +96,7 @@ def _stages(rows: Sequence[AttackRow]) -> list[str]:
             passes = float("inf") if row.attack_passes is None else row.attack_passes
             first[row.broken_by] = min(first.get(row.broken_by, float("inf")), passes)
     unknown = [name for name, passes in first.items() if passes == float("inf")]
-    if any(not name.startswith("audit/") for name in unknown):
+    if any(not name.startswith(AUDIT) for name in unknown):
         return []  # rows of an older version: the order is not known
     return sorted(first, key=lambda name: (name in unknown, first[name], name))
 
