@@ -221,10 +221,12 @@ def evaluate(models: Models, data: Any, *, threat: Threat, attack: Attacks = "fa
         run = open_run(folder, plan.jobs, images, conditions, recorded)
         kept = AdversarialImages(run, images.image_shape, None if options.save_adversarial else frozenset(
             images.index[: adversarial.PICTURES].tolist()), plan.points(run, conditions))
+        estimate = None
         if world.is_leader and (estimate := estimate_time(missing_jobs(plan.jobs, images, run), images, conditions)):
             progress.note(str(estimate))
         overlap, cost = (plan.overlap(), plan.cost(conditions)) if world.is_leader else ({}, [])
         summary = run_jobs(plan.jobs, images, conditions, run, plan.pairs, images=kept, overlap=overlap,
+                           planned=None if estimate is None else estimate.tasks,
                            methods=plan.methods(), costs=tuple(cost), promised=plan.promised(threat, overlap))
         rows = run.finish()
         lipschitz = estimate_lipschitz(plan.robust, images, conditions, folder, rows) if options.estimate else []
@@ -234,12 +236,13 @@ def evaluate(models: Models, data: Any, *, threat: Threat, attack: Attacks = "fa
 def run_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: Run,
              pairs: Sequence[tuple[str, str]] = (), *, command: str = "evaluate", start_time: float | None = None,
              images: AdversarialImages | None = None, promised: Mapping[tuple[str, str], Target] | None = None,
-             **sections: Any) -> Summary:
+             planned: Mapping[str, float] | None = None, **sections: Any) -> Summary:
     """Measure all jobs and write the summary; `pairs` of models are compared image by image.
 
     `promised` is what a fitted mixture may lose against its robust base, by their names. `images` keeps attacked
-    images. `start_time` (by :func:`time.monotonic`) is that of a longer command that ends here; `sections` are
-    further fields of the :class:`~equipoise.core.results.Summary`.
+    images. `planned` are the passes of each task, if they were estimated. `start_time` (by :func:`time.monotonic`) is
+    that of a longer command that ends here; `sections` are further fields of the
+    :class:`~equipoise.core.results.Summary`.
     """
     start = time.monotonic() if start_time is None else start_time
     run.note_resumed([job.key(index) for job in jobs for index in data.index.tolist()])
@@ -247,7 +250,7 @@ def run_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: Ru
     keep: dict[str, Any] = {} if images is None else images.callbacks()
     if images is not None and images.keep is None:
         images.check_complete(jobs, duplicates)
-    with progress.plan(planned_passes(missing_jobs(jobs, data, run), data)):
+    with progress.plan(planned_passes(missing_jobs(jobs, data, run), data) if planned is None else planned):
         for job in jobs:
             if (original := duplicates.get(str(job))) is None:
                 audit_seconds[str(job)] = measure(job, data, run, conditions, **keep)
