@@ -71,6 +71,31 @@ class Scaled(nn.Module):
         return logits
 
 
+class DividedByMargin(nn.Module):
+    """The model with the logits of every image divided by the difference of the two largest: all margins are 1."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.base(x)
+        top = logits.topk(2, dim=1).values
+        return logits / (top[:, :1] - top[:, 1:])
+
+
+class Excluding(nn.Module):
+    """The model with two further classes, which it excludes by logits of −inf."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.base(x)
+        return torch.cat([logits, logits.new_full((len(x), 2), -torch.inf)], dim=1)
+
+
 class Waves(nn.Module):
     """Logits (v, −v), and −50 for further classes, with v = Σ wᵢ φ(xᵢ) + b and φ(u) = u + a·sin(f·u).
 

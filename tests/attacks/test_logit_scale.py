@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from attack_models import ConvNet, Scaled, Waves, make_data
+from attack_models import ConvNet, DividedByMargin, Excluding, Scaled, Waves, make_data
 
+from equipoise import models
 from equipoise.attacks import Apgd, Attack, Fab, Square, TargetedApgd, attack_dataset, fast, standard
 from equipoise.core.threat import Threat
+from equipoise.data import load_data
 from equipoise.evaluation import evaluate
 
 THREATS = [Threat("linf", 0.04), Threat("l2", 0.4)]
@@ -35,6 +39,16 @@ def test_the_scale_of_logits_changes_no_verdict(model: ConvNet, name: str, threa
     for scale in (1e-8, 1e4):
         state = attack_dataset(SCALE_FREE[name], Scaled(model, scale).eval(), data, threat=threat, seed=0)
         assert state.survived.tolist() == expected.survived.tolist(), scale
+
+
+@pytest.mark.parametrize("loss", ["relative-margin", "relative-ce"])
+def test_excluded_classes_hide_no_gradient(model: ConvNet, loss: str) -> None:
+    """A logit of −inf made every gradient of these losses nan, which counts as 0: only the random start was tried."""
+    data = make_data(model, 40)
+    one, other = (attack_dataset(Apgd(loss, 8), network, data, threat=THREATS[0], seed=0)
+                  for network in (model, Excluding(model).eval()))
+    broken = [int((state.broken_stage > 0).sum()) for state in (one, other)]
+    assert abs(broken[0] - broken[1]) <= 2 < broken[0], "the deviation has two classes more"
 
 
 @pytest.mark.parametrize("exponent", [-27, 13])
@@ -81,3 +95,14 @@ def test_standard_on_steep_waves(setting: tuple[float, float, float]) -> None:
           int(waves.breakable(eps).sum()))
     for survived in verdicts.values():
         assert WAVES[setting][1] <= int((~survived).sum()) and not bool((~survived & ~waves.breakable(eps)).any())
+
+
+@pytest.mark.slow
+def test_fast_on_logits_divided_by_their_own_margin(real_weights: Path, real_data: Path) -> None:
+    """They have no gradient towards the runner-up, so that its linearised distance is the largest of all."""
+    data = load_data("cifar10", data_dir=real_data, count=256)
+    model = models.load(f"file:{real_weights / 'cifar10_resnet8_pgd_at_linf8.safetensors'}").eval()
+    left = [int(attack_dataset(fast(), network, data, threat=Threat("linf", 8 / 255), seed=0).survived.sum())
+            for network in (model, DividedByMargin(model).eval())]
+    print("images left by fast, of 256:", *left)
+    assert left[0] <= left[1] <= left[0] + 5

@@ -47,3 +47,11 @@ def test_relative_losses_ignore_scale_and_are_those_of_a_deviation_of_three() ->
         assert bool(loss(hard, torch.full_like(y, 3)).isfinite().all())
         torch.testing.assert_close(loss(z[:, :2], y % 2), -losses.signed_margin(z[:, :2], y % 2))
         assert not bool(loss(torch.zeros(2, 6), y[:2]).isnan().any())
+
+
+def test_relative_losses_have_finite_gradients_beside_excluded_classes() -> None:
+    z = torch.tensor([[1.0, 2.0, 0.5, -torch.inf], [0.0, -torch.inf, 0.3, 0.1]], requires_grad=True)
+    for name in ("relative-ce", "relative-margin"):
+        value = losses.LOSSES[name](z, torch.tensor([1, 2]))
+        gradient = torch.autograd.grad(value.sum(), z)[0]
+        assert bool(gradient.isfinite().all()) and float(gradient[0, 0]) > 0 > float(gradient[0, 1])

@@ -37,8 +37,9 @@ def fast() -> Suite:
     margin get longer runs. A short Square run remains for every image: where it breaks anything, gradients are masked,
     and the standard version should be run.
 
-    Nothing here depends on the scale of the logits. What the short runs miss where gradients are masked is for the
-    audit of an evaluation to find.
+    Nothing here depends on the scale of the logits, as long as it is one scale for all images: one that follows their
+    own margin can hide the nearest target. What the short runs miss where gradients are masked is for the audit of an
+    evaluation to find.
     """
     far, near, nearer = 0.5, 0.25, 0.1
     return Suite((

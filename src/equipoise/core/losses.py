@@ -75,14 +75,16 @@ def relative(loss: Loss) -> Loss:
 
     Scaling the logits does not change it. On a network with logits a hundred times as large, where probabilities are
     0 or 1 and cross-entropy and probability margin have no gradient, it is the loss of the network before scaling. With
-    two classes, where it would be constant, it is the plain margin.
+    two classes, where it would be constant, it is the plain margin. Logits of −inf, as of classes that a network
+    excludes, stay, and leave the gradients of the others finite.
     """
     def scaled(logits: Tensor, y: Tensor) -> Tensor:
         if logits.shape[1] < 3:
             return -signed_margin(logits, y)
-        lowest = logits.masked_fill(logits.isinf(), math.inf).amin(dim=1, keepdim=True)  # −inf would have no deviation
-        deviation = torch.maximum(logits, lowest).std(dim=1, keepdim=True)
-        return loss(3 * logits / deviation.clamp_min(torch.finfo(logits.dtype).tiny), y)
+        lowest = logits.masked_fill(logits.isinf(), math.inf).amin(dim=1, keepdim=True)
+        finite = torch.maximum(logits, lowest)
+        deviation = finite.std(dim=1, keepdim=True).clamp_min(torch.finfo(logits.dtype).tiny)
+        return loss(torch.where(logits.isinf(), logits, 3 * finite / deviation), y)
 
     return scaled
 
