@@ -125,6 +125,7 @@ def test_several_attacks_and_weights_named_twice(folder: Path, capsys: pytest.Ca
 
 def test_attacked_images_are_saved(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate("--save-adversarial", "--attack", "pgd,apgd") == 0
+    assert "\nattacked images: run/adversarial.safetensors\n" in capsys.readouterr().out
     saved = safetensors.torch.load_file(folder / "run" / "adversarial.safetensors")
     assert saved["robust.safetensors/apgd/images"].shape == (12, 3, 8, 8)
     worst = torch.load(folder / "run" / "adversarial-robust.pt", weights_only=True)

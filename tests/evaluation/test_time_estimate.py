@@ -9,8 +9,8 @@ import pytest
 from small_models import CONDITIONS, AtMostFour, SmallNet, linear_model, random_images
 from torch import nn
 
-from equipoise.attacks import Apgd, Attack, Clean, Fab, Pgd, Square, Suite
-from equipoise.core import progress
+from equipoise.attacks import EOT, Apgd, Attack, Clean, Fab, Pgd, Square, Suite, make_attack
+from equipoise.core import progress, progress_display
 from equipoise.core.rows import Row
 from equipoise.core.threat import Threat
 from equipoise.evaluation import AuditPlan, Job, evaluate, time_estimate
@@ -21,6 +21,7 @@ ATTACK = Suite((Apgd(steps=2), Square(queries=900)), name="short")
 
 @pytest.mark.parametrize(("attack", "passes"), [
     (Clean(), 0), (Pgd(steps=7, restarts=3), 21), (Apgd(steps=30), 30), (Square(queries=300), 100),
+    (Pgd(steps=7, eot=5), 35), (make_attack("rand"), 200 * EOT),
     (Suite((Apgd(steps=30), Fab(10, (1, 2)), Square(queries=30))), 30 + 2 * 15 + 10),
 ])
 def test_passes_of_an_attack(attack: Attack, passes: float) -> None:
@@ -113,3 +114,16 @@ def test_a_command_shows_it_before_the_run_and_not_after(tmp_path: Path, monkeyp
             evaluate({"m": linear_model(), "same": linear_model()}, random_images(), threat=CONDITIONS.threat,
                      attack="pgd", steps=2, out=tmp_path / "run", device="cpu")
         assert capsys.readouterr().err.count("at most 2 passes per image for 11 images") == expected
+
+
+def test_sanity_checks_are_a_part_of_the_progress(monkeypatch: pytest.MonkeyPatch,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    """Without it, a run would be at 100 % while they take as long as the attack."""
+    for name in ("_SECONDS_BETWEEN_LINES", "_SHORTEST_REPORTED"):
+        monkeypatch.setattr(progress_display, name, 0.0)
+    with progress.display():
+        evaluate({"m": linear_model()}, random_images(), threat=CONDITIONS.threat, attack="pgd", steps=66, device="cpu")
+    lines = capsys.readouterr().err.splitlines()
+    attacked = next(line for line in lines if line.startswith("[2/3] m, pgd: 11/11"))
+    assert "; 67 % of all" in attacked, "66 of 1 + 66 + 3 × 11 passes"
+    assert any(line.startswith("[3/3] sanity checks: 1/1; 100 % of all") for line in lines)

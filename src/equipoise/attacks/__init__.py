@@ -29,6 +29,7 @@ from equipoise.attacks.registry import fast as fast
 from equipoise.attacks.registry import make_attack as make_attack
 from equipoise.attacks.registry import rand as rand
 from equipoise.attacks.registry import standard as standard
+from equipoise.attacks.sanity_checks import SANITY_CHECK_PASSES as SANITY_CHECK_PASSES
 from equipoise.attacks.sanity_checks import black_box_check as black_box_check
 from equipoise.attacks.sanity_checks import run_sanity_checks as run_sanity_checks
 from equipoise.attacks.search_state import SearchResult as SearchResult

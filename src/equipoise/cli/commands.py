@@ -17,6 +17,7 @@ from equipoise.core import checks, parallel
 from equipoise.core.threat import ThreatSettings
 from equipoise.data import DataSettings, verify
 from equipoise.evaluation import CertificationSettings, EvaluationSettings
+from equipoise.evaluation.adversarial import FILE as ADVERSARIAL
 from equipoise.fitting import FitSettings
 from equipoise.models import LoadOptions
 from equipoise.studies import STUDIES, ComparisonSettings, FitImages, StudySettings
@@ -56,7 +57,8 @@ def evaluate(model: options.Models, out: options.Out, data: DataSettings, threat
     """Clean and attacked accuracy of models on the same images; resumes where it stopped."""
     result = evaluation.evaluate(model, data.load(), threat=threat.threat(), out=out, device=device, load_options=load,
                                  command=options.typed_command(), **settings.to_dict())
-    return Outcome(result, out, {"results": out / "summary.json", **write_report(out, no_report)},
+    images = {"attacked images": out / ADVERSARIAL} if settings.save_adversarial else {}
+    return Outcome(result, out, {"results": out / "summary.json", **images, **write_report(out, no_report)},
                    next_commands.after_evaluate(result.summary, out, settings.attack))
 
 

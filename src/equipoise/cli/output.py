@@ -28,7 +28,8 @@ STYLES = {
 PATTERNS = (
     r"(?m)^(?P<title>\S.*)\n\n(?P<head>(?:.+\n)+)(?P<rule> *─[─ ]*)$", r"(?P<interval>\[[−\d., ]+\])",
     r"(?m)^(?P<note>note:)", r"(?m)^(?P<failed>Failed sanity checks.*(?:\n- .*)*)",
-    r"(?m)^(?P<key>(?:results|mixture|checkpoint|gate|report|comparison|index|next):)", r"(?m)^next: (?P<next>.*)$")
+    r"(?m)^(?P<key>(?:results|attacked images|mixture|checkpoint|gate|report|comparison|index|next):)",
+    r"(?m)^next: (?P<next>.*)$")
 
 printed_warnings: set[str] = set()  # warnings that were printed
 

@@ -38,7 +38,7 @@ from equipoise.evaluation.lipschitz_estimates import estimate_lipschitz, estimat
 from equipoise.evaluation.measure import measure
 from equipoise.evaluation.plan import SOURCES, Attacks, EvaluationPlan, select_attacks
 from equipoise.evaluation.random_search import random_search_notes
-from equipoise.evaluation.sanity_checks import check_jobs
+from equipoise.evaluation.sanity_checks import check_jobs, planned_checks
 from equipoise.evaluation.stage_log import remove_stage_logs
 from equipoise.evaluation.time_estimate import estimate_time, planned_passes
 from equipoise.local_smoothing.smoothing import SPACES, TRUSTS
@@ -250,19 +250,22 @@ def run_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: Ru
     keep: dict[str, Any] = {} if images is None else images.callbacks()
     if images is not None and images.keep is None:
         images.check_complete(jobs, duplicates)
-    with progress.plan(planned_passes(missing_jobs(jobs, data, run), data) if planned is None else planned):
+    missing = missing_jobs(jobs, data, run)
+    passes = planned_passes(missing, data) if planned is None else planned
+    with progress.plan({**passes, **planned_checks(missing, data)}):
         for job in jobs:
             if (original := duplicates.get(str(job))) is None:
                 audit_seconds[str(job)] = measure(job, data, run, conditions, **keep)
             else:
                 copy_rows(job, original, run)
-    rows = run.finish()
-    remove_stage_logs(run)
+        rows = run.finish()
+        remove_stage_logs(run)
+        sanity_checks = check_jobs(jobs, data, conditions, run, rows, duplicates)
     summary = Summary(command=command, seconds=time.monotonic() - start,
                       results=tuple(aggregation.accuracies(rows, conditions.threat)),
                       differences=tuple(aggregation.differences(rows, pairs, conditions.threat)),
                       promises=tuple(aggregation.promise_checks(rows, promised or {}, conditions.threat)),
-                      sanity_checks=tuple(check_jobs(jobs, data, conditions, run, rows, duplicates)),
+                      sanity_checks=tuple(sanity_checks),
                       audits=tuple(audit_results(jobs, rows, audit_seconds, run)),
                       as_bytes=tuple(aggregation.as_bytes(rows, conditions.threat)),
                       notes=(*class_share_notes(data), *random_search_notes(jobs)),

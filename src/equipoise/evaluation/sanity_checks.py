@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from equipoise.attacks import Clean, black_box_check, run_sanity_checks
-from equipoise.core import memory, rng
+from equipoise.attacks import SANITY_CHECK_PASSES, Clean, black_box_check, run_sanity_checks
+from equipoise.core import memory, progress, rng
 from equipoise.core.checks import InputError
 from equipoise.core.records import Run
 from equipoise.core.results import SanityCheck, read_summary
@@ -19,6 +19,17 @@ from equipoise.evaluation.job import Conditions, Job
 from equipoise.evaluation.random_search import is_random_search
 
 IMAGES = 32
+TITLE = "sanity checks"  # of their progress
+
+
+def planned_checks(jobs: Sequence[Job], data: Dataset) -> dict[str, float]:
+    """The title of the progress of the sanity checks of these jobs, and their network passes."""
+    passes = [(job.attack.eot or 1) * SANITY_CHECK_PASSES * min(IMAGES, len(data)) for job in jobs if _is_checked(job)]
+    return {TITLE: float(sum(passes))} if passes else {}
+
+
+def _is_checked(job: Job) -> bool:
+    return not isinstance(job.attack, Clean) and job.alpha is None
 
 
 def check_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: Run,
@@ -36,12 +47,14 @@ def check_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: 
     except InputError:
         known = ()
     checks: list[SanityCheck] = []
-    for job in jobs:
-        if not isinstance(job.attack, Clean) and job.alpha is None:
+    checked = [job for job in jobs if _is_checked(job)]
+    with progress.task(TITLE, total=len(checked)) as task:
+        for job in checked:
             original = duplicates.get(str(job), job)
             own = [replace(check, model=job.name, attack=job.attack_name) for check in (*known, *checks)
                    if (check.model, check.attack) == (original.name, original.attack_name)]
             checks += own or _measure(job, data, conditions, rows)
+            task.advance(1)
     return checks
 
 

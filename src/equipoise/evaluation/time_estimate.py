@@ -59,7 +59,7 @@ def passes_per_image(job: Job) -> float:
     """The most network passes with a gradient that the attack of a job makes for one image."""
     attack = job.attack
     if isinstance(attack, BatchAttack) and hasattr(attack, "steps"):
-        return float(attack.steps * getattr(attack, "restarts", 1))
+        return float(attack.steps * getattr(attack, "restarts", 1) * (attack.eot or 1))
     return _cost(attack)
 
 
@@ -135,7 +135,7 @@ def _first_attack(attack: Attack) -> Attack:
 
 
 def _cost(attack: Attack) -> float:
-    return sum(stage.cost for stage in attack.stages())
+    return sum(stage.cost * (stage.gradients.eot or 1) for stage in attack.stages())
 
 
 def time_pass(model: nn.Module, data: Dataset, conditions: Conditions) -> float:
