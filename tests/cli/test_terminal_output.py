@@ -8,6 +8,7 @@ import subprocess
 import sys
 import webbrowser
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,10 @@ def test_the_next_command_after_a_doubtful_evaluation(monkeypatch: pytest.Monkey
     expected = ["evaluate", "m.pt", "--eps", "4/255", "--attack", "standard", "--out", "r-standard"]
     assert after(Summary(command="evaluate", seconds=1.0, sanity_checks=(check,))) == expected
     assert after(Summary(command="evaluate", seconds=1.0, audits=(audit,))) == expected
+    random = Summary(command="evaluate", seconds=1.0, sanity_checks=(replace(check, name="randomness"),))
+    for attack in ("fast", "standard"):
+        assert next_commands.after_evaluate(random, Path("r"), attack) == [
+            *expected[:4], "--attack", "rand", "--out", "r-rand"], "the same attack would decide by one pass again"
 
 
 def test_failed_checks_are_red_below_the_table(monkeypatch: pytest.MonkeyPatch,

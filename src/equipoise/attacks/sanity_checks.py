@@ -27,8 +27,8 @@ SANITY_CHECK_PASSES = len(BUDGETS) * (STEPS + 1)  # with a gradient, per image; 
 STRONGER = "run --attack standard if it was not, or attack in Python with a differentiable surrogate of the model"
 ADVICE = {  # check → what to do after its alarm
     "train mode": "Call model.eval() before the model is saved or evaluated, and check that its accuracy is unchanged",
-    "randomness": "One pass does not decide a random model: fix its random numbers, or average over many passes "
-                  "inside the model before it is attacked",
+    "randomness": "Run --attack rand, which averages gradients and verdicts over passes, or fix the random numbers of "
+                  "the model",
     "batch-size dependence": "Remove what mixes the images of a batch, such as batch normalisation in training mode",
     "probabilities for logits": "Return logits instead of probabilities: leave the softmax out of the model",
     "infinite logits": f"Gradients are hidden by a hard decision: {STRONGER}",

@@ -17,18 +17,21 @@ from equipoise.data import DataSettings
 from equipoise.models import LoadOptions
 
 STRONG = "standard"  # the attack to which a doubtful accuracy is put
+RANDOMIZED = "rand"  # the same for a model whose passes differ
 FEW, MANY = 100, 1000  # images to be certified, or attacked
 
 
 def after_evaluate(summary: Summary, out: Path, attack: str) -> list[object]:
     """A stronger attack where the accuracies may be overstated, else the report."""
+    is_random = any(check.alarm and check.name == "randomness" for check in summary.sanity_checks)
     covered = format.covered_by_adaptive(summary.sanity_checks)
     doubtful = any(audit.is_poor for audit in summary.audits) or any(
         check.alarm and check.model not in covered for check in summary.sanity_checks)
-    if not doubtful or attack != "fast":
+    if not is_random and (not doubtful or attack != "fast"):
         return ["open", out]
+    stronger = RANDOMIZED if is_random else STRONG
     same = without(sys.argv[1:], "--attack", "--audit", "--out", "--steps", "--restarts")
-    return [*same, "--attack", STRONG, "--out", f"{out}-{STRONG}"]
+    return [*same, "--attack", stronger, "--out", f"{out}-{stronger}"]
 
 
 def after_fit(out: Path, data: DataSettings, threat: ThreatSettings, load: LoadOptions,
