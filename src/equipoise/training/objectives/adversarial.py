@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -93,8 +93,9 @@ class Adversarial(AdversarialObjective):
     c is the log-odds of the predicted class and t that of a confidence. A mixture follows h where it is sure: images
     that are kept under attack should be above the threshold even there, and clean images that h gets wrong, which g
     may correct, below it. Both indicators are constants to the gradient. With a confidence of 0.5 the first term is the
-    cross-entropy again, which then counts twice for images that are kept. It costs one more pass, on the clean image in
-    evaluation mode, as the mixture will see it; it leaves the statistics of batch norm alone.
+    cross-entropy again, which then counts twice for images that are kept. Clean and attacked images are one batch of the
+    model in training mode, so that batch norm treats both alike, as in evaluation mode. A clean pass in evaluation mode
+    instead would fit the weights to other statistics than the attacked pass does, until the two modes are two networks.
     """
 
     name = "adversarial"
@@ -118,6 +119,10 @@ class Adversarial(AdversarialObjective):
             ignored = item.name.startswith("mixing_") and not self.for_mixing and value != item.default
             checks.require(not ignored, item.name, "be left out unless `for_mixing` is set", value)
 
+    def describe(self) -> dict[str, Any]:
+        """Of version 2 with `for_mixing`, which once saw clean images in evaluation mode."""
+        return {**super().describe(), "version": 2 if self.for_mixing else self.version}
+
     def at_epoch(self, epoch: int, epochs: int) -> Self:
         """Early epochs have their own number of steps."""
         early_steps = self.early_steps if epoch < self.early_share * epochs else None
@@ -130,13 +135,14 @@ class Adversarial(AdversarialObjective):
         with inference(model):
             x_adv = inner_pgd(lambda point: losses.cross_entropy(model(point), y), x, start, norm=self.norm,
                               eps=self.eps, steps=self.steps, step_size=self.step_size)[-1]
-        logits = model(x_adv)
-        loss, kept = losses.cross_entropy(logits, y, self.label_smoothing), correct_predictions(logits, y)
-        if self.for_mixing:
-            with inference(model, freeze=False):
-                clean = model(x)
-            loss = loss + self.mixing_weight * self.confidence_loss(clean, logits, y)
-        return ObjectiveOutput(loss, kept)
+        if not self.for_mixing:
+            logits = model(x_adv)
+            return ObjectiveOutput(losses.cross_entropy(logits, y, self.label_smoothing), correct_predictions(logits, y))
+        # One pass over both, so that batch norm has the same statistics for both, as in evaluation mode.
+        clean, attacked = model(torch.cat([x, x_adv])).chunk(2)
+        loss = losses.cross_entropy(attacked, y, self.label_smoothing)
+        loss = loss + self.mixing_weight * self.confidence_loss(clean, attacked, y)
+        return ObjectiveOutput(loss, correct_predictions(attacked, y))
 
     def confidence_loss(self, clean: Tensor, attacked: Tensor, y: Tensor) -> Tensor:
         """(B,) the term of `for_mixing` from logits (B, K) of the clean and of the attacked images."""
