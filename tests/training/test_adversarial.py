@@ -112,6 +112,11 @@ def test_training_for_mixing_keeps_the_network_of_evaluation_mode(seed: int) -> 
     assert evaluated > 0.6 and abs(evaluated - trained) < 0.1
 
 
+def test_only_runs_for_mixing_have_another_version() -> None:
+    """Plain runs can be resumed as before; runs for mixing that saw clean images in evaluation mode cannot."""
+    assert [Adversarial(for_mixing=own).describe()["version"] for own in (False, True)] == [1, 2]
+
+
 def test_at_a_confidence_of_one_half_kept_images_count_twice() -> None:
     attacked = 3 * torch.randn(50, K, generator=torch.Generator().manual_seed(0))
     y = attacked.argmax(dim=1)

@@ -18,7 +18,8 @@ from equipoise.training.objectives import IAAT, Adversarial, SmoothMix, Standard
 from equipoise.training.objectives.gate import GateLoss, PolicyLoss
 
 PLAN = TrainingPlan(epochs=2, batch_size=14, lr=0.02, held_out=0, pad=1, flip=True, ema=0.9)
-OBJECTIVES: list[Objective] = [SmoothMix(noises=2, steps=2), IAAT(steps=2, warmup_epochs=1), Adversarial(steps=2)]
+OBJECTIVES: list[Objective] = [SmoothMix(noises=2, steps=2), IAAT(steps=2, warmup_epochs=1), Adversarial(steps=2),
+                               Adversarial(steps=2, for_mixing=True)]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
