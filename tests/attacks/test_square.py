@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from conftest import generator
-from equipoise.attacks import Square, attack_dataset
-from equipoise.attacks.square import make_bumps, window_mask
+from equipoise.attacks import Square, attack_dataset, minimum_margin, square
+from equipoise.attacks.square_patches import make_bumps, window_mask
+from equipoise.core import rng
 from equipoise.core.checks import InputError
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset
@@ -53,3 +56,51 @@ def test_window_mask_is_the_square_of_every_row() -> None:
     mask = window_mask(torch.tensor([1, 0]), torch.tensor([2, 0]), torch.tensor([2, 3]), 5, 7)
     assert mask.shape == (2, 1, 5, 7) and mask.sum(dim=(1, 2, 3)).tolist() == [4, 9]
     assert bool(mask[0, 0, 1:3, 2:4].all()) and bool(mask[1, 0, :3, :3].all())
+
+
+class Counting(nn.Module):
+    """A small network with random weights that counts its passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.passes = nn.Linear(3 * 6 * 6, 4), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return torch.tanh(self.layer(x.flatten(1)))
+
+
+def _one_query_each(remaining: Mapping[int, range], block: int) -> list[tuple[int, int]]:
+    return [(row, queries[0]) for row, queries in remaining.items()]
+
+
+@pytest.mark.parametrize("threat", [Threat("linf", 0.05), Threat("l2", 0.3), Threat("l1", 2.0)], ids=str)
+@pytest.mark.parametrize("stop_at_success", [True, False])
+def test_queries_made_ahead_change_nothing(threat: Threat, stop_at_success: bool,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Counting(), torch.rand(16, 3, 6, 6, generator=generator(0))
+    y = (model(x).argmax(dim=1) + torch.arange(16) // 11) % 4  # the last five are misclassified
+    stream = rng.stream(0, "square", torch.arange(16))
+
+    def run() -> tuple[Tensor, int]:
+        before = model.passes
+        if stop_at_success:
+            images = Square(150)(model, x, y, threat=threat, stream=stream)
+        else:
+            points = minimum_margin(model, x, y, threat=threat, stream=stream, attack=Square(150), skip_broken=True,
+                                    batch_size=16)
+            images = points.images[0]
+        return images, model.passes - before
+
+    ahead, few = run()
+    monkeypatch.setattr(square, "_schedule", _one_query_each)
+    one_by_one, many = run()
+    assert torch.equal(ahead, one_by_one)
+    assert few < 0.9 * many, (few, many)
+
+
+def test_a_pass_has_one_query_of_each_row_and_more_of_those_with_most_left() -> None:
+    queries = square._schedule({4: range(7, 10), 6: range(10), 9: range(9, 10)}, 8)
+    assert sorted(queries) == [(4, 7), (4, 8), (4, 9), (6, 0), (6, 1), (6, 2), (9, 9)]
+    assert square._schedule({row: range(3) for row in range(8)}, 8) == [(row, 0) for row in range(8)]

@@ -242,6 +242,7 @@ def _blockwise(function: TensorFunction, block: int | None, *inputs: Tensor) -> 
     count = len(inputs[0])
     if block is None or count == block:
         return function(*inputs)
-    filled = [torch.cat([value, *[value[:1]] * (-count % block)]) for value in inputs]
+    copies = [0] * (-count % block)
+    filled = [torch.cat([value, value[copies]]) for value in inputs] if copies else inputs
     parts = [function(*(value[start : start + block] for value in filled)) for start in range(0, count, block)]
     return tuple(torch.cat(columns)[:count] for columns in zip(*parts, strict=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import ClassVar
@@ -21,6 +21,7 @@ from torch import Tensor
 from equipoise.attacks.engine import Stage
 from equipoise.attacks.gradients import GradientSource
 from equipoise.attacks.search_state import SearchState
+from equipoise.attacks.square_patches import make_bumps, signs_of, uniform_below, window_mask
 from equipoise.attacks.suite import Attack
 from equipoise.core import checks, geometry
 from equipoise.core.geometry import where_rows
@@ -82,7 +83,7 @@ class _SquareSearch(ABC):
                  stop_at_success: bool) -> None:
         self.threat, self.restart, self.stop_at_success = threat, restart, stop_at_success
         self.passes = attack.queries + 1  # the start is queried too
-        self.margins, self.example = source.margins(), source.example
+        self.margins, self.example, self.block = source.margins(), source.example, source.block or 1
         height, width = self.example.shape[2:]
         pixels = [attack.share * height * width / 2**halvings for halvings in range(len(HALVINGS) + 1)]
         sides = [min(self.round_side(round(math.sqrt(count))), height, width) for count in pixels]
@@ -98,23 +99,64 @@ class _SquareSearch(ABC):
     def advance(self, state: _SquareState, stream: Stream, ages: Sequence[int], passes: int) -> _SquareState:
         """`passes` queries; all their random words are drawn at once."""
         words = self._draw(stream, ages, passes, self.words + state.x.shape[1])
-        halvings = torch.tensor([[bisect_left(HALVINGS, age + done - 1) for age in ages] for done in range(passes)],
+        halvings = torch.tensor([[bisect_left(HALVINGS, age + done - 1) for done in range(passes)] for age in ages],
                                 device=state.y.device)
-        for done in range(passes):
-            candidate = self.propose(state, halvings[done], words[:, done])
-            if done == 0 and 0 in ages:
-                candidate = where_rows(state.age == 0, state.nearest, candidate)
-            logit_margin, margin = self.margins(candidate, state.y)
-            if self.stop_at_success:  # a row that fooled the model waits for its verification
-                kept = (logit_margin < state.logit_margin) & (state.logit_margin > 0)
-            else:
-                kept = state.is_nearer(logit_margin, margin)
-            kept &= state.age < self.passes
+        if not state.x.is_cuda:
+            return self._advance_ahead(state, ages, passes, halvings, words)
+        for done in range(passes):  # nothing here makes a GPU wait
+            candidate, logit_margin, margin, kept = self._query(state, halvings[:, done], words[:, done],
+                                                                done == 0 and 0 in ages)
             state = replace(
                 state, nearest=where_rows(kept, candidate, state.nearest), age=state.age + 1,
                 margin=torch.where(kept, margin, state.margin),
                 logit_margin=torch.where(kept, logit_margin, state.logit_margin))
         return state
+
+    def _advance_ahead(self, state: _SquareState, ages: Sequence[int], passes: int, halvings: Tensor,
+                       words: Tensor) -> _SquareState:
+        """The same, with further queries of the rows in place of the copies that would fill up a pass.
+
+        Few candidates are kept. After one that is not, the next query starts from the same point and can be made ahead;
+        after one that is kept, queries made ahead are discarded. So the result is that of one query after another.
+        """
+        numbers, done = state.index.tolist(), [0] * len(ages)
+        searching = ((state.logit_margin > 0) | (not self.stop_at_success)).tolist()
+        ends = [min(passes, self.passes - age) if search else 0 for age, search in zip(ages, searching, strict=True)]
+        state = replace(state, nearest=state.nearest.clone(), margin=state.margin.clone(),
+                        logit_margin=state.logit_margin.clone())
+        active = [row for row, number in enumerate(numbers) if row == 0 or number != numbers[0]]  # others are copies
+        while active := [row for row in active if done[row] < ends[row]]:
+            queries = _schedule({row: range(done[row], ends[row]) for row in active}, self.block)
+            rows, which = torch.tensor(queries).T
+            part = state.select(rows)
+            part = replace(part, age=part.age + which)
+            candidate, logit_margin, margin, kept = self._query(part, halvings[rows, which], words[rows, which],
+                                                                any(ages[row] + query == 0 for row, query in queries))
+            fooled = ((logit_margin <= 0) & self.stop_at_success).tolist()
+            changed: dict[int, int] = {}  # by row: the candidate that takes its place
+            for number, ((row, query), is_kept) in enumerate(zip(queries, kept.tolist(), strict=True)):
+                if row not in changed:
+                    done[row] = query + 1
+                    if is_kept:
+                        changed[row] = number
+                        ends[row] = 0 if fooled[number] else ends[row]
+            new = torch.tensor(list(changed.values()), dtype=torch.int64)
+            for old, values in ((state.nearest, candidate), (state.margin, margin), (state.logit_margin, logit_margin)):
+                old[rows[new]] = values[new]
+        return replace(state, age=state.age + passes)
+
+    def _query(self, state: _SquareState, halvings: Tensor, words: Tensor,
+               any_starts: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The next candidates, their two margins, and whether they are kept (B,); at age 0 it is the start itself."""
+        candidate = self.propose(state, halvings, words)
+        if any_starts:
+            candidate = where_rows(state.age == 0, state.nearest, candidate)
+        logit_margin, margin = self.margins(candidate, state.y)
+        if self.stop_at_success:  # a row that fooled the model waits for its verification
+            kept = (logit_margin < state.logit_margin) & (state.logit_margin > 0)
+        else:
+            kept = state.is_nearer(logit_margin, margin)
+        return candidate, logit_margin, margin, kept & (state.age < self.passes)
 
     def _draw(self, stream: Stream, ages: Sequence[int], passes: int, words: int) -> Tensor:
         """(B, passes, words) in one draw per age: thousands of small draws would cost more than the queries."""
@@ -147,15 +189,15 @@ class _LinfSquareSearch(_SquareSearch):
 
     def pattern(self, x: Tensor, stream: Stream) -> Tensor:
         channels, _, width = x.shape[1:]
-        return x + self.threat.eps * _signs(stream.words(channels, width)).to(x.dtype).unsqueeze(2)
+        return x + self.threat.eps * signs_of(stream.words(channels, width)).to(x.dtype).unsqueeze(2)
 
     def propose(self, state: _SquareState, halvings: Tensor, words: Tensor) -> Tensor:
         assert state.low is not None and state.high is not None
         channels, height, width = state.x.shape[1:]
         side = self.sides[halvings]
-        inside = window_mask(_below(words[:, 0], height - side + 1), _below(words[:, 1], width - side + 1),
-                             side, height, width)
-        signs = _signs(words[:, 2 : 2 + channels]).view(-1, channels, 1, 1)
+        top, left = uniform_below(words[:, 0], height - side + 1), uniform_below(words[:, 1], width - side + 1)
+        inside = window_mask(top, left, side, height, width)
+        signs = signs_of(words[:, 2 : 2 + channels]).view(-1, channels, 1, 1)
         return torch.where(inside, torch.where(signs > 0, state.high, state.low), state.nearest)
 
 
@@ -177,7 +219,7 @@ class _L2SquareSearch(_SquareSearch):
         channels, height, width = x.shape[1:]
         side = max(min(height, width) // 5, 1)
         tall, wide = height // side, width // side
-        signs = _signs(stream.words(channels, tall, wide)).to(x.dtype)
+        signs = signs_of(stream.words(channels, tall, wide)).to(x.dtype)
         turned = stream.at("turn").words(tall, wide) >> 31
         bump = make_bumps([side], side, side, x, self.norm)[0]
         bumps = torch.where((turned == 1).view(-1, 1, tall, wide, 1, 1), bump.T, bump)  # (B, 1, tall, wide, s, s)
@@ -193,10 +235,11 @@ class _L2SquareSearch(_SquareSearch):
         x, delta, side = state.x, state.nearest - state.x, self.sides[halvings]
         channels, height, width = x.shape[1:]
         tops, lefts = height - side + 1, width - side + 1
-        top, left = _below(words[:, 0], tops), _below(words[:, 1], lefts)
+        top, left = uniform_below(words[:, 0], tops), uniform_below(words[:, 1], lefts)
         here = window_mask(top, left, side, height, width)
-        there = window_mask(_below(words[:, 2], tops), _below(words[:, 3], lefts), side, height, width)
-        signs = _signs(words[:, 5 : 5 + channels]).to(x.dtype).view(-1, channels, 1, 1)
+        other_top, other_left = uniform_below(words[:, 2], tops), uniform_below(words[:, 3], lefts)
+        there = window_mask(other_top, other_left, side, height, width)
+        signs = signs_of(words[:, 5 : 5 + channels]).to(x.dtype).view(-1, channels, 1, 1)
         bump = self._place_bumps(halvings, top, left, (words[:, 4] >> 31) == 1, height, width) * here
         old = delta * here
         new = signs * bump + old / (1e-12 + self.length(old))
@@ -247,47 +290,9 @@ class _L1SquareSearch(_L2SquareSearch):
 SEARCHES: dict[str, type[_SquareSearch]] = {"linf": _LinfSquareSearch, "l2": _L2SquareSearch, "l1": _L1SquareSearch}
 
 
-def make_bumps(sides: Sequence[int], height: int, width: int, like: Tensor, norm: str = "l2") -> Tensor:
-    """(S, H, W) one bump per edge in the upper left corner, each of length one in the norm.
-
-    The upper half is a positive bump, the lower half a negative one [Andriushchenko2020, section 3.4].
-    """
-    table = torch.zeros(len(sides), height, width, dtype=torch.float64)
-    for number, side in enumerate(sides):
-        half = side // 2
-        table[number, :half, :side] = _half_bump(half, side, norm)
-        table[number, half:side, :side] = -_half_bump(side - half, side, norm)
-        table[number] /= _length(table[number], norm)
-    return table.to(like.device, like.dtype)
-
-
-def _half_bump(height: int, width: int, norm: str) -> Tensor:
-    """Rings around the centre, the k-th adding 1/k² (in ℓ1 1/k⁴) to itself and everything inside it."""
-    bump = torch.zeros(height, width, dtype=torch.float64)
-    top, left = height // 2, width // 2
-    for ring in range(max(top, left) + 1):
-        bump[max(top - ring, 0) : top + ring + 1, max(left - ring, 0) : left + ring + 1] += (
-            1 / (ring + 1) ** (2 if norm == "l2" else 4))
-    return bump / _length(bump, norm) if height else bump
-
-
-def window_mask(top: Tensor, left: Tensor, side: Tensor, height: int, width: int) -> Tensor:
-    """(B, 1, H, W) true inside the square of every row."""
-    i = torch.arange(height, device=top.device).view(1, 1, -1, 1)
-    j = torch.arange(width, device=top.device).view(1, 1, 1, -1)
-    top, left, side = (value.view(-1, 1, 1, 1) for value in (top, left, side))
-    return (i >= top) & (i < top + side) & (j >= left) & (j < left + side)
-
-
-def _below(words: Tensor, high: Tensor) -> Tensor:
-    """(B,) uniform in 0 … high − 1."""
-    return (words * high) >> 32
-
-
-def _signs(words: Tensor) -> Tensor:
-    """(B, n) words → ±1."""
-    return (words >> 31).to(torch.float32) * 2 - 1
-
-
-def _length(bump: Tensor, norm: str) -> Tensor:
-    return bump.square().sum().sqrt() if norm == "l2" else bump.abs().sum()
+def _schedule(remaining: Mapping[int, range], block: int) -> list[tuple[int, int]]:
+    """(row, query) of the next pass: one query of every row, and more of those with most left up to a full block."""
+    order = sorted(remaining, key=lambda row: -len(remaining[row]))
+    each, more = divmod(-len(order) % block, len(order))
+    return [(row, query) for number, row in enumerate(order)
+            for query in remaining[row][: 1 + each + (number < more)]]
