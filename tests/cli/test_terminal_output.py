@@ -57,7 +57,7 @@ def folder(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def test_a_terminal_shows_stages_and_ends_with_a_coloured_table(folder: Path) -> None:
     text = run_in_terminal([*EVALUATE, "--out", "run"], folder)
-    assert re.search(r"2/2.*100 %", screen_history(text)), "stage 2 of 2 (clean, pgd)"
+    assert re.search(r"3/3.*100 %", screen_history(text)), "stage 3 of 3 (clean, pgd, sanity checks)"
     end = screen(text)
     assert max(map(len, end)) <= COLUMNS and not any("━" in line for line in end), "the bars are gone"
     assert COLOUR.search(text) and "\x1b[1mAccuracy on 12 images" in text
@@ -93,12 +93,13 @@ def test_a_pipe_gets_plain_lines_and_each_once(folder: Path, capfd: pytest.Captu
 
 def test_long_work_says_how_far_the_whole_is(folder: Path, capfd: pytest.CaptureFixture[str],
                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    """With lines for every step, which a slow model would have."""
+    """With lines for every step, which a slow model would have; 1 of 36 passes is clean, and 33 are checks."""
     monkeypatch.setattr("equipoise.core.progress_display._SECONDS_BETWEEN_LINES", 0.0)
     assert run([*EVALUATE, "--out", "run"]) == 0
     printed = capfd.readouterr().err
-    assert re.match(r"\[1/2\] robust\.safetensors, clean: 12/12, robust \d+/12; 33 % of all, \d+ s left\n"
-                    r"\[2/2\] robust\.safetensors, pgd: 12/12, robust \d+/12; 100 % of all, 0 s left\n$", printed)
+    assert re.match(r"\[1/3\] robust\.safetensors, clean: 12/12, robust \d+/12; 3 % of all, \d+ (s|min) left\n"
+                    r"\[2/3\] robust\.safetensors, pgd: 12/12, robust \d+/12; 8 % of all, \d+ (s|min) left\n"
+                    r"\[3/3\] sanity checks: 1/1; 100 % of all, 0 s left\n$", printed)
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -23,8 +23,8 @@ AMPLIFIED = 10  # times, for the pictures of perturbations
 
 def details(run: RunView) -> Section | None:
     """Which stage of which attack broke how many images, what is left of it in bytes, and accuracy by class."""
-    if not run.summary.as_bytes:  # nothing was broken, or the run is of a version that did not record it
-        return None
+    if not run.summary.as_bytes and not any(audit.broken for audit in run.summary.audits):
+        return None  # nothing was broken, or the run is of a version that did not record it
     tables = [table for table in (_broken_table(run), _class_table(run)) if table is not None]
     if not tables:
         return None
