@@ -71,6 +71,8 @@ def test_what_only_an_audit_broke_is_saved_as_the_worst_case(tmp_path: Path, mon
         assert int((network(images).argmax(dim=1) == data.labels).sum()) == result.result("m", metric).count
     assert torch.equal(network(saved["m/fast/images"]).argmax(dim=1), saved["m/fast/predicted"])
     assert result.result("m", "fast").count > result.result("m", "worst").count
+    page = reporting.report(tmp_path / "run").read_text("utf-8")
+    assert "fast audit" in page and "what it broke counts as broken in the worst case" in page
 
 
 class StoppedError(Exception):
