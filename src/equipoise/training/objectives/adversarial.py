@@ -93,9 +93,9 @@ class Adversarial(AdversarialObjective):
     c is the log-odds of the predicted class and t that of a confidence. A mixture follows h where it is sure: images
     that are kept under attack should be above the threshold even there, and clean images that h gets wrong, which g
     may correct, below it. Both indicators are constants to the gradient. With a confidence of 0.5 the first term is the
-    cross-entropy again, which then counts twice for images that are kept. Clean and attacked images are one batch of the
-    model in training mode, so that batch norm treats both alike, as in evaluation mode. A clean pass in evaluation mode
-    instead would fit the weights to other statistics than the attacked pass does, until the two modes are two networks.
+    cross-entropy again, which then counts twice for images that are kept. Clean and attacked images are one batch in
+    training mode, so that batch norm treats both alike, as in evaluation mode. With a clean pass in evaluation mode the
+    weights would have to fit two kinds of statistics, and the networks of the two modes drift apart.
     """
 
     name = "adversarial"
@@ -135,13 +135,12 @@ class Adversarial(AdversarialObjective):
         with inference(model):
             x_adv = inner_pgd(lambda point: losses.cross_entropy(model(point), y), x, start, norm=self.norm,
                               eps=self.eps, steps=self.steps, step_size=self.step_size)[-1]
-        if not self.for_mixing:
-            logits = model(x_adv)
-            return ObjectiveOutput(losses.cross_entropy(logits, y, self.label_smoothing), correct_predictions(logits, y))
-        # One pass over both, so that batch norm has the same statistics for both, as in evaluation mode.
-        clean, attacked = model(torch.cat([x, x_adv])).chunk(2)
+        # One batch of both kinds, so that batch norm has the same statistics for both, as in evaluation mode.
+        logits = model(torch.cat([x, x_adv]) if self.for_mixing else x_adv)
+        clean, attacked = logits[:len(x)], logits[-len(x):]
         loss = losses.cross_entropy(attacked, y, self.label_smoothing)
-        loss = loss + self.mixing_weight * self.confidence_loss(clean, attacked, y)
+        if self.for_mixing:
+            loss = loss + self.mixing_weight * self.confidence_loss(clean, attacked, y)
         return ObjectiveOutput(loss, correct_predictions(attacked, y))
 
     def confidence_loss(self, clean: Tensor, attacked: Tensor, y: Tensor) -> Tensor:
