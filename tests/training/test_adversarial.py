@@ -70,16 +70,23 @@ def test_clean_and_attacked_images_share_the_statistics_of_batch_norm() -> None:
     """The network that is trained is then, up to the average over batches, the one that is attacked and used."""
     torch.manual_seed(0)
     model, x = NormNetwork().train(), images()
-    statistics_of = copy.deepcopy(model)
+    same = copy.deepcopy(model)
     batches: list[Tensor] = []
     model.register_forward_pre_hook(lambda module, args: batches.append(args[0]) if module.training else None)
     losses(Adversarial(eps=0.1, steps=1, for_mixing=True), model, x, LABELS).sum().backward()
     (batch,) = batches
+    gradients = [parameter.grad for parameter in model.parameters()]
     assert batch.shape == (2 * B, *SHAPE) and torch.equal(batch[:B], x)
     assert 0 < float((batch[B:] - x).abs().max()) <= 0.1 + 1e-6
-    statistics_of(batch)
-    for name, value in statistics_of.named_buffers():
+    clean, attacked = same(batch).chunk(2)
+    for name, value in same.named_buffers():
         assert torch.equal(value, dict(model.named_buffers())[name]), name
+    term = Adversarial(for_mixing=True).confidence_loss(clean, attacked, LABELS)
+    total = (F.cross_entropy(attacked, LABELS, reduction="none") + term).sum()
+    expected = torch.autograd.grad(total, list(same.parameters()))
+    assert bool((clean.argmax(dim=1) != LABELS).any())
+    for gradient, value in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, value)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

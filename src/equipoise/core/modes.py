@@ -30,8 +30,8 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def inference(*modules: nn.Module | None, freeze: bool = True) -> Iterator[None]:
-    """Evaluation mode and, unless not to `freeze`, frozen parameters inside; every flag as before outside.
+def inference(*modules: nn.Module | None) -> Iterator[None]:
+    """Evaluation mode and frozen parameters inside; every flag as before outside.
 
     Each submodule has its own flag: the frozen base of a mixture that is being trained stays in evaluation mode.
     Contexts may be nested and may overlap in several threads: the first one that uses a flag saves it, the last one
@@ -40,8 +40,7 @@ def inference(*modules: nn.Module | None, freeze: bool = True) -> Iterator[None]
     flags: dict[tuple[int, str], nn.Module | Tensor] = {}
     for module in (module for module in modules if module is not None):
         flags.update({(id(sub), "training"): sub for sub in module.modules()})
-        frozen = module.parameters() if freeze else ()
-        flags.update({(id(parameter), "requires_grad"): parameter for parameter in frozen})
+        flags.update({(id(parameter), "requires_grad"): parameter for parameter in module.parameters()})
     with _lock:
         for key, owner in flags.items():
             saved = _saved.setdefault(key, _Saved(owner, getattr(owner, key[1])))
