@@ -41,12 +41,35 @@ class FarTarget(nn.Module):
         return torch.stack(logits, dim=1)
 
 
+class TargetNearRobust(FarTarget):
+    """One side of a pair of 30 classes that only class 29 breaks: the last by the logits of g, the second by h's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 1, 8, 8) → (B, 30)."""
+        a, _, c = ((x.flatten(1) - 0.5) @ self.directions.T).unbind(dim=1)
+        if self.side == "accurate":
+            logits = [torch.zeros_like(a), *[torch.full_like(a, -130.0)] * 28, -135 + 3400 * a]
+        else:
+            logits = [2 + 4 * a, *[torch.full_like(a, -1.0)] * 28, 0.3 + 26 * c]
+        return torch.stack(logits, dim=1)
+
+
 def far_target() -> tuple[MixedClassifier, Dataset]:
     mixture = MixedClassifier(FarTarget("accurate"), FarTarget("robust"), 0.75, logit_map=LogitMap(1.0, 1.0, 0.0,
                               "linear", unit=1.0), hard=True).eval()
+    return mixture, _grey_images(classes=10)
+
+
+def target_near_robust() -> tuple[MixedClassifier, Dataset]:
+    mixture = MixedClassifier(TargetNearRobust("accurate"), TargetNearRobust("robust"), 0.55, logit_map=LogitMap(
+                              2.0, 1.0, 0.0, "linear", rivals=0.0, unit=1.0), hard=True).eval()
+    return mixture, _grey_images(classes=30)
+
+
+def _grey_images(classes: int) -> Dataset:
     images = torch.full((4, 1, 8, 8), 128, dtype=torch.uint8)
-    return mixture, Dataset("grey", "test", images, torch.zeros(4, dtype=torch.int64), torch.arange(4),
-                            tuple("abcdefghij"))
+    return Dataset("grey", "test", images, torch.zeros(4, dtype=torch.int64), torch.arange(4),
+                   tuple(f"class {i}" for i in range(classes)))
 
 
 def random_network(seed: int, width: int, gain: float, spread: float) -> nn.Module:

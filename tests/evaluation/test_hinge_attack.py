@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from mixture_pairs import EPS, NUTS, SWITCH, FarTarget, far_target, labelled_by, random_pair
+from mixture_pairs import EPS, NUTS, SWITCH, FarTarget, far_target, labelled_by, random_pair, target_near_robust
 from small_gates import gated, gated_over_map, labelled_digits
 
 from equipoise import models
@@ -20,7 +21,7 @@ from equipoise.data import Dataset, load_data, pixels
 from equipoise.evaluation import evaluate
 from equipoise.evaluation.adaptive import LONG, adaptive_attacks, hinge_attacks
 from equipoise.evaluation.hinge_attack import TargetedHinges
-from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, new_gate
+from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, new_gate, surrogates
 from equipoise.mixing.surrogates import Sides
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "attacks"))
@@ -57,6 +58,20 @@ def test_a_target_is_found_that_only_both_sides_together_reach(form: str) -> Non
     assert len(independent(mixture, data, torch.arange(4), EPS)) == 4, "the independent attack finds it too"
     surrogate = TargetedApgd(20, surrogate=mixture.surrogate())
     assert len(survivors(mixture, data, [surrogate], EPS)) == 4, "the surrogate of a saturated g has no gradient"
+
+
+@pytest.mark.parametrize("optimizer", ["apgd", "momentum"])
+def test_of_many_classes_those_near_either_side_of_a_switch_are_targets(optimizer: str,
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    mixture, data = target_near_robust()
+    assert bool((mixture(pixels(data.images)).argmax(dim=1) == 0).all())
+    hinges = TargetedHinges(20, forms=("mapped",), optimizer=optimizer, surrogate=Sides(mixture), follow="surrogate")
+    threat, cpu = Threat("linf", EPS), torch.device("cpu")
+    nearest = attack_dataset(replace(hinges, ranks=(1,)), mixture, data, threat=threat, seed=0, device=cpu)
+    assert nearest.predicted.tolist() == [29] * 4
+    assert len(independent(mixture, data, torch.arange(4), EPS)) == 4, "the independent attack finds it too"
+    monkeypatch.setattr(surrogates, "TOWARDS_TARGET", 0.0)
+    assert len(survivors(mixture, data, [hinges], EPS)) == 4, "by the logits of g alone the class is no target"
 
 
 def test_the_benchmark_attacks_what_a_run_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -12,7 +12,7 @@ from torch import nn
 
 from equipoise.mixing import LogitMap, MixedClassifier
 from equipoise.mixing.logit_maps import one_hot
-from equipoise.mixing.surrogates import SLACK, Sides, hinge_sums, working_scale
+from equipoise.mixing.surrogates import SLACK, TOWARDS_TARGET, Sides, hinge_sums, working_scale
 
 
 def test_the_surrogate_is_equation_8() -> None:
@@ -99,6 +99,21 @@ def test_the_sum_of_hinges_is_zero_only_where_the_mixture_predicts_another_class
         assert torch.equal(reached[unique], by_accurate[unique])
         zeros += int(reached.sum())
     assert zeros > 20
+
+
+@pytest.mark.parametrize("form", ["mapped", "logits"])
+@pytest.mark.parametrize("rivals", [0.0, 0.5])
+def test_hinges_tell_targets_apart_where_a_map_flattens_the_rivals(form: str, rivals: float) -> None:
+    g = torch.tensor([[4.0, 0.0, 0.0, 0.0]])
+    h = torch.tensor([[3.0, 1.0, -1.0, -2.0]], requires_grad=True)
+    log_p = torch.log_softmax(torch.tensor([[3.0, 0.0, 0.0, 0.0]]), dim=1)  # the rivals are flat, whatever h is
+    sides = torch.cat([g, h, log_p, torch.tensor([[-2.0]])], dim=1)
+    sums = hinge_sums(sides, torch.tensor([0]), form, reserve=0.05, rivals=rivals)
+    flat = 1 - rivals if form == "mapped" else rivals / TOWARDS_TARGET + 1 - rivals
+    difference = sums.detach()[0, 2] - sums.detach()[0, 1]
+    assert float(difference) == pytest.approx(flat * TOWARDS_TARGET * 2 / float(h.detach().std()), rel=1e-5)
+    first, second = (torch.autograd.grad(sums[0, j], h, retain_graph=True)[0][0] for j in (1, 2))
+    assert first[1] < second[1] and second[2] < first[2], "an attack raises the logit of its own target"
 
 
 def test_hinges_of_a_gate_have_its_gradient() -> None:

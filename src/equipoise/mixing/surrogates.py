@@ -190,6 +190,7 @@ class Sides(OfMixture):
 FORMS = ("mapped", "logits")  # what the hinge of the robust side measures
 RESERVES = {True: 0.05, False: 1.0}  # by whether labels of g are hard: soft ones must also be confident
 SLACK = 0.01  # the hinge of the robust side ends where its margin is this far below q
+TOWARDS_TARGET = 0.2  # weight of the logits of h towards the target where a map flattens the rivals
 
 
 def hinge_sums(sides: Tensor, y: Tensor, form: str, *, reserve: float, rivals: float = 1.0, stages: int = 1) -> Tensor:
@@ -200,8 +201,9 @@ def hinge_sums(sides: Tensor, y: Tensor, form: str, *, reserve: float, rivals: f
 
     ℓ are the mapped log-probabilities, which have their gradient at the temperature of the map, or the logits of h,
     which have one where the map is flat. If a map flattens the rivals, the margin of logits is that over all others
-    together. The last term has the gradient of a gate. The second hinge is summed over the stages of the robust side:
-    each of them must leave the decision to g.
+    together. Neither margin then depends on j, so that the logits of h towards j are added with a small weight: what
+    moves h to a class often moves g to it too, and the classes near g and h come first. The last term has the gradient
+    of a gate. The second hinge is summed over the stages of the robust side: each of them must leave the decision to g.
 
     Args:
         sides: of :class:`Sides`.
@@ -214,12 +216,16 @@ def hinge_sums(sides: Tensor, y: Tensor, form: str, *, reserve: float, rivals: f
     classes = (sides.shape[1] - stages) // (2 * stages + 1)
     g, *columns = sides.split([classes, *[classes, classes, 1] * stages], dim=1)
     first, second = g.topk(2, dim=1).values.split(1, dim=1)
-    spread = g.detach().std(dim=1, keepdim=True).clamp_min(1e-6)
     highest_other = torch.where(g == first, second, first)
-    total: Tensor = F.relu((highest_other - g) / spread + reserve)
+    total: Tensor = F.relu((highest_other - g) / _spread(g) + reserve)
     for h, log_p, log_q in zip(*[iter(columns)] * 3, strict=True):
         total = total + _stage_hinge(h, log_p, log_q, y.unsqueeze(1), form, rivals)
     return total
+
+
+def _spread(scores: Tensor) -> Tensor:
+    """(B, 1) the unit in which differences of scores (B, K) are measured; a constant for gradients."""
+    return scores.detach().std(dim=1, keepdim=True).clamp_min(1e-6)
 
 
 def _stage_hinge(h: Tensor, log_p: Tensor, log_q: Tensor, label: Tensor, form: str, rivals: float) -> Tensor:
@@ -233,6 +239,8 @@ def _stage_hinge(h: Tensor, log_p: Tensor, log_q: Tensor, label: Tensor, form: s
     if form == "logits" and rivals < 1:
         others = h.scatter(1, label, -math.inf).logsumexp(dim=1, keepdim=True)
         margin = rivals * margin + (1 - rivals) * (own - others)
-    margin = margin / scores.detach().std(dim=1, keepdim=True).clamp_min(1e-6)
+    margin = margin / _spread(scores)
+    if rivals < 1:
+        margin = margin + (1 - rivals) * TOWARDS_TARGET * (h.gather(1, label) - h) / _spread(h)
     excess = F.relu(difference.clamp_min(1e-6).log() - log_q)
     return decided_by_robust * (margin + excess)
