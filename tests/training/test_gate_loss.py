@@ -112,6 +112,7 @@ def test_hinge_objective_is_that_of_the_evaluation() -> None:
     torch.testing.assert_close(value[by_hinges], expected[by_hinges])
     plain = GateLoss().attack_loss(mixed, x, y, zero, target)
     assert torch.equal(value[~by_hinges], plain[~by_hinges]) and not torch.equal(value, plain)
+    assert [GateLoss(hinge_share=share).describe()["version"] for share in (0.0, 0.5)] == [1, 2]
 
 
 def test_targets_are_drawn_among_the_other_classes() -> None:

@@ -36,6 +36,7 @@ class TargetedHinges(Attack):
     """
 
     name: ClassVar[str] = "targeted-hinges"
+    version: ClassVar[int] = 2
     steps: int = 100
     ranks: tuple[int, ...] = RANKS
     forms: tuple[str, ...] = FORMS

@@ -201,9 +201,9 @@ def hinge_sums(sides: Tensor, y: Tensor, form: str, *, reserve: float, rivals: f
 
     ℓ are the mapped log-probabilities, which have their gradient at the temperature of the map, or the logits of h,
     which have one where the map is flat. If a map flattens the rivals, the margin of logits is that over all others
-    together. Neither margin then depends on j, so that the logits of h towards j are added with a small weight: what
-    moves h to a class often moves g to it too, and the classes near g and h come first. The last term has the gradient
-    of a gate. The second hinge is summed over the stages of the robust side: each of them must leave the decision to g.
+    together. At `rivals` = 0 neither margin depends on j, so the logits of h towards j are added with a small weight;
+    they also put classes near h first among those equally near for g. The last term has the gradient of a gate. The
+    second hinge is summed over the stages of the robust side: each of them must leave the decision to g.
 
     Args:
         sides: of :class:`Sides`.

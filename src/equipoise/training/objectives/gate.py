@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -85,6 +86,10 @@ class GateLoss(AdversarialObjective):
         super().__post_init__()
         checks.require(self.min_radius <= self.max_radius, "min_radius", f"be at most max_radius, {self.max_radius:g}",
                        self.min_radius)
+
+    def describe(self) -> dict[str, Any]:
+        """Of version 2 with `hinge_share`: behind a switch the hinges once did not move h towards the target."""
+        return {**super().describe(), "version": 2 if self.hinge_share > 0 else self.version}
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> ObjectiveOutput:
         """See :class:`Objective`."""
