@@ -37,15 +37,19 @@ class Source:
 
     panel: str  # title
     folder: str
-    views: str = ""  # added to the names of the methods whose rows do not say it, such as "6 views"
+    detail: str = ""  # added to the names of the methods whose rows do not say it, such as "6 views"
     only: tuple[str, ...] = ()  # families to draw; all if empty
     part: str = "main"  # of a study of MixedNUTS: `main`, or `curves`, whose points are joined
 
 
 SOURCES = (
     Source("CIFAR-10, two ResNet-18", "mixtures/resnet18"),
-    Source("CIFAR-10, two ResNet-18", "mixtures/resnet18-views", views="6 views",
+    Source("CIFAR-10, two ResNet-18", "mixtures/resnet18-views", detail="6 views",
            only=("robust", "confidence switch", "cascade of views")),
+    Source("CIFAR-100, two ResNet-18", "mixtures/cifar100"),
+    Source("CIFAR-100, two ResNet-18", "mixtures/cifar100-views", detail="6 views",
+           only=("robust", "confidence switch")),
+    Source("CIFAR-100, two ResNet-18", "mixednuts/cifar100", detail="β = 0.985", only=("MixedNUTS",)),
 )
 
 
@@ -79,14 +83,14 @@ class Point:
     attacked: float
     clean_interval: tuple[float, float] | None = None
     attacked_interval: tuple[float, float] | None = None
-    views: str = ""
+    detail: str = ""
     joined: bool = False  # to the other points of its family
 
     @property
     def label(self) -> str:
-        """Family and views."""
+        """Family and detail."""
         family = SHORT.get(self.family, self.family)
-        return f"{family}, {self.views}" if self.views else family
+        return f"{family}, {self.detail}" if self.detail else family
 
     @property
     def style(self) -> Style:
@@ -99,7 +103,7 @@ def read_points(source: Source) -> list[Point]:
     """The points of a source."""
     folder = RESULTS / source.folder
     points = _compared(folder) if (folder / METHODS).exists() else _of_study(folder, source.part)
-    return [replace(point, views=point.views or source.views) for point in points
+    return [replace(point, detail=point.detail or source.detail) for point in points
             if point.family in source.only or not source.only]
 
 
@@ -113,7 +117,7 @@ def _compared(folder: Path) -> Iterator[Point]:
             point = _point(line.method.family, line.clean, line.attacked, gained.get((name, CLEAN)),
                            gained.get((name, WORST)))
             views = line.method.views
-            yield point if views is None else replace(point, views=f"{views:.3g} views")
+            yield point if views is None else replace(point, detail=f"{views:.3g} views")
 
 
 def _of_study(folder: Path, part: str) -> Iterator[Point]:
@@ -168,7 +172,7 @@ def _draw_panel(axes: Axes, points: Sequence[Point], palette: Palette) -> None:
     for label, own in families.items():
         style, joined, thin = own[0].style, own[0].joined, {"linewidth": 0.8, "alpha": 0.5, "zorder": 1}
         color, x, y = palette[style.color], [point.clean for point in own], [point.attacked for point in own]
-        hollow = {"markerfacecolor": palette["paper"], "markeredgewidth": 1.6} if own[0].views else {}
+        hollow = {"markerfacecolor": palette["paper"], "markeredgewidth": 1.6} if own[0].detail else {}
         axes.plot(x, y, color=color, marker=style.marker, markersize=3 if joined else 11 if style.marker == "*" else 7,
                   linestyle="-" if joined else "", linewidth=1.0, alpha=0.6 if joined else 1.0, zorder=3, **hollow)
         for point in own if not joined else ():

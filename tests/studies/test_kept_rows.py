@@ -60,7 +60,8 @@ def trade_offs() -> dict[str, Any]:
 def test_points_are_those_of_the_rows() -> None:
     script = trade_offs()
     source = script["Source"]
-    points = {point.label: point for point in script["read_points"](source("", "mixtures/resnet18", views="six views"))}
+    read = script["read_points"](source("", "mixtures/resnet18", detail="six views"))
+    points = {point.label: point for point in read}
     switch = points["confidence switch, six views"]
     assert (switch.clean, switch.attacked) == (pytest.approx(87.4), pytest.approx(44.3))
     assert switch.attacked_interval == pytest.approx((46.0 - 2.5, 46.0 - 0.9), abs=0.06), "of the paired loss"

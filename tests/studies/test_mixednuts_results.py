@@ -58,7 +58,8 @@ def section(heading: str) -> str:
 @pytest.mark.parametrize(("run", "heading", "parts", "rows"), [
     ("smoke", "Figure 5, Tables 1", ("main",), 6), ("smoke", "Figure 8", ("curves",), 10),
     ("smoke", "Several robust models", ("robust-models",), 16), ("smoke", "Tables 8, 9 and 10", SMALL_PARTS, 10),
-    ("cifar10", "Main comparison on CIFAR-10", ("main",), 6), ("cifar10", "Parts on CIFAR-10", SMALL_PARTS, 8)])
+    ("cifar10", "Main comparison on CIFAR-10", ("main",), 6), ("cifar10", "Parts on CIFAR-10", SMALL_PARTS, 8),
+    ("cifar100", "Main comparison on CIFAR-100", ("main",), 6)])
 def test_tables_of_accuracies(run: str, heading: str, parts: tuple[str, ...], rows: int) -> None:
     lines = re.findall(r"^\| (?:[^|]* \| )?([^|]+) \| ([^|]+\]) \| ([^|]+\]) \|$", section(heading), re.MULTILINE)
     assert len(lines) == rows
@@ -72,7 +73,8 @@ def test_tables_of_accuracies(run: str, heading: str, parts: tuple[str, ...], ro
     ("smoke", "Tables 7 and 9", ("mixednuts", "clamp-relu", "clamp-linear", "count-100", "count-50",
                                  "objective-conditional", "random-search", "transferred-from-trades-weight-1")),
     ("cifar10", "Fits on CIFAR-10", ("mixednuts", "clamp-relu", "clamp-linear", "count-300", "count-100",
-                                     "objective-conditional"))])
+                                     "objective-conditional")),
+    ("cifar100", "Fits on CIFAR-100", ("mixednuts", "clamp-relu", "clamp-linear"))])
 def test_table_of_fits(run: str, heading: str, names: tuple[str, ...]) -> None:
     with gzip.open(KEPT / run / "fits.csv.gz", "rt") as file:
         fits = {row["fit"]: row for row in csv.DictReader(file)}
