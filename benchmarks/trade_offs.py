@@ -49,7 +49,8 @@ SOURCES = (
     Source("CIFAR-100, two ResNet-18", "mixtures/cifar100"),
     Source("CIFAR-100, two ResNet-18", "mixtures/cifar100-views", detail="6 views",
            only=("robust", "confidence switch")),
-    Source("CIFAR-100, two ResNet-18", "mixednuts/cifar100", detail="β = 0.985", only=("MixedNUTS",)),
+    Source("CIFAR-100, two ResNet-18", "mixednuts/cifar100", detail="β = 0.985",
+           only=("MixedNUTS", "confidence switch")),
 )
 
 

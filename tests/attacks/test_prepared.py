@@ -86,7 +86,24 @@ def test_new_weights_need_new_copies_and_copies_are_freed_with_their_owner() -> 
     assert copy() is None
 
 
+class _Noisy(nn.Module):
+    """Adds noise of its own generator in every pass, and counts its passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network, self.passes = _network(0), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        logits: Tensor = self.network(x)
+        return logits + 0.01 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(self.passes))
+
+
 def test_a_randomised_model_draws_as_many_numbers_as_alone() -> None:
-    networks, settings = PreparedNetworks("fp32", _images()), GradientSettings(eot=2, repeats=2)
-    source = GradientSource(_network(0), settings, "fp32", _images(), networks=networks)
-    assert source.networks is not networks
+    settings, alone, shared = GradientSettings(eot=2, repeats=2), _Noisy(), _Noisy()
+    GradientSource(alone, settings, "fp32", _images())
+    networks = PreparedNetworks("fp32", _images())
+    networks.logits(shared)  # by another attack
+    before = shared.passes
+    GradientSource(shared, settings, "fp32", _images(), networks=networks)
+    assert alone.passes > 0 and shared.passes - before == alone.passes

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from conftest import generator
 from equipoise.attacks import Square, attack_dataset, minimum_margin, square
+from equipoise.attacks.queries_ahead import schedule
 from equipoise.attacks.square_patches import make_bumps, window_mask
 from equipoise.core import rng
 from equipoise.core.checks import InputError
@@ -94,13 +95,25 @@ def test_queries_made_ahead_change_nothing(threat: Threat, stop_at_success: bool
         return images, model.passes - before
 
     ahead, few = run()
-    monkeypatch.setattr(square, "_schedule", _one_query_each)
+    monkeypatch.setattr(square, "schedule", _one_query_each)
     one_by_one, many = run()
     assert torch.equal(ahead, one_by_one)
     assert few < 0.9 * many, (few, many)
 
 
+def test_images_that_share_a_random_stream_are_all_attacked() -> None:
+    model, x = Counting(), torch.rand(16, 3, 6, 6, generator=generator(0))
+    y, threat = model(x).argmax(dim=1), Threat("linf", 0.1)
+    shared = rng.stream(0, "square", torch.zeros(16, dtype=torch.int64))
+    together = Square(150)(model, x, y, threat=threat, stream=shared)
+    alone = torch.cat([Square(150)(model, x[row : row + 1], y[row : row + 1], threat=threat,
+                                   stream=shared[row : row + 1]) for row in range(16)])
+    assert torch.equal(together, alone) and not torch.equal(together[1:], x[1:])
+    twins = Square(150)(model, x[[3, 3]], y[[3, 3]], threat=threat, stream=shared[:2])
+    assert torch.equal(twins[0], twins[1]) and torch.equal(twins[0], alone[3])
+
+
 def test_a_pass_has_one_query_of_each_row_and_more_of_those_with_most_left() -> None:
-    queries = square._schedule({4: range(7, 10), 6: range(10), 9: range(9, 10)}, 8)
+    queries = schedule({4: range(7, 10), 6: range(10), 9: range(9, 10)}, 8)
     assert sorted(queries) == [(4, 7), (4, 8), (4, 9), (6, 0), (6, 1), (6, 2), (9, 9)]
-    assert square._schedule({row: range(3) for row in range(8)}, 8) == [(row, 0) for row in range(8)]
+    assert schedule({row: range(3) for row in range(8)}, 8) == [(row, 0) for row in range(8)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from killed_runs import run_until_killed
 from mixture_pairs import SWITCH, labelled_by, random_pair
@@ -193,6 +194,17 @@ def test_without_all_points_there_is_no_estimate(tmp_path: Path, monkeypatch: py
     shutil.rmtree(tmp_path / "run" / "points")
     quick(tmp_path / "run")
     assert FrontierArrays.load(tmp_path / "run") is None
+
+
+def test_points_without_margins_give_no_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older version stored attacked images alone; which of them is nearest is not known."""
+    run_until_killed(monkeypatch, 14, lambda: quick(tmp_path / "run"))
+    parts = {path: safetensors.torch.load_file(path) for path in (tmp_path / "run" / "points").glob("*.safetensors")}
+    assert any("margin" in content for content in parts.values())
+    for path, content in parts.items():
+        safetensors.torch.save_file({name: value for name, value in content.items() if name != "margin"}, path)
+    quick(tmp_path / "run")
+    assert PictureArrays.load(tmp_path / "run") is None
 
 
 def test_models_without_a_mixture_have_pictures_alone(tmp_path: Path) -> None:

@@ -213,9 +213,9 @@ class ApgdSearch:
 
     def advance(self, state: ApgdState, stream: Stream, ages: Sequence[int], passes: int) -> ApgdState:
         """`passes` steps; nothing is random after the start."""
-        different = set(ages)
+        distinct_ages = set(ages)
         for done in range(passes):
-            state = self._step(state, [age + done for age in different])
+            state = self._step(state, [age + done for age in distinct_ages])
         return state
 
     def _step(self, state: ApgdState, ages: Sequence[int]) -> ApgdState:

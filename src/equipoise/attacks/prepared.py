@@ -30,14 +30,14 @@ class PreparedNetworks:
 
     def __init__(self, precision: str, example: Tensor) -> None:
         self.precision, self.example = device.check_precision(precision, example.device), example[:EXAMPLES]
-        self._made: dict[tuple[object, ...], tuple[nn.Module, object]] = {}
+        self._kept: dict[tuple[object, ...], tuple[nn.Module, object]] = {}
 
     def once(self, network: nn.Module, purpose: object, make: Callable[[], T]) -> T:
         """What `make` returns for this network and purpose, kept with the network."""
         key = (id(network), purpose)
-        if key not in self._made:
-            self._made[key] = (network, make())  # holding the network keeps its id from being used again
-        return self._made[key][1]  # type: ignore[return-value]
+        if key not in self._kept:
+            self._kept[key] = (network, make())  # holding the network keeps its id from being used again
+        return self._kept[key][1]  # type: ignore[return-value]
 
     def logits(self, network: nn.Module, noun: str = "model") -> Tensor:
         """(B, K) logits of the examples in full precision; an error that names the network unless they are logits."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import ClassVar
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from equipoise.attacks.engine import Stage
 from equipoise.attacks.gradients import GradientSource
+from equipoise.attacks.queries_ahead import copies_of_first, schedule
 from equipoise.attacks.search_state import SearchState
 from equipoise.attacks.square_patches import make_bumps, signs_of, uniform_below, window_mask
 from equipoise.attacks.suite import Attack
@@ -84,6 +85,8 @@ class _SquareSearch(ABC):
         self.threat, self.restart, self.stop_at_success = threat, restart, stop_at_success
         self.passes = attack.queries + 1  # the start is queried too
         self.margins, self.example, self.block = source.margins(), source.example, source.block or 1
+        # On a GPU nothing may wait for a margin; a randomised model would draw other numbers in other passes.
+        self.asks_ahead = not source.example.is_cuda and not source.settings.is_randomized
         height, width = self.example.shape[2:]
         pixels = [attack.share * height * width / 2**halvings for halvings in range(len(HALVINGS) + 1)]
         sides = [min(self.round_side(round(math.sqrt(count))), height, width) for count in pixels]
@@ -101,9 +104,9 @@ class _SquareSearch(ABC):
         words = self._draw(stream, ages, passes, self.words + state.x.shape[1])
         halvings = torch.tensor([[bisect_left(HALVINGS, age + done - 1) for done in range(passes)] for age in ages],
                                 device=state.y.device)
-        if not state.x.is_cuda:
+        if self.asks_ahead:
             return self._advance_ahead(state, ages, passes, halvings, words)
-        for done in range(passes):  # nothing here makes a GPU wait
+        for done in range(passes):
             candidate, logit_margin, margin, kept = self._query(state, halvings[:, done], words[:, done],
                                                                 done == 0 and 0 in ages)
             state = replace(
@@ -119,14 +122,14 @@ class _SquareSearch(ABC):
         Few candidates are kept. After one that is not, the next query starts from the same point and can be made ahead;
         after one that is kept, queries made ahead are discarded. So the result is that of one query after another.
         """
-        numbers, done = state.index.tolist(), [0] * len(ages)
+        done, copies = [0] * len(ages), copies_of_first(state, ages)
         searching = ((state.logit_margin > 0) | (not self.stop_at_success)).tolist()
         ends = [min(passes, self.passes - age) if search else 0 for age, search in zip(ages, searching, strict=True)]
         state = replace(state, nearest=state.nearest.clone(), margin=state.margin.clone(),
                         logit_margin=state.logit_margin.clone())
-        active = [row for row, number in enumerate(numbers) if row == 0 or number != numbers[0]]  # others are copies
+        active = [row for row in range(len(ages)) if row not in copies]
         while active := [row for row in active if done[row] < ends[row]]:
-            queries = _schedule({row: range(done[row], ends[row]) for row in active}, self.block)
+            queries = schedule({row: range(done[row], ends[row]) for row in active}, self.block)
             rows, which = torch.tensor(queries).T
             part = state.select(rows)
             part = replace(part, age=part.age + which)
@@ -143,6 +146,8 @@ class _SquareSearch(ABC):
             new = torch.tensor(list(changed.values()), dtype=torch.int64)
             for old, values in ((state.nearest, candidate), (state.margin, margin), (state.logit_margin, logit_margin)):
                 old[rows[new]] = values[new]
+        for old in (state.nearest, state.margin, state.logit_margin):
+            old[sorted(copies)] = old[:1].clone()
         return replace(state, age=state.age + passes)
 
     def _query(self, state: _SquareState, halvings: Tensor, words: Tensor,
@@ -288,11 +293,3 @@ class _L1SquareSearch(_L2SquareSearch):
 
 
 SEARCHES: dict[str, type[_SquareSearch]] = {"linf": _LinfSquareSearch, "l2": _L2SquareSearch, "l1": _L1SquareSearch}
-
-
-def _schedule(remaining: Mapping[int, range], block: int) -> list[tuple[int, int]]:
-    """(row, query) of the next pass: one query of every row, and more of those with most left up to a full block."""
-    order = sorted(remaining, key=lambda row: -len(remaining[row]))
-    each, more = divmod(-len(order) % block, len(order))
-    return [(row, query) for number, row in enumerate(order)
-            for query in remaining[row][: 1 + each + (number < more)]]

@@ -174,7 +174,9 @@ class PointRecorder:
             PictureArrays | None):
         """Images with their nearest attacked points: failures first, then a sample of the others."""
         attacked_rows = [row for row in rows if row.model == self.shown and row.attack != "clean"]
-        if self.data.image_shape[0] not in (1, 3) or not attacked_rows:
+        # Points of a run that an earlier version began have no margins, so that the nearest are not known.
+        lacks_margins = any("images" in content and "margin" not in content for _, content in parts)
+        if self.data.image_shape[0] not in (1, 3) or not attacked_rows or lacks_margins:
             return None
         failed = {row.index for row in rows if row.model == self.shown and not row.correct}
         pool = [index for index in self.data.index.tolist() if index in self._pool]

@@ -101,7 +101,7 @@ def estimate_time(jobs: Sequence[Job], data: Dataset, conditions: Conditions) ->
         return sum(times[id(job.model)] * (passes[str(job)] + passes.get(audit_title(job), 0.0)) for job in work)
 
     estimate = TimeEstimate(len(data), total / len(data), seconds(most), tasks=planned_passes(jobs, data))
-    trials = {str(job): trial for job in work if (trial := _try(job, data, conditions)) is not None
+    trials = {str(job): trial for job in work if (trial := _run_trial(job, data, conditions)) is not None
               } if estimate.seconds >= MIN_SECONDS else {}
     if not trials:
         return estimate
@@ -110,7 +110,7 @@ def estimate_time(jobs: Sequence[Job], data: Dataset, conditions: Conditions) ->
                    usual_seconds=seconds(usual))
 
 
-def _try(job: Job, data: Dataset, conditions: Conditions) -> Trial | None:
+def _run_trial(job: Job, data: Dataset, conditions: Conditions) -> Trial | None:
     """The first attack of a suite on the first images; None if it is all of it, or a large part of the work."""
     first, stages = _first_attack(job.attack), job.attack.stages()
     own = len(first.stages())

@@ -201,7 +201,7 @@ class _Task:
             "models": {side: models.identity(base) for side, base in bases.items()}, "data": self.data.describe(),
             "gate": None if gate is None else models.identity(gate)}
         if gate is not None:
-            identity["range_attack"] = self.settings.range_attack
+            identity |= {"range_attack": self.settings.range_attack, "range_attack_version": 2}
         references = [models.reference_of(base) or type(base).__name__ for base in bases.values()]
         run = Run(out, identity, {**self.conditions.environment(), "references": references, "command": self.command},
                   labels=self.data.labels_by_index())

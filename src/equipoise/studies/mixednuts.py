@@ -77,7 +77,7 @@ class MixedNutsStudy(Study):
     requirements: ClassVar = {
         "smoke": smoke_requirements("3 minutes"),
         "full": Requirements(data=ANY_DATA, models=f"{PAIR}; --robust may be repeated: models of other kinds of "
-                             "training are compared with the first", device=GPU, time="those below are for --attack "
+                             "training are compared with the first", device=GPU, time="by part below, with --attack "
                              "fast and --part-count 500, on an H200 that other jobs used too; fit includes the main "
                              "comparison")}
     minutes: ClassVar = {"fit": 3.2, "clamps": 1.2, "counts": 2.8, "temperature": 1.6, "objective": 1.1}
@@ -102,7 +102,7 @@ class MixedNutsStudy(Study):
     def identity(cls, settings: StudySettings) -> dict[str, Any]:
         """That of any study, and at full size the attack."""
         own = {"attack": settings.attack or STANDARD} if settings.size == "full" else {}
-        return {**super().identity(settings), **own}
+        return {**super().identity(settings), "version": 2, **own}
 
     @classmethod
     def load_models(cls, settings: StudySettings) -> RobustModels:

@@ -207,7 +207,7 @@ class _Comparison:
         target = settings.fit_settings("nuts").target()
         attacks = select_attacks(settings.attack, conditions.threat.norm)
         identity = {
-            "command": "compare-rules", "version": 1, "seed": conditions.seed, "precision": conditions.precision,
+            "command": "compare-rules", "version": 2, "seed": conditions.seed, "precision": conditions.precision,
             "threat": conditions.threat.to_dict(), "data": self.data.describe(), "fit_data": self.fit_data.describe(),
             "models": {side: models.identity(base) for side, base in zip(SIDES, self.bases, strict=True)},
             "target": {"share": target.share, "of": "robust images" if target.of_robust else "all images",
