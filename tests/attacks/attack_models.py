@@ -59,24 +59,28 @@ class HardDecision(nn.Module):
         return torch.zeros_like(z).scatter(1, z.argmax(dim=1, keepdim=True), 1).log()
 
 
-class Scaled(nn.Module):
+class Wrapper(nn.Module):
+    """A model around another."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+
+class Scaled(Wrapper):
     """The model with its logits times a number."""
 
     def __init__(self, base: nn.Module, scale: float) -> None:
-        super().__init__()
-        self.base, self.scale = base, scale
+        super().__init__(base)
+        self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.base(x) * self.scale
         return logits
 
 
-class DividedByMargin(nn.Module):
+class DividedByMargin(Wrapper):
     """The model with the logits of every image divided by the difference of the two largest: all margins are 1."""
-
-    def __init__(self, base: nn.Module) -> None:
-        super().__init__()
-        self.base = base
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.base(x)
@@ -84,12 +88,8 @@ class DividedByMargin(nn.Module):
         return logits / (top[:, :1] - top[:, 1:])
 
 
-class Excluding(nn.Module):
+class Excluding(Wrapper):
     """The model with two further classes, which it excludes by logits of −inf."""
-
-    def __init__(self, base: nn.Module) -> None:
-        super().__init__()
-        self.base = base
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.base(x)

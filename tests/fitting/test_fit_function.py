@@ -264,6 +264,9 @@ def test_a_gated_fit_has_rows_of_the_accurate_model_too(folder: Path, gate: Path
     (folder / "M" / "summary.json").unlink()
     fit_files(gate=gate, lose_at_most=20.0)
     assert [row for row in read_rows("M") if isinstance(row, AttackRow)] == rows
+    monkeypatch.setattr("equipoise.fitting.fitter.ADAPTIVE_VERSION", 3)
+    with pytest.raises(InputError, match="adaptive_attacks"):  # candidates are not compared under two lists of attacks
+        fit_files(gate=gate, lose_at_most=20.0)
 
 
 def test_gate_of_other_models(folder: Path, gate: Path) -> None:

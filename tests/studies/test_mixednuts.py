@@ -209,7 +209,8 @@ def test_full_size_as_typed(options: list[str], data: str, message: str, tmp_pat
 
 
 @pytest.mark.usefixtures("without_report")
-def test_the_attack_of_the_full_size_is_recorded_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_attack_of_the_full_size_is_recorded_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     accurate, robust, _ = small_models(tmp_path).all_references
     typed = ["reproduce", "mixednuts", "--size", "full", "--accurate", accurate, "--robust", robust, "--data", "digits",
              "--count", "3", "--eps", "0.3", "--part", "margins", "--device", "cpu", "--out", str(tmp_path / "run")]
@@ -226,6 +227,9 @@ def test_the_attack_of_the_full_size_is_recorded_and_kept(tmp_path: Path, capsys
         assert run([*typed, *given]) == 2
         message = capsys.readouterr().err
         assert "attack" in message and "fast" in message and "standard" in message
+    monkeypatch.setattr("equipoise.studies.mixednuts.ADAPTIVE_VERSION", 3)
+    assert run([*typed, "--attack", "fast"]) == 2
+    assert "adaptive_attacks" in capsys.readouterr().err, "rows of two lists are not mixed"
 
 
 @pytest.mark.parametrize(("study_name", "size", "reason"), [

@@ -86,7 +86,7 @@ class _SquareSearch(ABC):
         self.passes = attack.queries + 1  # the start is queried too
         self.margins, self.example, self.block = source.margins(), source.example, source.block or 1
         # On a GPU nothing may wait for a margin; a randomised model would draw other numbers in other passes.
-        self.asks_ahead = not source.example.is_cuda and not source.settings.is_randomized
+        self.queries_ahead = not source.example.is_cuda and not source.settings.is_randomized
         height, width = self.example.shape[2:]
         pixels = [attack.share * height * width / 2**halvings for halvings in range(len(HALVINGS) + 1)]
         sides = [min(self.round_side(round(math.sqrt(count))), height, width) for count in pixels]
@@ -104,7 +104,7 @@ class _SquareSearch(ABC):
         words = self._draw(stream, ages, passes, self.words + state.x.shape[1])
         halvings = torch.tensor([[bisect_left(HALVINGS, age + done - 1) for done in range(passes)] for age in ages],
                                 device=state.y.device)
-        if self.asks_ahead:
+        if self.queries_ahead:
             return self._advance_ahead(state, ages, passes, halvings, words)
         for done in range(passes):
             candidate, logit_margin, margin, kept = self._query(state, halvings[:, done], words[:, done],

@@ -15,6 +15,7 @@ from equipoise.mixing.cascade import BothStages, FirstView
 from equipoise.mixing.surrogates import Sides
 from equipoise.models import check_forward
 
+ADAPTIVE_VERSION = TargetedHinges.version  # of all lists here, for folders that only name their attack
 OWN_GRADIENTS = "own-gradients"  # kind of attack on a mixture that hides its gradients: by these all the same
 KINDS = {"surrogate": "adaptive", "through": "adaptive-through"}  # with their names in rows
 BOTH_SIDES: tuple[Attack, ...] = (Apgd(loss="ce", steps=30), Apgd(loss="dlr", steps=30),

@@ -22,6 +22,7 @@ from equipoise.core.settings import split
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, class_share_notes
 from equipoise.evaluation import Conditions
+from equipoise.evaluation.adaptive import ADAPTIVE_VERSION
 from equipoise.evaluation.cost import costs
 from equipoise.evaluation.job import MODEL, check_common, images_for, note_loaded
 from equipoise.fitting import artifacts, cached_logits
@@ -201,7 +202,7 @@ class _Task:
             "models": {side: models.identity(base) for side, base in bases.items()}, "data": self.data.describe(),
             "gate": None if gate is None else models.identity(gate)}
         if gate is not None:
-            identity |= {"range_attack": self.settings.range_attack, "range_attack_version": 2}
+            identity |= {"range_attack": self.settings.range_attack, "adaptive_attacks": ADAPTIVE_VERSION}
         references = [models.reference_of(base) or type(base).__name__ for base in bases.values()]
         run = Run(out, identity, {**self.conditions.environment(), "references": references, "command": self.command},
                   labels=self.data.labels_by_index())

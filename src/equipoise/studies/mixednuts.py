@@ -27,7 +27,7 @@ from equipoise.core.rows import Row
 from equipoise.core.text import slug
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation import Conditions, Job
-from equipoise.evaluation.adaptive import adaptive_attacks
+from equipoise.evaluation.adaptive import ADAPTIVE_VERSION, adaptive_attacks
 from equipoise.evaluation.cost import costs
 from equipoise.fitting.paper import PUBLISHED, published_for
 from equipoise.fitting.result import Fit
@@ -102,7 +102,7 @@ class MixedNutsStudy(Study):
     def identity(cls, settings: StudySettings) -> dict[str, Any]:
         """That of any study, and at full size the attack."""
         own = {"attack": settings.attack or STANDARD} if settings.size == "full" else {}
-        return {**super().identity(settings), "version": 2, **own}
+        return {**super().identity(settings), "adaptive_attacks": ADAPTIVE_VERSION, **own}
 
     @classmethod
     def load_models(cls, settings: StudySettings) -> RobustModels:

@@ -26,6 +26,7 @@ from equipoise.core.settings import split as split_settings
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, class_share_notes
 from equipoise.evaluation import Conditions, Job
+from equipoise.evaluation.adaptive import ADAPTIVE_VERSION
 from equipoise.evaluation.cost import mean_passes
 from equipoise.evaluation.evaluator import run_folder
 from equipoise.evaluation.given_models import load_one
@@ -207,7 +208,8 @@ class _Comparison:
         target = settings.fit_settings("nuts").target()
         attacks = select_attacks(settings.attack, conditions.threat.norm)
         identity = {
-            "command": "compare-rules", "version": 2, "seed": conditions.seed, "precision": conditions.precision,
+            "command": "compare-rules", "version": 1, "seed": conditions.seed, "precision": conditions.precision,
+            "adaptive_attacks": ADAPTIVE_VERSION,
             "threat": conditions.threat.to_dict(), "data": self.data.describe(), "fit_data": self.fit_data.describe(),
             "models": {side: models.identity(base) for side, base in zip(SIDES, self.bases, strict=True)},
             "target": {"share": target.share, "of": "robust images" if target.of_robust else "all images",
