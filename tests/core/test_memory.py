@@ -56,3 +56,19 @@ def test_memory_of_the_failed_batch_is_free_before_the_cache_is_emptied(monkeypa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(large[-1]() is None))
     assert [count for _, count in memory.in_batches(work, 8, 8)] == [2, 2, 2, 2] and freed == [True, True]
+
+
+@pytest.mark.parametrize(("count", "block", "at_most", "sizes"), [
+    (10, None, 99, [6, 4]), (10, 4, 99, [4, 4, 4]), (8, 4, 99, [4, 4]), (3, 4, 99, [4]), (5, 4, 2, [2, 2, 2, 2])])
+def test_blocks_have_one_size(count: int, block: int | None, at_most: int, sizes: list[int]) -> None:
+    seen = list[int]()
+
+    def function(part: torch.Tensor) -> torch.Tensor:
+        if len(part) > at_most:
+            raise RuntimeError("can't allocate memory")
+        seen.append(len(part))
+        return 2 * part
+
+    rows = torch.arange(count) + 7
+    assert torch.equal(memory.in_blocks(function, rows, 6, block), 2 * rows)
+    assert seen == sizes

@@ -22,7 +22,7 @@ from equipoise.core.threat import Threat
 from equipoise.data import pixels
 from equipoise.evaluation import Evaluation, evaluate
 from equipoise.evaluation.plan import EvaluationPlan
-from equipoise.evaluation.points import MAX_PIXELS, MIN_PICTURES, PointRecorder, in_blocks, sampled
+from equipoise.evaluation.points import MAX_PIXELS, MIN_PICTURES, PointRecorder, sampled
 from equipoise.mixing import FrontierMixture, MixedClassifier
 
 EPS, COUNT = 0.01, 24
@@ -140,22 +140,6 @@ def test_the_networks_are_run_once_per_point_and_on_the_pictures_at_the_end(
     assert calls.count("mixed") == 2, "the pictures, clean and attacked"
     assert calls.count("accurate") == 3, "the same, and all clean images"
     assert stored and all(margins == sorted(set(margins), reverse=True) for margins in stored.values())
-
-
-@pytest.mark.parametrize(("count", "block", "at_most", "sizes"), [
-    (10, None, 99, [6, 4]), (10, 4, 99, [4, 4, 4]), (8, 4, 99, [4, 4]), (3, 4, 99, [4]), (5, 4, 2, [2, 2, 2, 2])])
-def test_blocks_have_one_size(count: int, block: int | None, at_most: int, sizes: list[int]) -> None:
-    seen = list[int]()
-
-    def function(part: torch.Tensor) -> torch.Tensor:
-        if len(part) > at_most:
-            raise RuntimeError("can't allocate memory")
-        seen.append(len(part))
-        return 2 * part
-
-    images = torch.rand(count, 3, 2, 2)
-    assert torch.equal(in_blocks(function, images, 6, block), 2 * images)
-    assert seen == sizes
 
 
 def test_recording_changes_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

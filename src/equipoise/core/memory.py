@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from equipoise.core import checks
 
@@ -34,6 +35,21 @@ def in_batches(work: Callable[[slice], T], count: int, batch_size: int) -> Itera
         batch_size = (rows.stop - start + 1) // 2
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, batch_size: int, block: int | None) -> Tensor:
+    """`function` of row numbers (B,) on batches, or on blocks of one size, the last filled up with copies of the first.
+
+    Rounding then does not depend on how many rows there are, and cuDNN, which plans its convolutions anew for every
+    batch size that it has not seen, plans them once. Only where memory runs out are blocks smaller.
+    """
+    def work(part: slice) -> Tensor:
+        own = rows[part]
+        return function(torch.cat([own, rows[:1].expand(part.stop - part.start - len(own))]))
+
+    size = block or 1
+    parts = in_batches(work, -(-len(rows) // size) * size, block or batch_size)
+    return torch.cat([part for _, part in parts])[: len(rows)]
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -128,22 +128,16 @@ def _broken_as_bytes(job: Job, x_adv: Tensor, y: Tensor, broken: Tensor, place: 
     answers: list[bool | None] = [None] * len(broken)
     rows = broken.nonzero().squeeze(1)
 
+    if len(rows) == 0:
+        return answers
+
     def judge(own: Tensor) -> Tensor:
         still: Tensor = job.model((x_adv[own] * 255).round() / 255).argmax(dim=1) != y[own]
         return still
 
-    def judge_part(part: slice) -> Tensor:
-        own = rows[part]
-        try:
-            return judge(torch.cat([own, own[:1].expand(BYTES_BLOCK - len(own))]))[: len(own)]
-        except RuntimeError as error:
-            if not memory.is_out_of_memory(error):
-                raise
-        return judge(own)
-
     with inference(job.model), torch.no_grad(), device.full_precision(place):
-        parts = [still for _, still in memory.in_batches(judge_part, len(rows), BYTES_BLOCK)]
-    for row, still in zip(rows.tolist(), torch.cat(parts).tolist() if parts else [], strict=True):
+        judged = memory.in_blocks(judge, rows, BYTES_BLOCK, BYTES_BLOCK)
+    for row, still in zip(rows.tolist(), judged.tolist(), strict=True):
         answers[row] = still
     return answers
 

@@ -9,7 +9,7 @@ At the end two groups of arrays remain: pictures of some images, and what other 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -168,7 +168,8 @@ class PointRecorder:
         model = model.to(place)
         with inference(model), torch.no_grad(), device.full_precision(place):
             block = min(size, VERDICT_BLOCK) if place.type == "cuda" else None
-            return in_blocks(lambda part: model(pixels(part.to(place))), images, size, block).cpu().contiguous()
+            return memory.in_blocks(lambda rows: model(pixels(images[rows].to(place))), torch.arange(len(images)), size,
+                                    block).cpu().contiguous()
 
     def _pictures(self, parts: Sequence[tuple[str, dict[str, Tensor]]], rows: Sequence[AttackRow]) -> (
             PictureArrays | None):
@@ -242,21 +243,6 @@ class PointRecorder:
             if not needed <= stored.get(str(duplicates.get(str(job), job)), set()):
                 return False
         return True
-
-
-def in_blocks(function: Callable[[Tensor], Tensor], images: Tensor, batch_size: int, block: int | None) -> Tensor:
-    """`function` on batches of images, or on blocks of one size, the last filled up with copies of the first image.
-
-    cuDNN plans its convolutions anew for every batch size that it has not seen.
-    """
-    def work(rows: slice) -> Tensor:
-        part = images[rows]
-        missing = rows.stop - rows.start - len(part)
-        return function(torch.cat([part, *[images[:1]] * missing]) if missing else part)
-
-    size = block or 1
-    parts = memory.in_batches(work, -(-len(images) // size) * size, block or batch_size)
-    return torch.cat([part for _, part in parts])[: len(images)]
 
 
 def _top_classes(logits: Tensor, labels: Tensor) -> tuple[Array, Array]:
