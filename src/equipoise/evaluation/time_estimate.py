@@ -23,7 +23,7 @@ from equipoise.evaluation.job import Conditions, Job
 
 IMAGES = 16  # that the first attack of a suite is tried on, and in the timed pass on a CPU
 MIN_PASSES = 50_000  # of images in all; less work starts at once
-MIN_SECONDS = 20.0  # of the most that it can take; where it is less, nothing is tried
+MIN_SECONDS = 120.0  # of the most that it can take; where it is less, nothing is tried
 LARGEST_TRIAL = 0.05  # of the most passes of a job
 
 
