@@ -13,15 +13,28 @@ from equipoise.attacks import Apgd, Pgd, Square, Suite
 from equipoise.core.checks import InputError
 from equipoise.core.rng import stream
 from equipoise.core.threat import Threat
-from equipoise.evaluation.adaptive import HardLabelWrapper, adaptive_attacks, white_box, with_logits
+from equipoise.evaluation.adaptive import (
+    HardLabelWrapper,
+    adaptive_attacks,
+    includes_own_gradients,
+    white_box,
+    with_logits,
+)
 from equipoise.mixing import AlphaPenalty, MixedClassifier
 
 SUITE = Suite(attacks=(Apgd(loss="margin", steps=5), Square(queries=20)))
 
 
-def test_a_plain_mixture_needs_no_adaptive_attack() -> None:
+def test_a_suite_also_attacks_both_sides_of_plain_mixing() -> None:
     model = gated()
-    assert adaptive_attacks(MixedClassifier(model.accurate, model.robust, 0.7), SUITE) == {}
+    plain, robust_alone = (MixedClassifier(model.accurate, model.robust, alpha) for alpha in (0.7, 1.0))
+    attacks = adaptive_attacks(plain, SUITE)
+    assert set(attacks) == {"adaptive"} and attacks["adaptive"].surrogate is None
+    names = [stage.name for stage in attacks["adaptive"].stages()]
+    assert names[0] == "apgd-margin@5" and names[-1] == "square@20"
+    assert all(name.startswith("hinges/") for name in names[1:-1]) and "hinges/mapped-1@5" in names
+    assert includes_own_gradients(plain, SUITE) and not includes_own_gradients(model, SUITE)
+    assert adaptive_attacks(plain, Pgd()) == adaptive_attacks(robust_alone, SUITE) == {}
 
 
 def test_hidden_gradients_come_from_the_surrogate_and_both_sides_are_attacked() -> None:

@@ -48,6 +48,13 @@ def the_list(mixture: MixedClassifier, suite: Suite) -> list[Attack]:
     return [suite, *adaptive_attacks(mixture, suite).values()]
 
 
+def test_a_confident_accurate_side_does_not_hide_behind_the_softmax_of_plain_mixing() -> None:
+    hard, data = far_target()
+    mixture = MixedClassifier(hard.accurate, hard.robust, 0.8).eval()
+    assert len(survivors(mixture, data, [fast()], EPS)) == 4, "its own gradients are those of h alone"
+    assert len(survivors(mixture, data, [adaptive_attacks(mixture, fast())["adaptive"]], EPS)) == 0
+
+
 @pytest.mark.parametrize("form", ["mapped", "logits"])
 def test_a_target_is_found_that_only_both_sides_together_reach(form: str) -> None:
     mixture, data = far_target()
@@ -137,9 +144,10 @@ def test_long_runs_are_for_the_nearest_targets_of_fast_and_for_all_of_standard()
 
 
 def test_either_optimizer_breaks_images_that_the_other_does_not() -> None:
+    """With the targets that the long runs of `fast` have."""
     mixture = MixedClassifier(*random_pair(1), 0.6, logit_map=NUTS, hard=True).eval()
     data = labelled_by(mixture, 200)
-    left = [set(survivors(mixture, data, [TargetedHinges(100, forms=("mapped",), optimizer=name,
+    left = [set(survivors(mixture, data, [TargetedHinges(100, ranks=(1, 2, 3), forms=("mapped",), optimizer=name,
                                                          surrogate=Sides(mixture), follow="surrogate")],
                           0.02).tolist()) for name in ("apgd", "momentum")]
     assert left[0] - left[1] and left[1] - left[0] and len(left[0] & left[1]) > 40

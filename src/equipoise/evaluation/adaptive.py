@@ -1,4 +1,4 @@
-"""Attacks that know how a mixture is built, whose own gradients are hidden behind a map and a hard decision."""
+"""Attacks that know how a mixture is built: its own gradients are hidden behind a map, a hard decision or a softmax."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from equipoise.mixing.cascade import BothStages, FirstView
 from equipoise.mixing.surrogates import Sides
 from equipoise.models import check_forward
 
-ADAPTIVE_VERSION = TargetedHinges.version  # of all lists here, for folders that only name their attack
-OWN_GRADIENTS = "own-gradients"  # kind of attack on a mixture that hides its gradients: by these all the same
+ADAPTIVE_VERSION = 3  # of all lists here, for folders that only name their attack
+OWN_GRADIENTS = "own-gradients"  # kind of attack on a mixture: without its adaptive version
 KINDS = {"surrogate": "adaptive", "through": "adaptive-through"}  # with their names in rows
 BOTH_SIDES: tuple[Attack, ...] = (Apgd(loss="ce", steps=30), Apgd(loss="dlr", steps=30),
                                   TargetedApgd(steps=20, ranks=(1, 2, 3)))
@@ -29,19 +29,19 @@ LONG_RUNS: tuple[Attack, ...] = (Apgd(loss="relative-margin", steps=LONG),
 
 def adaptive_attacks(mixture: MixedClassifier, attack: Attack, kinds: Sequence[str] = ("surrogate",),
                      stand_in: nn.Module | None = None, *, thorough: bool = True) -> dict[str, Attack]:
-    """The adaptive attacks on a mixture by their name in rows; none for a mixture whose gradients are not hidden.
+    """The adaptive attacks on a mixture by their name in rows.
 
     The kind `surrogate` takes gradients from the auxiliary mixture [Bai2024nuts, Eq. (8)], and a suite gets more
     members that attack both sides at once; `through` passes the auxiliary gradients straight through the mixture itself
-    [B.2.2]. Success is decided by the mixture alone. Against a gate the attacks come with a term that lowers alpha
-    (adversary D of [Bai2024]), and are named so. A differentiable `stand_in` replaces a base without gradients;
-    `thorough` is that of :func:`white_box`.
+    [B.2.2]. Success is decided by the mixture alone. A single attack on plain mixing, which has useful gradients, has
+    no such version. Against a gate the attacks come with a term that lowers alpha (adversary D of [Bai2024]), and are
+    named so. A differentiable `stand_in` replaces a base without gradients; `thorough` is that of :func:`white_box`.
     """
     for kind in kinds:
         checks.one_of("adaptive", kind, KINDS)
-    if mixture.differentiable and not isinstance(mixture, GatedClassifier):
-        return {}
     available = {"surrogate": white_box(mixture, attack, stand_in, thorough=thorough)}
+    if mixture.differentiable and not isinstance(mixture, GatedClassifier) and available["surrogate"] is attack:
+        return {}
     if not mixture.differentiable:
         through = straight_through(mixture, mixture.surrogate(stand_in=stand_in))
         available["through"] = replace(attack, surrogate=through)
@@ -50,8 +50,15 @@ def adaptive_attacks(mixture: MixedClassifier, attack: Attack, kinds: Sequence[s
         return selected
     lowered = {f"{name}-lowered": replace(with_long_runs(mixture, own), extra=AlphaPenalty(mixture))
                for name, own in selected.items()}
-    # Where the mixture has useful gradients, an evaluation runs the plain attack beside these.
     return lowered if mixture.differentiable else {**selected, **lowered}
+
+
+def includes_own_gradients(mixture: MixedClassifier, attack: Attack) -> bool:
+    """Whether the adaptive version of this attack also has the mixture's own gradients, so that it can replace it.
+
+    A gate over plain mixing has useful gradients, and its adaptive version none without the term that lowers alpha.
+    """
+    return isinstance(attack, Suite) and not (mixture.differentiable and isinstance(mixture, GatedClassifier))
 
 
 def white_box(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | None = None,
@@ -64,14 +71,18 @@ def white_box(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | No
     nearly all survivors would get both. A cascade is also attacked by its stages (:func:`_by_stages`), and a single
     attack on it becomes a suite.
 
-    A steep gate hides its gradient only in places: there a suite keeps the mixture's own gradients and gets the same
-    attacks on a surrogate with a smoother gate. Unless it is `thorough`, there is nothing beyond `both_sides` (and the
-    stages of a cascade): for comparing many candidates.
+    Plain mixing keeps its own gradients, but the softmax of a confident g hides the way to another class: a suite gets
+    the attacks on both sides, too. A steep gate hides its gradient only in places: there a suite keeps the mixture's
+    own gradients and gets the same attacks on a surrogate with a smoother gate. Unless it is `thorough`, there is
+    nothing beyond `both_sides` (and the stages of a cascade): for comparing many candidates.
     """
-    if not mixture.differentiable:
+    def on_both_sides() -> Suite:
         hinges = hinge_attacks(mixture, attack, stand_in) if thorough else ()
-        members = [Suite(attacks=(*both_sides, *hinges), name="hinges", surrogate=mixture.hinges(stand_in=stand_in),
-                         follow="surrogate")]
+        return Suite(attacks=(*both_sides, *hinges), name="hinges", surrogate=mixture.hinges(stand_in=stand_in),
+                     follow="surrogate")
+
+    if not mixture.differentiable:
+        members = [on_both_sides()]
         if thorough and mixture.logit_map is not None and not isinstance(mixture, GatedClassifier):
             tempered = mixture.tempered_surrogate(stand_in=stand_in)
             members.insert(0, Suite(attacks=TEMPERED, name="tempered", surrogate=tempered, follow="surrogate"))
@@ -84,6 +95,8 @@ def white_box(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | No
     if isinstance(mixture, GatedClassifier) and mixture.steeper_than_trained:
         gentle = Suite(attacks=tuple(both_sides), name="gentle", surrogate=mixture.surrogate(), follow="surrogate")
         return _insert_before_square(attack, gentle)
+    if not isinstance(mixture, GatedClassifier) and 0 < mixture.alpha < 1:
+        return _insert_before_square(attack, on_both_sides())
     return attack
 
 

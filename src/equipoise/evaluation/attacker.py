@@ -83,7 +83,7 @@ def attack(model: nn.Module, data: Any, labels: Any = None, *, threat: Threat, a
     `attack="minimum-norm"` finds the smallest perturbation of every image up to the radius of the threat, like the
     minimization attacks of foolbox: `attack(model, (images, labels), …, attack="minimum-norm").radii`.
 
-    Only the given attack is run: against a mixture that hides its gradients, `evaluate` also runs adaptive attacks.
+    Only the given attack is run: against a mixture, `evaluate` runs adaptive attacks.
 
     Args:
         model: images (B, C, H, W) in [0, 1] → logits (B, K).

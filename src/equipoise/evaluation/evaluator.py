@@ -65,7 +65,7 @@ class EvaluationSettings(Settings):
                                 least=0, most=1_000_000)
     source: str = setting("mix", "Model that gives the gradients of an attack on a mixture: std (the accurate base), "
                                  "rob (the robust base) or mix.", among=SOURCES)
-    adaptive: str = setting("surrogate", "Attacks on a mixture that hides its gradients: surrogate, through, "
+    adaptive: str = setting("surrogate", "Adaptive attacks on a mixture: surrogate, through, "
                                          f"{OWN_GRADIENTS} (weak where they are hidden), several as "
                                          f"surrogate,{OWN_GRADIENTS}, or none, which is {OWN_GRADIENTS} alone.")
     stand_in: str | None = setting(None, "Differentiable model in place of an accurate base without gradients.")

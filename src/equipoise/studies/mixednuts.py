@@ -141,7 +141,7 @@ class MixedNutsStudy(Study):
         return f"{ATTACK}-{self.size.attack}" if isinstance(self.size.attack, str) else ATTACK
 
     def jobs(self, models: Mapping[str, nn.Module]) -> list[Job]:
-        """Each model on clean images and under the attack, for a mixture with hidden gradients its adaptive list."""
+        """Each model on clean images and under the attack, for a mixture its adaptive version."""
         jobs = []
         for name, model in models.items():
             own = self.attack
