@@ -7,6 +7,7 @@ import gzip
 import re
 from collections import defaultdict
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -43,7 +44,7 @@ def model_in_rows(name: str) -> str:
     name = re.sub(r"^fitted on (\d+ images)$", r"\1", name)
     if name.endswith(" alone"):
         name = name.removesuffix(" alone")
-    elif mixed := re.match(r"(PGD training|TRADES, weight \d|IAAT), (plain mixing|MixedNUTS), (.*)", name):
+    elif mixed := re.match(r"(PGD training|TRADES(?:, weight \d)?|IAAT), (plain mixing|MixedNUTS), (.*)", name):
         name = f"{mixed[2]} with {mixed[1]}, {mixed[3]}"
     return name.replace("PGD training", "robust")
 
@@ -56,10 +57,14 @@ def section(heading: str) -> str:
 
 
 @pytest.mark.parametrize(("run", "heading", "parts", "rows"), [
-    ("smoke", "Figure 5, Tables 1", ("main",), 6), ("smoke", "Figure 8", ("curves",), 10),
+    ("smoke", "Figure 5, Tables 1", ("main",), 6), ("smoke", "Figure 8: trade-off", ("curves",), 10),
     ("smoke", "Several robust models", ("robust-models",), 16), ("smoke", "Tables 8, 9 and 10", SMALL_PARTS, 10),
     ("cifar10", "Main comparison on CIFAR-10", ("main",), 6), ("cifar10", "Parts on CIFAR-10", SMALL_PARTS, 8),
-    ("cifar100", "Main comparison on CIFAR-100", ("main",), 6)])
+    ("cifar10-robust-models", "Main comparison on CIFAR-10", ("main",), 6),
+    ("cifar10-robust-models", "Every robust model", ("robust-models",), 18),
+    ("cifar10-robust-models", "Figure 8 on CIFAR-10", ("curves",), 12),
+    ("cifar10-robust-models", "Appendix D.5 on CIFAR-10", SMALL_PARTS, 2),
+    ("cifar100", "Main comparison on CIFAR-100", ("main",), 6), ("l2", "Main comparison in ℓ2", ("main",), 6)])
 def test_tables_of_accuracies(run: str, heading: str, parts: tuple[str, ...], rows: int) -> None:
     lines = re.findall(r"^\| (?:[^|]* \| )?([^|]+) \| ([^|]+\]) \| ([^|]+\]) \|$", section(heading), re.MULTILINE)
     assert len(lines) == rows
@@ -74,7 +79,8 @@ def test_tables_of_accuracies(run: str, heading: str, parts: tuple[str, ...], ro
                                  "objective-conditional", "random-search", "transferred-from-trades-weight-1")),
     ("cifar10", "Fits on CIFAR-10", ("mixednuts", "clamp-relu", "clamp-linear", "count-300", "count-100",
                                      "objective-conditional")),
-    ("cifar100", "Fits on CIFAR-100", ("mixednuts", "clamp-relu", "clamp-linear"))])
+    ("cifar100", "Fits on CIFAR-100", ("mixednuts", "clamp-relu", "clamp-linear")),
+    ("l2", "Fits in ℓ2", ("mixednuts", "clamp-relu", "clamp-linear"))])
 def test_table_of_fits(run: str, heading: str, names: tuple[str, ...]) -> None:
     with gzip.open(KEPT / run / "fits.csv.gz", "rt") as file:
         fits = {row["fit"]: row for row in csv.DictReader(file)}
@@ -86,3 +92,20 @@ def test_table_of_fits(run: str, heading: str, names: tuple[str, ...]) -> None:
         digits = len(line[-3]) - 2
         assert line[-3] == f"{float(fit['alpha']):.{digits}f}" and digits >= 3
         assert line[-2:] == [f"{100 * float(fit[key]):.1f} %" for key in ("objective", "recomputed")]
+
+
+@pytest.mark.parametrize(("run", "heading"), [("smoke", "Figure 7: median"),
+                                              ("cifar10-robust-models", "Figure 7 on CIFAR-10")])
+def test_table_of_margins(run: str, heading: str) -> None:
+    margins: dict[tuple[str, bool, bool], list[float]] = defaultdict(list)
+    with gzip.open(KEPT / run / "rows.csv.gz", "rt") as file:
+        for row in csv.DictReader(file):
+            if row["part"] == "margins":
+                kind = row["model"], row["attack"] != "clean", row["correct"] == "0"
+                margins[kind].append(abs(float(row["margin"])))
+    lines = [line.strip("| ").split(" | ") for line in section(heading).splitlines() if line.startswith("| ")][1:]
+    assert {name for name, *_ in margins} == {model_in_rows(line[0].removesuffix(" (robust)")) for line in lines}
+    for name, *cells in lines:
+        own = [margins[model_in_rows(name.removesuffix(" (robust)")), attacked, wrong]
+               for attacked in (False, True) for wrong in (False, True)]
+        assert [cell.replace("n = ", "") for cell in cells] == [f"{median(part):.3f} ({len(part)})" for part in own]
