@@ -5,11 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+# Before torch is imported: threads that wait for others must not spin, which takes many times as long where the cores
+# are shared with other tests or programs. Workers of pytest-xdist and subprocesses inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from equipoise.reporting.charts import Chart, Picture
 
 os.environ.setdefault("EQUIPOISE_NO_REPORT", "1")  # commands write no report, which takes seconds, unless a test asks
 # No test depends on time: a busy machine is slow.
@@ -68,6 +77,28 @@ def linear() -> Linear:
     random = generator(7)
     weight = torch.randn(6, 105, generator=random, dtype=torch.float64)
     return Linear(weight, torch.randn(6, generator=random, dtype=torch.float64))
+
+
+def draw_figures_once(patch: pytest.MonkeyPatch) -> None:
+    """Reports have the light SVG image of each figure for the dark one too, and write no files of figures.
+
+    Drawing takes most of the time of a report. This is for tests of what a report says about a run; all versions of
+    its figures are tested in tests/reporting, and drawn by the commands whose tests look at them.
+    """
+    from equipoise.reporting import page
+    from equipoise.reporting.charts import LIGHT
+
+    def encode(picture: Chart | Picture, folder: Path | None) -> dict[str, str]:
+        with page._drawn(picture, LIGHT) as figure:
+            uri = page._data_uri(page._encode(figure, format="svg", metadata=page.NO_METADATA))
+        return {"light": uri, "dark": uri}
+
+    patch.setattr(page, "_encode_both", encode)
+
+
+@pytest.fixture
+def figures_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_figures_once(monkeypatch)
 
 
 def folder(variable: str) -> Path:

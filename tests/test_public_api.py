@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import equipoise as eq
+from equipoise.attacks import Apgd, Square, Suite
 from equipoise.cli.main import run
+from equipoise.data import shapes
 
 ROOT = Path(__file__).parents[1]
 FIXTURES = ROOT / "tests" / "fixtures" / "schema1"
@@ -30,17 +32,24 @@ def assert_same_rows(command: Path, function: Path) -> None:
     assert (command / "rows.jsonl").stat().st_size > 0
 
 
+def shorten_audits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole of `standard` takes as long for one image as for many; tests/evaluation/test_audit.py runs it."""
+    monkeypatch.setattr("equipoise.evaluation.plan.standard", lambda norm: Suite((Apgd("ce", 3), Square(4))))
+
+
 def test_at_most_fifteen_names() -> None:
     assert len(eq.__all__) <= 15 and all(getattr(eq, name) is not None for name in eq.__all__)
 
 
-@pytest.mark.parametrize("counts", [{"1000": "100", "200": "20"},
+@pytest.mark.parametrize("counts", [{"1000": "60", "200": "6"},
                                     pytest.param({}, marks=pytest.mark.slow, id="as printed")])
 def test_the_readme_example(counts: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                             capsys: pytest.CaptureFixture[str]) -> None:
-    """With the classifiers of a demo; in the fast tier with a tenth of the images, and one of them audited."""
+    """With the classifiers of a demo; in the fast tier with few images, of which a short attack audits one."""
     if counts:
         monkeypatch.setattr("equipoise.evaluation.plan.COUNT", 1)
+        shorten_audits(monkeypatch)
+        monkeypatch.setitem(shapes.SIZES, "train", 512)
     for side in BASES:
         target = tmp_path / "runs" / "demo" / side
         target.mkdir(parents=True)
@@ -56,7 +65,8 @@ def test_the_readme_example(counts: dict[str, str], tmp_path: Path, monkeypatch:
     assert (tmp_path / "runs" / "example" / "report.html").exists()
 
 
-def test_evaluate(folder: Path) -> None:
+def test_evaluate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_audits(monkeypatch)
     arguments = ["--data", "digits", "--count", "12", "--eps", "0.12", "--audit", "1", "--device", "cpu"]
     assert run(["evaluate", "robust.safetensors", *arguments, "--out", "command"]) == 0
     model = eq.load_model("robust.safetensors")

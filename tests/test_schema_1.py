@@ -35,6 +35,7 @@ def test_rows_and_summaries_are_read(name: str, folders: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(name for name in EXPECTED["finished"] if "/" not in name))
+@pytest.mark.usefixtures("figures_once")
 def test_reports_are_written(name: str, folders: Path) -> None:
     page = reporting.report(folders / name).read_text(encoding="utf-8")
     later = page.count("<h2>Explore</h2>") + page.count("<h2>Attack progress</h2>")  # sections of later versions

@@ -53,6 +53,7 @@ def test_results_of_a_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str
     assert evaluate() == 0 and read_summary("run") == summary
 
 
+@pytest.mark.usefixtures("figures_once")
 def test_minimum_norm(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate("--attack", "minimum-norm", "--restarts", "2", "--eps", "16/255") == 0
     printed = capsys.readouterr().out
@@ -68,6 +69,7 @@ def test_minimum_norm(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "`eot` must be left out for minimum-norm" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("figures_once")
 def test_l1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate("--norm", "l1", "--eps", "0.5") == 0
     assert "ℓ1 ≤ 0.5" in capsys.readouterr().out
@@ -268,7 +270,11 @@ def test_a_stopped_process_is_resumed_to_the_same_bytes(folder: Path, attack: st
         assert (folder / "complete" / name).read_bytes() == (folder / "run" / name).read_bytes()
 
 
-@pytest.mark.parametrize("attack", [["pgd"], ["fast", "--audit", "3"]], ids=["pgd", "fast"])
+@pytest.mark.parametrize("attack", [
+    pytest.param(["pgd"], id="pgd"),
+    # The sample is drawn from the survivors of both processes; one of them audits it, which takes seconds.
+    pytest.param(["fast", "--audit", "1"], id="fast"),
+    pytest.param(["fast", "--audit", "3"], id="fast, audited by both", marks=pytest.mark.slow)])
 def test_two_processes_write_the_same_rows(folder: Path, attack: list[str]) -> None:
     arguments = ["evaluate", "robust.safetensors", *COMMON, "--attack", *attack, "--out"]
     assert run([*arguments, "one"]) == 0

@@ -59,6 +59,7 @@ def test_folder_records_the_rule_and_the_temperature(folder: Path) -> None:
     assert mixture.accurate_temperature == 0.5 and summary is not None and summary.method == "MixedNUTS"
 
 
+@pytest.mark.usefixtures("figures_once")
 def test_report(folder: Path) -> None:
     assert run(["report", "M"]) == 0
     text = (folder / "M" / "report.html").read_text()

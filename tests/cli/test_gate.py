@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 from small_files import write_pair
 
-from equipoise.attacks import Apgd
+from equipoise.attacks import Apgd, Suite
 from equipoise.cli.main import run
 from equipoise.core import config, records
 from equipoise.core.results import read_summary
 from equipoise.fitting import gated
-from equipoise.fitting.gated import with_ranges
+from equipoise.fitting.gated import candidate_attack, with_ranges
 from equipoise.mixing import GatedClassifier, MixedClassifier, load_model
 from equipoise.models import read_metadata
 
@@ -33,13 +34,21 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_pair(folder, 100)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        shorten_attacks(patch)
         assert run(TRAIN) == 0 and run([*FIT, *LOSE_20]) == 0
     return folder
+
+
+def shorten_attacks(patch: pytest.MonkeyPatch) -> None:
+    """On the candidates of a range; tests/fitting/test_gate_range.py selects one under the real attack."""
+    short = Suite(attacks=(Apgd(loss="margin", steps=2),))
+    patch.setattr(gated, "candidate_attack", partial(candidate_attack, attack=short, both_sides=(Apgd(steps=2),)))
 
 
 @pytest.fixture
 def folder(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(prepared)
+    shorten_attacks(monkeypatch)
     return prepared
 
 
@@ -103,6 +112,7 @@ def test_a_finished_fit_prints_the_same(folder: Path, capsys: pytest.CaptureFixt
     assert run([*FIT, *LOSE_20]) == 0 and capsys.readouterr().out == first
 
 
+@pytest.mark.usefixtures("figures_once")
 def test_the_report_says_that_nothing_is_promised(folder: Path) -> None:
     assert run(["report", "M"]) == 0
     assert "promises nothing" in (folder / "M" / "report.html").read_text()

@@ -58,6 +58,7 @@ def test_saved_images_are_those_of_the_rows(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()} == before
 
 
+@pytest.mark.usefixtures("figures_once")
 def test_what_only_an_audit_broke_is_saved_as_the_worst_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Accuracies recomputed from the files are those of the table."""
     monkeypatch.setattr("equipoise.evaluation.plan.standard", lambda norm: Suite((Apgd(steps=10),)))
@@ -149,6 +150,7 @@ def test_rounding_to_bytes_can_undo_an_attack(threshold: float, survives: bool, 
     assert [row for row in read_rows(tmp_path / "run") if row.attack == attack] == rows
 
 
+@pytest.mark.usefixtures("figures_once")
 def test_tables_by_class_and_by_stage(tmp_path: Path) -> None:
     result = run(tmp_path / "run")
     for model in ("m", "n"):

@@ -127,6 +127,7 @@ def run_fast(models: Any, out: Path | None = None, **settings: Any) -> Evaluatio
     return evaluate(models, random_images(6), threat=CONDITIONS.threat, out=out, device="cpu", **settings)
 
 
+@pytest.mark.usefixtures("figures_once")
 def test_evaluate_audits_fast_by_default(tmp_path: Path) -> None:
     result = run_fast(linear_model(), tmp_path / "run", audit=1)
     audit = result.summary.audits[0]

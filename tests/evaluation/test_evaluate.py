@@ -129,6 +129,7 @@ class RoundedLogits(nn.Module):
         return logits.round()
 
 
+@pytest.mark.usefixtures("figures_once")
 def test_sanity_checks_of_every_attack_are_in_the_summary(tmp_path: Path) -> None:
     run({"m": RoundedLogits()}, tmp_path / "run")
     checks = {check.name: check for check in read_summary(tmp_path / "run").sanity_checks}
@@ -223,6 +224,7 @@ def promised(target: Target | None, **changes: Any) -> MixedClassifier:
 
 
 @pytest.mark.parametrize("target", [Target(0.0), Target(1.0), Target(0.3, of_robust=True, confidence=0.95)])
+@pytest.mark.usefixtures("figures_once")
 def test_whether_a_promise_was_kept_is_said(tmp_path: Path, target: Target) -> None:
     """Under a weaker threat than that of the fit, so that the robust model survives on some images."""
     result = evaluate(promised(target), random_images(labels_of=linear_model(1)), threat=Threat("linf", 0.002),

@@ -37,6 +37,7 @@ def test_each_attack_is_a_column_and_worst_is_over_all(attack: Any) -> None:
     assert result.result("m", "worst").count == worst
 
 
+@pytest.mark.usefixtures("figures_once")
 def test_the_rows_are_those_of_the_attacks_alone(tmp_path: Path) -> None:
     both = run({"m": SmallNet().eval()}, "pgd,apgd", tmp_path / "both", steps=3)
     for attack in ("pgd", "apgd"):

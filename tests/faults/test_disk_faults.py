@@ -1,15 +1,14 @@
-"""A disk that fails or is full: one sentence, exit code 2, nothing damaged, and the command can be repeated."""
+"""A disk that fails or is full: one sentence, exit code 2, nothing damaged, and the command can be repeated.
+
+In the fast tier, `test_kills.py` tries some of these faults too.
+"""
 
 from __future__ import annotations
 
 import pytest
-from fault_runs import COMMANDS, QUICK, check_faults
+from fault_runs import COMMANDS, check_faults
 
 DISK_FAULTS = pytest.mark.parametrize("fault", ["EIO", "ENOSPC"])
-
-
-def test_a_disk_fault_is_one_sentence_and_the_command_resumes(tmp_path_factory: pytest.TempPathFactory) -> None:
-    check_faults(tmp_path_factory, "EIO", "ENOSPC", commands=QUICK, most=1)
 
 
 @pytest.mark.slow

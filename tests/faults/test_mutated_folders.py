@@ -17,6 +17,7 @@ import real_folders
 from hypothesis import HealthCheck, Phase
 from real_folders import KINDS, STUDIES, Kind
 
+from equipoise.attacks import Apgd, Square, Suite
 from equipoise.core.checks import SENTENCE_LENGTH
 from equipoise.reporting import page, render
 
@@ -29,8 +30,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("real")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        shorten_audits(patch)
         real_folders.make(folder)
     return folder
+
+
+def shorten_audits(patch: pytest.MonkeyPatch) -> None:
+    """The whole of `standard` would take most of the time of the folders of the attack `fast`."""
+    patch.setattr("equipoise.evaluation.plan.standard", lambda norm: Suite((Apgd("ce", 3), Square(4))))
 
 
 def check(root: Path, name: str, kind: Kind, seed: int, capsys: pytest.CaptureFixture[str]) -> int:
@@ -45,6 +52,7 @@ def check(root: Path, name: str, kind: Kind, seed: int, capsys: pytest.CaptureFi
         with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what matplotlib or numpy say about strange numbers is no traceback
             patch.chdir(place)
+            shorten_audits(patch)
             code = real_folders.read(command)
         sentence = (capsys.readouterr().err.strip().splitlines() or [""])[-1]
         assert code in (0, 2), sentence

@@ -116,16 +116,17 @@ def test_the_accurate_side_runs_only_where_it_can_change_the_class() -> None:
 
 
 @pytest.mark.reference
-def test_predict_equals_forward_on_cifar10(real_data: Path, real_weights: Path) -> None:
+@pytest.mark.parametrize("images", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_predict_equals_forward_on_cifar10(real_data: Path, real_weights: Path, images: int) -> None:
     bases = [models.load(f"{real_weights}/cifar10_resnet8_{kind}.safetensors") for kind in ("standard", "pgd_at_linf8")]
     mixture = MixedClassifier(bases[0], bases[1], 0.9, logit_map=LogitMap(1.0, 2.0, -0.5), hard=True).eval()
-    images = data.load_data("cifar10", data_dir=real_data)
+    loaded = data.load_data("cifar10", data_dir=real_data, count=images)
     count = 0
     with torch.no_grad():
-        for batch in data.batches(images, 250, device="cpu"):
+        for batch in data.batches(loaded, 250, device="cpu"):
             assert torch.equal(mixture.predict(batch.images), mixture(batch.images).argmax(1))
             count += int(mixture.needs_accurate(mixture.map_robust(mixture.robust(batch.images))).sum())
-    assert 0 < count < 10_000
+    assert 0 < count < images
 
 
 def test_an_accurate_side_that_returns_classes() -> None:

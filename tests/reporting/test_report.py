@@ -94,6 +94,7 @@ def test_a_second_report_has_the_same_bytes(folder: Path) -> None:
     assert content() == before
 
 
+@pytest.mark.usefixtures("figures_once")
 def test_text_from_disk_is_escaped(tmp_path: Path) -> None:
     hostile = r"<script>alert('$\frac$')</script>"
     folder = synthetic_run.make(tmp_path / "<i>run", n=6, names={"accurate": hostile}, command="<script>&",

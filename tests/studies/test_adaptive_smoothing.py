@@ -9,6 +9,7 @@ import pytest
 from small_pair import conditions, study_run
 from small_pair import without_report as without_report
 
+from conftest import draw_figures_once
 from equipoise import models
 from equipoise.attacks import Apgd, Square, Suite
 from equipoise.core.checks import InputError
@@ -61,7 +62,9 @@ def small_study(folder: Path, references: tuple[str, str]) -> AdaptiveSmoothingS
 def finished(tmp_path_factory: pytest.TempPathFactory, references: tuple[str, str]) -> Path:
     """The folder of a study of which every part was run."""
     folder = tmp_path_factory.mktemp("adaptive-smoothing")
-    small_study(folder, references).run()
+    with pytest.MonkeyPatch.context() as patch:
+        draw_figures_once(patch)
+        small_study(folder, references).run()
     return folder
 
 
@@ -133,6 +136,7 @@ def test_without_a_gate(finished: Path) -> None:
                                            "Confidence of both models"))
 
 
+@pytest.mark.usefixtures("figures_once")
 def test_a_repeated_study_changes_nothing(finished: Path, references: tuple[str, str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*.*")
               if path.suffix in (".jsonl", ".safetensors", ".json")}

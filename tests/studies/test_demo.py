@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conftest import draw_figures_once
 from equipoise.attacks import Apgd, Square, Suite
 from equipoise.core.arrays import ExampleArrays, FitArrays, FrontierArrays, PictureArrays
 from equipoise.core.records import read_rows
@@ -19,7 +20,7 @@ from equipoise.reporting.section import read_run
 from equipoise.reporting.title import title
 from equipoise.studies.demo import DemoResult, DemoSize, _failures, run_demo
 
-SMALL = DemoSize(training_images=1024, fit_images=128, test_images=16, epochs=(2, 3), lose_at_most=20.0, fit_steps=2,
+SMALL = DemoSize(training_images=512, fit_images=128, test_images=16, epochs=(2, 3), lose_at_most=20.0, fit_steps=2,
                  fit_targets=1, fit_pool=1, attack=Suite(attacks=(Apgd(loss="margin", steps=4), Square(queries=4))),
                  plain_alphas=(0.0, 0.5, 1.0), plain_images=24)
 REPRODUCED = ("rows.jsonl", "sweep/rows.jsonl", "mixture/rows.jsonl", "mixture/mixture.toml",
@@ -37,7 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def result(folder: Path) -> DemoResult:
-    return run_small(folder / "demo")
+    with pytest.MonkeyPatch.context() as patch:
+        draw_figures_once(patch)
+        return run_small(folder / "demo")
 
 
 def test_files(folder: Path, result: DemoResult) -> None:
@@ -62,7 +65,7 @@ def test_no_image_has_two_uses(folder: Path, result: DemoResult) -> None:
     assert isinstance(mixture, MixedClassifier) and mixture.provenance is not None
     assert result.summary.fit is not None and mixture.provenance.promise == result.summary.fit.promise
     assert not mixture.provenance.overlap(load_data("shapes", split="test", count=16))
-    assert list(mixture.provenance.overlap(load_data("shapes", split="train").slice(1024, 128))) == ["1024-1151"]
+    assert list(mixture.provenance.overlap(load_data("shapes", split="train").slice(512, 128))) == ["512-639"]
 
 
 def test_the_report_does_not_name_folders_of_this_machine(folder: Path, result: DemoResult) -> None:

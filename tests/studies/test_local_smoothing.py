@@ -8,6 +8,7 @@ import pytest
 from small_pair import conditions, study_run, untrained_pair
 from small_pair import without_report as without_report
 
+from conftest import draw_figures_once
 from equipoise.core.arrays import GradientArrays
 from equipoise.core.checks import InputError
 from equipoise.core.records import read_rows
@@ -32,7 +33,9 @@ def small_study(folder: Path) -> LocalSmoothingStudy:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a study of which every part was run."""
     folder = tmp_path_factory.mktemp("local-smoothing")
-    small_study(folder).run()
+    with pytest.MonkeyPatch.context() as patch:
+        draw_figures_once(patch)
+        small_study(folder).run()
     return folder
 
 
@@ -63,6 +66,7 @@ def test_the_summary_and_the_report(finished: Path) -> None:
     assert (finished / "report.html").exists()
 
 
+@pytest.mark.usefixtures("figures_once")
 def test_a_repeated_study_changes_nothing(finished: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*.jsonl")}
     report = (finished / "report.html").read_text()
