@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_gates import SteepGate, gated, gated_over_map
+from small_gates import SteepGate, gated, gated_over_map, labelled_digits
 from torch import nn
 
 from equipoise.attacks import Apgd, Pgd, Square, Suite
@@ -20,21 +20,46 @@ from equipoise.evaluation.adaptive import (
     white_box,
     with_logits,
 )
-from equipoise.mixing import AlphaPenalty, MixedClassifier
+from equipoise.evaluation.plan import EvaluationPlan
+from equipoise.mixing import AlphaPenalty, LogitMap, MixedClassifier
 
 SUITE = Suite(attacks=(Apgd(loss="margin", steps=5), Square(queries=20)))
 
 
 def test_a_suite_also_attacks_both_sides_of_plain_mixing() -> None:
     model = gated()
-    plain, robust_alone = (MixedClassifier(model.accurate, model.robust, alpha) for alpha in (0.7, 1.0))
+    plain, *alone = (MixedClassifier(model.accurate, model.robust, alpha) for alpha in (0.7, 0.0, 1.0))
     attacks = adaptive_attacks(plain, SUITE)
     assert set(attacks) == {"adaptive"} and attacks["adaptive"].surrogate is None
     names = [stage.name for stage in attacks["adaptive"].stages()]
     assert names[0] == "apgd-margin@5" and names[-1] == "square@20"
     assert all(name.startswith("hinges/") for name in names[1:-1]) and "hinges/mapped-1@5" in names
     assert includes_own_gradients(plain, SUITE) and not includes_own_gradients(model, SUITE)
-    assert adaptive_attacks(plain, Pgd()) == adaptive_attacks(robust_alone, SUITE) == {}
+    assert [adaptive_attacks(*pair) for pair in ((plain, Pgd()), (alone[0], SUITE), (alone[1], SUITE))] == [{}, {}, {}]
+
+
+@pytest.mark.parametrize(("adaptive", "source", "names"), [
+    (["surrogate"], "mix", {"adaptive"}), ([], "mix", {"suite"}), (["own-gradients"], "mix", {"suite"}),
+    (["surrogate", "own-gradients"], "mix", {"suite", "adaptive"}), (["through"], "mix", {"suite"}),
+    (["surrogate"], "std", {"suite", "adaptive"})])
+def test_which_attacks_an_evaluation_of_plain_mixing_runs(adaptive: list[str], source: str, names: set[str]) -> None:
+    model = gated()
+    plain = MixedClassifier(model.accurate, model.robust, 0.7)
+    assert attacks_of(plain, adaptive, source) == {"clean"} | names
+
+
+def test_attacks_straight_through_a_map_do_not_replace_its_own_gradients() -> None:
+    model = gated()
+    mapped = MixedClassifier(model.accurate, model.robust, 0.7, logit_map=LogitMap(1.0, 1.0, 0.0), hard=True)
+    assert attacks_of(mapped, ["through"]) == {"clean", "suite", "adaptive-through"}
+    assert attacks_of(mapped, ["surrogate", "through"]) == {"clean", "adaptive", "adaptive-through"}
+
+
+def attacks_of(model: MixedClassifier, adaptive: list[str], source: str = "mix") -> set[str]:
+    """Names of the attacks on a mixture in an evaluation with one suite."""
+    plan = EvaluationPlan({"mixed": model}, labelled_digits(model, 2), {"suite": SUITE}, norm="linf", audit=None,
+                          source=source, adaptive=adaptive, stand_in=None, device=torch.device("cpu"))
+    return {job.attack_name for job in plan.jobs if job.name == "mixed"}
 
 
 def test_hidden_gradients_come_from_the_surrogate_and_both_sides_are_attacked() -> None:
@@ -78,9 +103,12 @@ def test_a_steep_gate_does_not_hide_its_gradient(lowered: bool) -> None:
     assert (model(attack(model, x, y, threat=threat, stream=numbers)).argmax(dim=1) == 1).all()
 
 
-def test_a_smooth_gate_needs_no_further_attack() -> None:
-    base = gated()
-    assert white_box(base.with_range(0.0, 1.0, scale=2.0), SUITE) == SUITE
+def test_only_a_steep_gate_gets_a_gentle_surrogate() -> None:
+    def members(scale: float) -> set[str]:
+        attack = white_box(gated().with_range(0.0, 1.0, scale=scale), SUITE)
+        return {stage.name.split("/")[0] for stage in attack.stages() if "/" in stage.name}
+
+    assert members(2.0) == {"hinges"} and members(20.0) == {"gentle", "hinges"}
 
 
 def test_a_model_that_returns_classes_gets_logits() -> None:

@@ -90,6 +90,18 @@ def test_a_long_first_attack_and_one_on_a_randomised_model_are_not_tried(
     assert estimate is not None and estimate.usual_passes is None and str(estimate).startswith("at most")
 
 
+@pytest.mark.parametrize(("seconds", "tried"), [(0.9, False), (1.1, True)])
+def test_the_first_attack_is_tried_only_before_long_runs(seconds: float, tried: bool,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job("m", linear_model(), "a", ATTACK)
+    most = len(random_images()) * time_estimate.passes_per_image(job)
+    monkeypatch.setattr(time_estimate, "MIN_PASSES", 0)
+    monkeypatch.setattr(time_estimate, "time_pass",
+                        lambda *arguments: seconds * time_estimate.MIN_SECONDS / most)
+    estimate = estimate_time([job], random_images(), CONDITIONS)
+    assert estimate is not None and (estimate.usual_passes is not None) == tried
+
+
 def test_a_pass_is_timed_and_halved_where_memory_runs_out() -> None:
     assert time_estimate.time_pass(AtMostFour(), random_images(), CONDITIONS) > 0
 

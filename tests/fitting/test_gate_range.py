@@ -69,15 +69,17 @@ def as_mapped(gated: GatedClassifier) -> GatedClassifier:
                                                   logit_map=LogitMap(1.0, 1.0, 0.0)))
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_full_attack_has_every_stage_of_an_evaluation(mapped: bool) -> None:
-    gated = as_mapped(make_gated()) if mapped else make_gated()
+@pytest.mark.parametrize(("kind", "long_runs"), [("gate", True), ("mapped", True), ("plain", False)])
+def test_full_attack_has_every_stage_of_an_evaluation(kind: str, long_runs: bool) -> None:
+    gated: MixedClassifier = as_mapped(make_gated()) if kind == "mapped" else make_gated()
+    if kind == "plain":
+        gated = MixedClassifier(gated.accurate, gated.robust, 0.8)
     plan = EvaluationPlan({"mixed": gated}, make_data(), {"fast": fast()}, norm="linf", audit=0, source="mix",
                           adaptive=["surrogate"], stand_in=None, device=torch.device("cpu"))
     evaluated = [stage.name for job in plan.jobs if job.name == "mixed" and job.attack_name != "clean"
                  for stage in job.attack.stages()]
     selecting = [stage.name.split("/", 1)[1] for stage in full_attack(gated).stages()]
-    assert sorted(selecting) == sorted(evaluated) and sum("long/" in name for name in selecting) > 3
+    assert sorted(selecting) == sorted(evaluated) and (sum("long/" in name for name in selecting) > 3) == long_runs
     assert len({stage.name for stage in full_attack(gated).stages()}) == len(selecting)
 
 

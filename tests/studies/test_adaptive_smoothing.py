@@ -22,6 +22,7 @@ from equipoise.mixing import GatedClassifier, load_model
 from equipoise.models import checkpoint
 from equipoise.studies.adaptive_mixtures import FIXED, GATED, MIXTURES, SelectionSize
 from equipoise.studies.adaptive_smoothing import AdaptiveSmoothingStudy, AdaptiveStudySize
+from equipoise.studies.settings import StudySettings
 from equipoise.studies.study import Pair
 from equipoise.training import TrainingPlan, fit_model
 from equipoise.training.objectives import Standard
@@ -156,3 +157,10 @@ def test_one_part_alone(tmp_path: Path, references: tuple[str, str]) -> None:
     small_study(tmp_path, references).run(["train"])
     assert (tmp_path / "gates" / "C.safetensors").exists()
     assert {row.model for row in read_rows(tmp_path)} == {"accurate", "robust"}
+
+
+def test_folders_of_other_attack_lists_are_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = StudySettings()
+    identity = AdaptiveSmoothingStudy.identity(settings)
+    monkeypatch.setattr("equipoise.studies.adaptive_smoothing.ADAPTIVE_VERSION", 0)
+    assert AdaptiveSmoothingStudy.identity(settings) != identity

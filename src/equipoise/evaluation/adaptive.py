@@ -31,11 +31,12 @@ def adaptive_attacks(mixture: MixedClassifier, attack: Attack, kinds: Sequence[s
                      stand_in: nn.Module | None = None, *, thorough: bool = True) -> dict[str, Attack]:
     """The adaptive attacks on a mixture by their name in rows.
 
-    The kind `surrogate` takes gradients from the auxiliary mixture [Bai2024nuts, Eq. (8)], and a suite gets more
-    members that attack both sides at once; `through` passes the auxiliary gradients straight through the mixture itself
-    [B.2.2]. Success is decided by the mixture alone. A single attack on plain mixing, which has useful gradients, has
-    no such version. Against a gate the attacks come with a term that lowers alpha (adversary D of [Bai2024]), and are
-    named so. A differentiable `stand_in` replaces a base without gradients; `thorough` is that of :func:`white_box`.
+    The kind `surrogate` takes gradients from the auxiliary mixture [Bai2024nuts, Eq. (8)] where those of the mixture
+    are hidden, and a suite gets more members that attack both sides at once; `through` passes the auxiliary gradients
+    straight through the mixture itself [B.2.2]. Success is decided by the mixture alone. A single attack on plain
+    mixing, which has useful gradients, has no such version. Against a gate the attacks come with a term that lowers
+    alpha (adversary D of [Bai2024]), and are named so. A differentiable `stand_in` replaces a base without gradients;
+    `thorough` is that of :func:`white_box`.
     """
     for kind in kinds:
         checks.one_of("adaptive", kind, KINDS)
@@ -54,7 +55,7 @@ def adaptive_attacks(mixture: MixedClassifier, attack: Attack, kinds: Sequence[s
 
 
 def includes_own_gradients(mixture: MixedClassifier, attack: Attack) -> bool:
-    """Whether the adaptive version of this attack also has the mixture's own gradients, so that it can replace it.
+    """Whether the version of the kind `surrogate` also has the mixture's own gradients, so that it replaces the attack.
 
     A gate over plain mixing has useful gradients, and its adaptive version none without the term that lowers alpha.
     """
@@ -65,16 +66,18 @@ def white_box(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | No
               both_sides: Sequence[Attack] = BOTH_SIDES, *, thorough: bool = True) -> Attack:
     """The attack with the mixture's own gradients, or with those of its surrogate where they are hidden.
 
-    A suite then also uses a surrogate at the temperature of the map, and attacks both sides at once: with `both_sides`
-    on scores, then every target by its two hinges (:func:`hinge_attacks`). Their long runs take the place of those that
-    a suite makes on images with a small margin: the margin of a hard decision says little about what is left to do, and
-    nearly all survivors would get both. A cascade is also attacked by its stages (:func:`_by_stages`), and a single
-    attack on it becomes a suite.
+    A suite also attacks both sides at once: with `both_sides` on scores, then every target by its two hinges
+    (:func:`hinge_attacks`). Plain mixing needs it as well, with one alpha or a gate: the softmax of a confident g hides
+    the way to another class. A steep gate hides its gradient in places, so that a suite also gets `both_sides` on a
+    surrogate with a smoother gate.
 
-    Plain mixing keeps its own gradients, but the softmax of a confident g hides the way to another class: a suite gets
-    the attacks on both sides, too. A steep gate hides its gradient only in places: there a suite keeps the mixture's
-    own gradients and gets the same attacks on a surrogate with a smoother gate. Unless it is `thorough`, there is
-    nothing beyond `both_sides` (and the stages of a cascade): for comparing many candidates.
+    Where a map or hard labels hide the gradients, a suite also uses a surrogate at the temperature of the map. The long
+    runs of the hinges take the place of those that it makes on images with a small margin: the margin of a hard
+    decision says little about what is left to do, and nearly all survivors would get both. A cascade is also attacked
+    by its stages (:func:`_by_stages`), and a single attack on it becomes a suite.
+
+    Unless it is `thorough`, there is nothing beyond `both_sides` (and the stages of a cascade): for comparing many
+    candidates.
     """
     def on_both_sides() -> Suite:
         hinges = hinge_attacks(mixture, attack, stand_in) if thorough else ()
@@ -92,12 +95,12 @@ def white_box(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | No
             members += _by_own_gradients(mixture, attack)
         short = _without_runs_by_margin(attack) if thorough else attack
         return replace(_insert_before_square(short, *members), surrogate=mixture.surrogate(stand_in=stand_in))
+    added: list[Suite] = []
     if isinstance(mixture, GatedClassifier) and mixture.steeper_than_trained:
-        gentle = Suite(attacks=tuple(both_sides), name="gentle", surrogate=mixture.surrogate(), follow="surrogate")
-        return _insert_before_square(attack, gentle)
-    if not isinstance(mixture, GatedClassifier) and 0 < mixture.alpha < 1:
-        return _insert_before_square(attack, on_both_sides())
-    return attack
+        added.append(Suite(attacks=tuple(both_sides), name="gentle", surrogate=mixture.surrogate(), follow="surrogate"))
+    if isinstance(mixture, GatedClassifier) or 0 < mixture.alpha < 1:
+        added.append(on_both_sides())
+    return _insert_before_square(attack, *added) if added else attack
 
 
 def hinge_attacks(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | None = None) -> tuple[Attack, ...]:
@@ -124,8 +127,7 @@ def with_long_runs(mixture: GatedClassifier, attack: Attack) -> Attack:
     """
     gentle = mixture.surrogate() if mixture.steeper_than_trained else None
     runs = LONG_RUNS if _steps_on_all_images(attack) < LONG else LONG_RUNS[:1]
-    hinges = hinge_attacks(mixture, attack) if mixture.differentiable else ()  # others have them already
-    return _insert_before_square(attack, Suite(attacks=(*(replace(run, surrogate=gentle) for run in runs), *hinges),
+    return _insert_before_square(attack, Suite(attacks=tuple(replace(run, surrogate=gentle) for run in runs),
                                                name="long"))
 
 

@@ -44,8 +44,8 @@ class AlphaSweep(EvaluationPlan):
     """Jobs of `evaluate --alphas`: at every alpha the clean images, `std`, `rob` and `mix`.
 
     The images of `std` and `rob` (PGD with as many steps as the attack `pgd` has, else 20) do not depend on alpha, so
-    each is computed once. `mix` is the given attack on the mixture itself, as strong as in any other evaluation: with
-    the gradients of its surrogate where it hides its own, and once more with softened ReLUs (`mix-soft`) where a trust
+    each is computed once. `mix` is the given attack on the mixture itself, as strong as in any other evaluation: in its
+    adaptive version where there is one, and once more with softened ReLUs (`mix-soft`) where a trust
     term depends on gradients. Sanity checks and audits are left out.
 
     Args:
@@ -122,8 +122,8 @@ class AlphaSweep(EvaluationPlan):
             mark = f"-{name}" if len(self.attacks) > 1 else ""
             if isinstance(model, MixedClassifier):
                 kinds = [kind for kind in self.adaptive if kind in KINDS]
-                hidden = adaptive_attacks(model, attack, kinds, self.stand_in)
-                own = {key.replace("adaptive", MIX): version for key, version in hidden.items()}
+                adaptive = adaptive_attacks(model, attack, kinds, self.stand_in)
+                own = {key.replace("adaptive", MIX): version for key, version in adaptive.items()}
                 if not own or OWN_GRADIENTS in self.adaptive:
                     own[f"{MIX}-{OWN_GRADIENTS}" if own else MIX] = attack
             else:

@@ -64,7 +64,8 @@ class EvaluationSettings(Settings):
                                 f"which bounds the difference between both; {COUNT} if not given, 0 for none.",
                                 least=0, most=1_000_000)
     source: str = setting("mix", "Model that gives the gradients of an attack on a mixture: std (the accurate base), "
-                                 "rob (the robust base) or mix.", among=SOURCES)
+                                 "rob (the robust base) or mix. Adaptive attacks come beside it, unless adaptive is "
+                                 "none.", among=SOURCES)
     adaptive: str = setting("surrogate", "Adaptive attacks on a mixture: surrogate, through, "
                                          f"{OWN_GRADIENTS} (weak where they are hidden), several as "
                                          f"surrogate,{OWN_GRADIENTS}, or none, which is {OWN_GRADIENTS} alone.")

@@ -37,8 +37,9 @@ def adversaries(name: str, model: nn.Module, suite: Suite, *, steps: int = 20, t
     - std, rob: PGD on either base alone; aimed: PGD on a fixed mixture with another alpha.
 
     D alone can be weaker than C on some images; :func:`joint_results` counts both. Without a gate A equals B and D
-    equals C, and they are left out. Where a map or a hard decision hides the gradients, they come from a surrogate
-    (:func:`~equipoise.evaluation.adaptive.white_box`). A classifier that is no mixture gets B and C only.
+    equals C, and they are left out. C also attacks both sides at once. Where a map or a hard decision hides the
+    gradients, they come from a surrogate (:func:`~equipoise.evaluation.adaptive.white_box`). A classifier that is no
+    mixture gets B and C only.
 
     `steps` are those of PGD, `transfer` includes std and rob, and `targets` are the alphas of the fixed mixtures.
     """

@@ -19,7 +19,13 @@ from equipoise.core.records import Run
 from equipoise.core.results import Cost
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
-from equipoise.evaluation.adaptive import OWN_GRADIENTS, adaptive_attacks, includes_own_gradients, with_logits
+from equipoise.evaluation.adaptive import (
+    KINDS,
+    OWN_GRADIENTS,
+    adaptive_attacks,
+    includes_own_gradients,
+    with_logits,
+)
 from equipoise.evaluation.audit import AUDITED, COUNT
 from equipoise.evaluation.cost import costs
 from equipoise.evaluation.job import AuditPlan, Conditions, Job
@@ -125,7 +131,7 @@ class EvaluationPlan:
             kinds = [kind for kind in self.adaptive if kind != OWN_GRADIENTS]
             adaptive = adaptive_attacks(model, attack, kinds, self.stand_in)
             mark = f"-{name}" if len(self.attacks) > 1 else ""
-            replaced = (bool(adaptive) and includes_own_gradients(model, attack) and source is None
+            replaced = (KINDS["surrogate"] in adaptive and includes_own_gradients(model, attack) and source is None
                         and OWN_GRADIENTS not in self.adaptive)
             own = {} if replaced else _with_surrogate(source, name, attack)
             return {**own, **{f"{key}{mark}": other for key, other in adaptive.items()}}
@@ -140,7 +146,7 @@ class EvaluationPlan:
         """Add the clean images and the versions of every attack for this model, or a random search in their place.
 
         Each is audited by the same version of the stronger attack, except for an attack that adaptive versions follow:
-        it is known to be weak on a mixture that hides its gradients.
+        it is known to be weak on a mixture.
         """
         repeats = max((attack.repeats for attack in self.attacks.values() if attack.repeats is not None), default=None)
         self.jobs.append(Job(name, model, aggregation.CLEAN, Clean(repeats=repeats)))

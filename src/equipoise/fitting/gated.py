@@ -27,7 +27,7 @@ SHIFTS = (-1.0, 0.4, 2.0)
 
 def candidate_attack(model: MixedClassifier, attack: Suite = CANDIDATE_ATTACK,
                      both_sides: Sequence[Attack] = BOTH_SIDES) -> Attack:
-    """The attack on a candidate: short, on both sides at once where a map hides the gradients, as in an evaluation.
+    """The attack on a candidate: short, and on both sides at once.
 
     A gate is attacked with and without the term that lowers alpha.
     """

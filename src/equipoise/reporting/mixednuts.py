@@ -68,8 +68,8 @@ def parts(run: RunView) -> Section | None:
 def _attack(part: RunView) -> str:
     """What the attacks of a part were made from, by its name in rows."""
     made_from = {f"{ADAPTIVE}-standard": "AutoAttack (standard)", f"{ADAPTIVE}-fast": "the attack `fast`"}
-    return " ".join(f"Adaptive lists were made from {made_from[name]}, which is also the attack on models whose "
-                    f"gradients are not hidden; in tables both are {name}."
+    return " ".join(f"Adaptive lists were made from {made_from[name]}, which is also the attack on single "
+                    f"models; in tables both are {name}."
                     for name in part.attacks if name in made_from)
 
 

@@ -21,6 +21,7 @@ from equipoise.core.results import CrossingSummary
 from equipoise.core.rows import AttackRow, Row
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation import Conditions, Job
+from equipoise.evaluation.adaptive import ADAPTIVE_VERSION
 from equipoise.evaluation.gate_adversaries import adversaries, joint_results, leads, measure_with_alpha
 from equipoise.fitting.gated import CANDIDATE_ATTACK
 from equipoise.fitting.selection import shift_for
@@ -28,6 +29,7 @@ from equipoise.mixing import GatedClassifier, MixedClassifier, load_gate, new_ga
 from equipoise.studies import fixed_alpha
 from equipoise.studies.adaptive_mixtures import FIXED, GATED, MIXTURES, SWITCH, MixtureStore, SelectionSize
 from equipoise.studies.overview import Requirements
+from equipoise.studies.settings import StudySettings
 from equipoise.studies.study import ANY_DATA, GPU, PAIR, Pair, Study, jobs_for, require_part, smoke_requirements
 from equipoise.training import TrainingPlan, fit_model
 from equipoise.training.objectives.gate import ADVERSARIES, GATE_PLAN, GateLoss
@@ -99,6 +101,11 @@ class AdaptiveSmoothingStudy(Study):
         self.size = size
         self.test = pair.test.slice(0, min(size.test_images, len(pair.test)))
         self.mixtures = MixtureStore(self.folder / "mixtures", pair, size.selection, conditions, self._compared_gate)
+
+    @classmethod
+    def identity(cls, settings: StudySettings) -> dict[str, Any]:
+        """That of any study, and the version of the lists that C and D are."""
+        return {**super().identity(settings), "adaptive_attacks": ADAPTIVE_VERSION}
 
     def measure(self, job: Job, data: Dataset, run: Run, conditions: Conditions) -> None:
         """Attack every image that the run has no row for; rows also hold alpha and the result of an oracle gate."""
