@@ -165,6 +165,8 @@ def _build_model(data: Dataset, arch: str | None, init: Path | str | None, mean:
                                std=std)
     if arch is None:
         raise checks.InputError("`arch` must be given, unless `model` or `init` is, got None")
-    means, stds = measure_channels(data)
-    return models.build(arch, num_classes=data.num_classes, image_shape=data.image_shape, mean=mean or means,
-                        std=std or stds, seed=seed)
+    if mean is None or std is None:
+        means, stds = measure_channels(data)
+        mean, std = mean or means, std or stds
+    return models.build(arch, num_classes=data.num_classes, image_shape=data.image_shape, mean=mean, std=std,
+                        seed=seed)
