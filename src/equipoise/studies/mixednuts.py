@@ -80,7 +80,8 @@ class MixedNutsStudy(Study):
                              "training are compared with the first", device=GPU, time="by part below, with --attack "
                              "fast and --part-count 500, on an H200 that other jobs used too; fit includes the main "
                              "comparison")}
-    minutes: ClassVar = {"fit": 3.2, "clamps": 1.2, "counts": 2.8, "temperature": 1.6, "objective": 1.1}
+    minutes: ClassVar = {"fit": 3.2, "margins": 0.3, "clamps": 1.2, "counts": 2.8, "temperature": 1.6, "black-box": 1.1,
+                         "objective": 1.1}
     own_settings = ("attack", "part_count")
     takes_several_robust = True
     sizes: ClassVar = {"smoke": SMOKE, "full": NutsStudySize()}
