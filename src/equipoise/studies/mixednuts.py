@@ -152,9 +152,7 @@ class MixedNutsStudy(Study):
         return jobs
 
     def fit_main(self) -> None:
-        """Algorithm 1 at the paper's β, with the objective recomputed under an attack on the mapped model [Fig. 6 and
-        9, Table 6, D.9].
-        """
+        """Algorithm 1 at the paper's β, its objective recomputed for the mapped model [Fig. 6 and 9, Table 6, D.9]."""
         self.fit(MIXEDNUTS)
         self.fit(SWITCH, rule="switch", pool=2)
 
