@@ -42,7 +42,7 @@ def adaptive_attacks(mixture: MixedClassifier, attack: Attack, kinds: Sequence[s
         checks.one_of("adaptive", kind, KINDS)
     available = {"surrogate": white_box(mixture, attack, stand_in, thorough=thorough)}
     if mixture.differentiable and not isinstance(mixture, GatedClassifier) and available["surrogate"] is attack:
-        return {}
+        return {}  # nothing was added to it
     if not mixture.differentiable:
         through = straight_through(mixture, mixture.surrogate(stand_in=stand_in))
         available["through"] = replace(attack, surrogate=through)

@@ -45,8 +45,8 @@ class AlphaSweep(EvaluationPlan):
 
     The images of `std` and `rob` (PGD with as many steps as the attack `pgd` has, else 20) do not depend on alpha, so
     each is computed once. `mix` is the given attack on the mixture itself, as strong as in any other evaluation: in its
-    adaptive version where there is one, and once more with softened ReLUs (`mix-soft`) where a trust
-    term depends on gradients. Sanity checks and audits are left out.
+    adaptive version where there is one, and once more with softened ReLUs (`mix-soft`) where a trust term depends on
+    gradients. Sanity checks and audits are left out.
 
     Args:
         named: a mixture, whose map stays as it is, or the two bases.

@@ -127,7 +127,6 @@ def _broken_as_bytes(job: Job, x_adv: Tensor, y: Tensor, broken: Tensor, place: 
     """
     answers: list[bool | None] = [None] * len(broken)
     rows = broken.nonzero().squeeze(1)
-
     if len(rows) == 0:
         return answers
 
