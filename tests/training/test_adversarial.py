@@ -13,6 +13,7 @@ from small_objectives import LABELS, SHAPE, B, K, NormNetwork, PlainNetwork, ima
 from torch import Tensor, nn
 
 from equipoise.core import rng
+from equipoise.core.ascent import value_and_gradient
 from equipoise.core.checks import InputError
 from equipoise.core.geometry import project_to_ball
 from equipoise.training.objectives import IAAT, TRADES, Adversarial, Standard
@@ -170,8 +171,8 @@ def test_training_for_mixing_separates_confidences() -> None:
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 def test_inner_pgd_respects_the_radius_of_each_image(norm: str) -> None:
     model, x, eps = PlainNetwork(), images(), torch.tensor([0.0, 0.01, 0.05, 0.2])
-    iterates = inner_pgd(lambda point: F.cross_entropy(model(point), LABELS, reduction="none"), x, x, norm=norm,
-                         eps=eps, step_size=eps / 2, steps=4)
+    evaluate = value_and_gradient(lambda point: F.cross_entropy(model(point), LABELS, reduction="none"))
+    iterates = inner_pgd(evaluate, x, x, norm=norm, eps=eps, step_size=eps / 2, steps=4)
     assert len(iterates) == 5 and not any(iterate.requires_grad for iterate in iterates)
     distance = torch.linalg.vector_norm((iterates[-1] - x).flatten(1), ord=math.inf if norm == "linf" else 2, dim=1)
     assert (distance <= eps + 1e-6).all() and float(distance[3]) > 0.1

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from equipoise.attacks.conv_relu import ConvReLU
 from equipoise.core import device as devices
 from equipoise.core import losses, rng
 from equipoise.mixing import GatedClassifier, mix, new_gate
 from equipoise.models import build
+from equipoise.models.layers.tta import TTAClassifier
 from equipoise.training.objectives.gate import GateLoss, LossAndGradient, fused_mixture, loss_and_gradient
 
 B, C, H, W, K = 4, 3, 9, 11, 6
@@ -81,6 +83,24 @@ def test_batch_norms_of_the_base_classifiers_are_fused() -> None:
     copy = fused_mixture(model, x).model
     norms = [sum(isinstance(layer, nn.BatchNorm2d) for layer in m.accurate.modules()) for m in (model, copy)]
     assert copy.network is model.network and norms[0] > 0 and norms[1] == 0
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_activations_are_fused_where_precision_is_reduced(views: int) -> None:
+    model, x, y = example("cpu")
+    if views > 1:
+        robust = TTAClassifier(model.robust, views)
+        gate = new_gate(model.accurate, robust, x[:2], width=4)
+        model = GatedClassifier(model.accurate, robust, gate).eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        copy = fused_mixture(model, x)
+        before, after = expected(model, x, y), copy.loss_and_gradient(example_loss, "example")(x, y)
+    kernels = [sum(isinstance(layer, ConvReLU) for layer in base.modules()) for base in (copy.model.accurate,
+                                                                                        copy.model.robust)]
+    assert kernels == [7, 7] and copy.model.network is model.network
+    torch.testing.assert_close(after[0], before[0], rtol=0.05, atol=0.05)
+    assert torch.cosine_similarity(after[1].flatten(), before[1].flatten(), dim=0) > 0.9
+    assert not any(isinstance(layer, ConvReLU) for layer in fused_mixture(model, x).model.modules())
 
 
 def test_training_the_gate_keeps_the_copy() -> None:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from equipoise.attacks.fused import FullPrecision
+from equipoise.models.layers.tta import TTAClassifier
 
 _RELU = (F.relu, F.relu_, torch.relu, torch.relu_)
 _ADD = (operator.add, operator.iadd, torch.add)
@@ -56,7 +57,8 @@ def _fuse(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 def _fuse_children(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     for name, child in module.named_children():
-        if _has_hooks(child) or hasattr(child, "base_outputs"):  # a graph would lose hooks and other methods
+        # A graph would lose hooks and other methods.
+        if _has_hooks(child) or isinstance(child, TTAClassifier) or hasattr(child, "base_outputs"):
             _fuse_children(child, dtype)
         elif isinstance(child, nn.Conv2d):
             child.to(dtype)

@@ -29,6 +29,13 @@ def value_and_gradient(objective: Objective) -> ValueAndGradient:
 
 def ascend(objective: Objective, start: Tensor, *, norm: str, step_size: float | Tensor, steps: int,
            project: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
+    """Projected gradient ascent on an objective; see :func:`follow_gradient`."""
+    return follow_gradient(value_and_gradient(objective), start, norm=norm, step_size=step_size, steps=steps,
+                           project=project)
+
+
+def follow_gradient(evaluate: ValueAndGradient, start: Tensor, *, norm: str, step_size: float | Tensor, steps: int,
+                    project: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
     r"""Yield `start` and every iterate of :math:`x_{t+1} = \Pi(x_t + s \cdot \mathrm{steepest}(\nabla \ell(x_t)))`.
 
     The caller puts the model into the mode it is attacked in (:func:`equipoise.core.modes.inference`).
@@ -36,7 +43,7 @@ def ascend(objective: Objective, start: Tensor, *, norm: str, step_size: float |
     `step_size` is the length s of a step in the norm, or (B,) lengths; `project` is Π, such as
     :func:`equipoise.core.geometry.project` around the clean images. The steps + 1 iterates (B, …) are detached.
     """
-    point, evaluate = start.detach(), value_and_gradient(objective)
+    point = start.detach()
     yield point
     scale = geometry.per_example(step_size, start) if isinstance(step_size, Tensor) else step_size
     for _ in range(steps):

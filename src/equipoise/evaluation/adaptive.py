@@ -15,7 +15,7 @@ from equipoise.mixing.cascade import BothStages, FirstView
 from equipoise.mixing.surrogates import Sides
 from equipoise.models import check_forward
 
-ADAPTIVE_VERSION = 3  # of all lists here, for folders that only name their attack
+ADAPTIVE_VERSION = 4  # of all lists here, for folders that only name their attack
 OWN_GRADIENTS = "own-gradients"  # kind of attack on a mixture: without its adaptive version
 KINDS = {"surrogate": "adaptive", "through": "adaptive-through"}  # with their names in rows
 BOTH_SIDES: tuple[Attack, ...] = (Apgd(loss="ce", steps=30), Apgd(loss="dlr", steps=30),
@@ -34,32 +34,21 @@ def adaptive_attacks(mixture: MixedClassifier, attack: Attack, kinds: Sequence[s
     The kind `surrogate` takes gradients from the auxiliary mixture [Bai2024nuts, Eq. (8)] where those of the mixture
     are hidden, and a suite gets more members that attack both sides at once; `through` passes the auxiliary gradients
     straight through the mixture itself [B.2.2]. Success is decided by the mixture alone. A single attack on plain
-    mixing, which has useful gradients, has no such version. Against a gate the attacks come with a term that lowers
-    alpha (adversary D of [Bai2024]), and are named so. A differentiable `stand_in` replaces a base without gradients;
-    `thorough` is that of :func:`white_box`.
+    mixing, which has useful gradients, has no such version; that of a suite includes the mixture's own gradients.
+    Against a gate the attacks come once more with a term that lowers alpha (adversary D of [Bai2024]), and are named
+    so. A differentiable `stand_in` replaces a base without gradients; `thorough` is that of :func:`white_box`.
     """
     for kind in kinds:
         checks.one_of("adaptive", kind, KINDS)
     available = {"surrogate": white_box(mixture, attack, stand_in, thorough=thorough)}
-    if mixture.differentiable and not isinstance(mixture, GatedClassifier) and available["surrogate"] is attack:
-        return {}  # nothing was added to it
     if not mixture.differentiable:
         through = straight_through(mixture, mixture.surrogate(stand_in=stand_in))
         available["through"] = replace(attack, surrogate=through)
     selected = {KINDS[kind]: available[kind] for kind in kinds if kind in available}
-    if not isinstance(mixture, GatedClassifier):
-        return selected
     lowered = {f"{name}-lowered": replace(with_long_runs(mixture, own), extra=AlphaPenalty(mixture))
-               for name, own in selected.items()}
-    return lowered if mixture.differentiable else {**selected, **lowered}
-
-
-def includes_own_gradients(mixture: MixedClassifier, attack: Attack) -> bool:
-    """Whether the version of the kind `surrogate` also has the mixture's own gradients, so that it replaces the attack.
-
-    A gate over plain mixing has useful gradients, and its adaptive version none without the term that lowers alpha.
-    """
-    return isinstance(attack, Suite) and not (mixture.differentiable and isinstance(mixture, GatedClassifier))
+               for name, own in selected.items()} if isinstance(mixture, GatedClassifier) else {}
+    # Left out if nothing was added to it: it is the attack itself.
+    return {name: own for name, own in selected.items() if own is not attack} | lowered
 
 
 def white_box(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module | None = None,

@@ -12,20 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise.attacks import ATTACKS, Attack, Clean, make_attack, standard
+from equipoise.attacks import ATTACKS, Attack, Clean, Suite, make_attack, standard
 from equipoise.core import aggregation, checks, format
 from equipoise.core.promises import Target
 from equipoise.core.records import Run
 from equipoise.core.results import Cost
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
-from equipoise.evaluation.adaptive import (
-    KINDS,
-    OWN_GRADIENTS,
-    adaptive_attacks,
-    includes_own_gradients,
-    with_logits,
-)
+from equipoise.evaluation.adaptive import KINDS, OWN_GRADIENTS, adaptive_attacks, with_logits
 from equipoise.evaluation.audit import AUDITED, COUNT
 from equipoise.evaluation.cost import costs
 from equipoise.evaluation.job import AuditPlan, Conditions, Job
@@ -131,7 +125,8 @@ class EvaluationPlan:
             kinds = [kind for kind in self.adaptive if kind != OWN_GRADIENTS]
             adaptive = adaptive_attacks(model, attack, kinds, self.stand_in)
             mark = f"-{name}" if len(self.attacks) > 1 else ""
-            replaced = (KINDS["surrogate"] in adaptive and includes_own_gradients(model, attack) and source is None
+            # The adaptive version of a suite includes the mixture's own gradients.
+            replaced = (KINDS["surrogate"] in adaptive and isinstance(attack, Suite) and source is None
                         and OWN_GRADIENTS not in self.adaptive)
             own = {} if replaced else _with_surrogate(source, name, attack)
             return {**own, **{f"{key}{mark}": other for key, other in adaptive.items()}}

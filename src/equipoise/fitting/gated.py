@@ -11,7 +11,7 @@ from equipoise.core.results import SelectionSummary
 from equipoise.core.rows import AttackRow
 from equipoise.data import Dataset
 from equipoise.evaluation import Conditions
-from equipoise.evaluation.adaptive import adaptive_attacks, includes_own_gradients, white_box
+from equipoise.evaluation.adaptive import adaptive_attacks, white_box
 from equipoise.fitting.conformal import Target
 from equipoise.fitting.selection import CandidateEvaluator, Selected, Selection
 from equipoise.mixing import AlphaPenalty, GatedClassifier, MixedClassifier
@@ -43,9 +43,8 @@ def full_attack(model: MixedClassifier) -> Attack:
 
     A gate holds against short runs far better than against long ones, which select a more cautious range.
     """
-    members = adaptive_attacks(model, fast())
-    own = {} if members and includes_own_gradients(model, fast()) else {"own": fast()}
-    return Suite(attacks=tuple(Suite(attacks=(member,), name=name) for name, member in {**own, **members}.items()))
+    members = adaptive_attacks(model, fast()) or {"own": fast()}
+    return Suite(attacks=tuple(Suite(attacks=(member,), name=name) for name, member in members.items()))
 
 
 def with_ranges(model: GatedClassifier, thresholds: Sequence[float] = THRESHOLDS,

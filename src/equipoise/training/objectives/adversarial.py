@@ -22,9 +22,9 @@ from equipoise.core.threat import DEFAULT_EPS, NORMS, Threat, require_eps
 from equipoise.training.objective import Memory, Objective, ObjectiveOutput, correct_predictions
 
 
-def inner_pgd(objective: ascent.Objective, x: Tensor, start: Tensor, *, norm: str, eps: float | Tensor | None,
+def inner_pgd(evaluate: ascent.ValueAndGradient, x: Tensor, start: Tensor, *, norm: str, eps: float | Tensor | None,
               steps: int, step_size: float | Tensor | None = None) -> list[Tensor]:
-    """All steps + 1 iterates of PGD from `start` on; see :func:`~equipoise.core.ascent.ascend`.
+    """All steps + 1 iterates of PGD from `start` on; see :func:`~equipoise.core.ascent.follow_gradient`.
 
     Unlike the PGD attack it treats all images alike, broken or not, and never waits for the GPU. `eps` is one radius
     around `x`, (B,) radii, or None for no ball but [0, 1]; a step has length 2.5·eps/steps unless `step_size` is given.
@@ -33,7 +33,7 @@ def inner_pgd(objective: ascent.Objective, x: Tensor, start: Tensor, *, norm: st
         assert eps is not None
         step_size = 2.5 * eps / steps
     project = partial(project_to_ball, x=x, norm=norm, eps=eps)
-    return list(ascent.ascend(objective, start, norm=norm, step_size=step_size, steps=steps, project=project))
+    return list(ascent.follow_gradient(evaluate, start, norm=norm, step_size=step_size, steps=steps, project=project))
 
 
 def random_start(x: Tensor, norm: str, eps: Tensor, stream: Stream) -> Tensor:
@@ -133,8 +133,9 @@ class Adversarial(AdversarialObjective):
         start = geometry.draw(x, Threat(self.norm, self.eps), stream.at("start")) if self.random_start else x
         start = project_to_ball(start, x, self.norm, self.eps)
         with inference(model):
-            x_adv = inner_pgd(lambda point: losses.cross_entropy(model(point), y), x, start, norm=self.norm,
-                              eps=self.eps, steps=self.steps, step_size=self.step_size)[-1]
+            evaluate = ascent.value_and_gradient(lambda point: losses.cross_entropy(model(point), y))
+            x_adv = inner_pgd(evaluate, x, start, norm=self.norm, eps=self.eps, steps=self.steps,
+                              step_size=self.step_size)[-1]
         # One batch of both kinds, so that batch norm has the same statistics for both, as in evaluation mode.
         logits = model(torch.cat([x, x_adv]) if self.for_mixing else x_adv)
         clean, attacked = logits[:len(x)], logits[-len(x):]
@@ -185,8 +186,10 @@ class TRADES(AdversarialObjective):
         with inference(model):
             with torch.no_grad():
                 p = torch.softmax(model(x), dim=1)
-            return inner_pgd(lambda point: losses.kl_divergence(torch.log_softmax(model(point), dim=1), p), x, start,
-                             norm=self.norm, eps=self.eps, step_size=step_size, steps=self.steps)[-1]
+            evaluate = ascent.value_and_gradient(
+                lambda point: losses.kl_divergence(torch.log_softmax(model(point), dim=1), p))
+            return inner_pgd(evaluate, x, start, norm=self.norm, eps=self.eps, step_size=step_size,
+                             steps=self.steps)[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,5 +242,5 @@ class IAAT(AdversarialObjective):
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, eps: Tensor, stream: Stream) -> Tensor:
         """(B, C, H, W) the last iterate of PGD in balls of radii (B,), from a random start."""
         start = random_start(x, self.norm, eps, stream)
-        return inner_pgd(lambda point: losses.cross_entropy(model(point), y), x, start, norm=self.norm, eps=eps,
-                         steps=self.steps)[-1]
+        evaluate = ascent.value_and_gradient(lambda point: losses.cross_entropy(model(point), y))
+        return inner_pgd(evaluate, x, start, norm=self.norm, eps=eps, steps=self.steps)[-1]

@@ -17,8 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.attacks.apgd import apgd_maximize
+from equipoise.attacks.conv_relu import fuse_activations
 from equipoise.attacks.cuda_graphs import CudaGraphFunction
-from equipoise.attacks.fused import fuse
+from equipoise.attacks.fused import agree, fuse
+from equipoise.attacks.prepared import TOLERANCES
 from equipoise.attacks.targeted import classes_by_logit
 from equipoise.core import ascent, checks, losses
 from equipoise.core import device as devices
@@ -112,15 +114,19 @@ class GateLoss(AdversarialObjective):
         steps = self.draw_steps(stream)
         start = random_start(x, self.norm, eps, stream.at("start"))
         with inference(model):
+            others: list[Tensor] = []
             if self.adversary == "C":
-                target = self.draw_targets(model, x, y, stream)
-                others = [target] if self.hinge_share == 0 else [
-                    target, stream.at("hinges").uniform() < self.hinge_share]
-                evaluate = loss_and_gradient(model, x, self.attack_loss, self)
-                return apgd_maximize(lambda point: evaluate(point, y, penalty, *others), x, start, norm=self.norm,
-                                     eps=eps, steps=steps)
-            return inner_pgd(lambda point: self.attack_loss(model, point, y, penalty), x, start, norm=self.norm,
-                             eps=eps, steps=steps)[-1]
+                others.append(self.draw_targets(model, x, y, stream))
+                if self.hinge_share > 0:
+                    others.append(stream.at("hinges").uniform() < self.hinge_share)
+            loss = loss_and_gradient(model, x, self.attack_loss, self)
+
+            def evaluate(point: Tensor) -> tuple[Tensor, ...]:
+                return loss(point, y, penalty, *others)
+
+            if self.adversary == "C":
+                return apgd_maximize(evaluate, x, start, norm=self.norm, eps=eps, steps=steps)
+            return inner_pgd(evaluate, x, start, norm=self.norm, eps=eps, steps=steps)[-1]
 
     def attack_loss(self, model: GatedClassifier, x: Tensor, y: Tensor, penalty: Tensor,
                     target: Tensor | None = None, by_hinges: Tensor | None = None) -> Tensor:
@@ -180,8 +186,24 @@ class FusedMixture:
         is_copy = fused is not model
         self.model = fused if isinstance(fused, GatedClassifier) and is_copy else model.with_range(*model.alpha_range)
         self.model.network = model.network
+        if is_copy and torch.is_autocast_enabled(x.device.type):
+            self._fuse_activations(x[:4], torch.get_autocast_dtype(x.device.type))
         self.captured: dict[Hashable, CudaGraphFunction] = {}
         self.pool = torch.cuda.graph_pool_handle() if x.is_cuda else None
+
+    @torch.no_grad()
+    def _fuse_activations(self, x: Tensor, dtype: torch.dtype) -> None:
+        """Give the base classifiers weights of reduced precision and fused activations, if they still agree on x."""
+        try:
+            with inference(self.model):
+                faster = fuse_activations(self.model, dtype)
+                assert isinstance(faster, GatedClassifier)
+                faster.network = self.model.network
+                outputs = zip(faster.base_outputs(x), self.model.base_outputs(x), strict=True)
+                if all(agree(fast.float(), known.float(), TOLERANCES[dtype]) for fast, known in outputs):
+                    self.model = faster
+        except Exception:  # whatever fails in a foreign module, the module itself still works
+            pass
 
     def loss_and_gradient(self, loss: Loss, key: Hashable) -> LossAndGradient:
         """As :func:`loss_and_gradient`, of the copy; captured when it is called for the second time."""
@@ -269,9 +291,9 @@ class PolicyLoss(AdversarialObjective):
         """(B, C, H, W) every image attacked according to its kind, in one run of PGD."""
         gate, through_policy = log_strength(targets), kinds == POLICY_ATTACK
         with inference(model):
-            iterates = inner_pgd(
-                lambda point: losses.cross_entropy(model.logits_and_beta(point, gate, through_policy)[0], y), x, x,
-                norm=self.norm, eps=self.eps, steps=self.steps)
+            evaluate = ascent.value_and_gradient(
+                lambda point: losses.cross_entropy(model.logits_and_beta(point, gate, through_policy)[0], y))
+            iterates = inner_pgd(evaluate, x, x, norm=self.norm, eps=self.eps, steps=self.steps)
         steps = torch.where(through_policy, 1 + stream.at("steps").integers(self.steps), self.steps)
         steps = torch.where(kinds == CLEAN, 0, steps)
         return torch.stack(iterates)[steps, torch.arange(len(x), device=x.device)]
