@@ -20,6 +20,7 @@ from equipoise.data import load_data
 from equipoise.evaluation.gate_adversaries import leads
 from equipoise.mixing import GatedClassifier, load_model
 from equipoise.models import checkpoint
+from equipoise.studies import reproduce
 from equipoise.studies.adaptive_mixtures import FIXED, GATED, MIXTURES, SelectionSize
 from equipoise.studies.adaptive_smoothing import AdaptiveSmoothingStudy, AdaptiveStudySize
 from equipoise.studies.settings import StudySettings
@@ -164,3 +165,17 @@ def test_folders_of_other_attack_lists_are_not_resumed(monkeypatch: pytest.Monke
     identity = AdaptiveSmoothingStudy.identity(settings)
     monkeypatch.setattr("equipoise.studies.adaptive_smoothing.ADAPTIVE_VERSION", 0)
     assert AdaptiveSmoothingStudy.identity(settings) != identity
+
+
+def test_epochs_of_gates_that_are_given() -> None:
+    given, default = StudySettings(size="full", gate_epochs=3), StudySettings(size="full")
+    sizes = [AdaptiveSmoothingStudy.size_for(settings) for settings in (given, default)]
+    assert [size.gate_plan.epochs for size in sizes] == [3, 10]
+    assert [size.ablation_plan.epochs for size in sizes] == [1, 1]
+    identities = [AdaptiveSmoothingStudy.identity(settings) for settings in (given, default)]
+    assert identities[0].pop("gate_epochs") == 3 and identities[0] == identities[1]
+
+
+def test_the_smoke_size_has_its_own_epochs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="`gate_epochs` must be left out for the smoke size"):
+        reproduce("adaptive-smoothing", out=tmp_path / "run", gate_epochs=3)

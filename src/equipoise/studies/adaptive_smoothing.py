@@ -93,6 +93,7 @@ class AdaptiveSmoothingStudy(Study):
         "full": Requirements(data=ANY_DATA, models=PAIR, device=GPU, time="15 minutes for train, choose and "
                              "adversaries on an H200; the other parts were not timed")}
     minutes: ClassVar = {"train": 6.2, "choose": 4.8, "adversaries": 4.1}
+    own_settings = ("gate_epochs",)
     sizes: ClassVar = {"smoke": SMOKE, "full": AdaptiveStudySize()}
     compared = (("gate", "plain"), ("gate", SWITCH), (GATED[1], SWITCH), ("gate", "robust"))
 
@@ -103,9 +104,16 @@ class AdaptiveSmoothingStudy(Study):
         self.mixtures = MixtureStore(self.folder / "mixtures", pair, size.selection, conditions, self._compared_gate)
 
     @classmethod
+    def size_for(cls, settings: StudySettings) -> AdaptiveStudySize:
+        """The size, with the epochs of a gate that were given."""
+        size: AdaptiveStudySize = super().size_for(settings)
+        return replace(size, gate_plan=replace(size.gate_plan, epochs=settings.gate_epochs or size.gate_plan.epochs))
+
+    @classmethod
     def identity(cls, settings: StudySettings) -> dict[str, Any]:
-        """That of any study, and the version of the lists that C and D are."""
-        return {**super().identity(settings), "adaptive_attacks": ADAPTIVE_VERSION}
+        """That of any study, the version of the lists that C and D are, and the epochs of a gate if given."""
+        given = {} if settings.gate_epochs is None else {"gate_epochs": settings.gate_epochs}
+        return {**super().identity(settings), "adaptive_attacks": ADAPTIVE_VERSION, **given}
 
     def measure(self, job: Job, data: Dataset, run: Run, conditions: Conditions) -> None:
         """Attack every image that the run has no row for; rows also hold alpha and the result of an oracle gate."""
