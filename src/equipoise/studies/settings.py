@@ -53,8 +53,8 @@ class StudySettings(Settings):
                                  "mixednuts).", among=("fast", "standard"))
     part_count: int | None = setting(None, f"Images to evaluate at most in every part but the main comparison; {COUNT} "
                                      "if not given (full mixednuts).", least=1, most=checks.MAX_COUNT)
-    gate_epochs: int | None = setting(None, "Passes over the training images for a gate, but for those of the ablation; "
-                                      "10 if not given (full adaptive-smoothing).", least=1)
+    gate_epochs: int | None = setting(None, "Passes over the training images for every gate but those of the ablation, "
+                                      "which have 1; 10 if not given (full adaptive-smoothing).", least=1)
     data: str | None = setting(None, "Data set of both models, for full; cifar10 if not given. For smoothmix at smoke "
                                "size: mnist or digits; mnist if its files are there.")
     count: int | None = setting(None, f"Images to evaluate, for full; {COUNT} if not given. As many from the end of "
