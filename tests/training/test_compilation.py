@@ -10,6 +10,7 @@ from small_training import dataset, network
 
 from equipoise.core import rng
 from equipoise.core.checks import InputError
+from equipoise.models import build
 from equipoise.training import Objective, TrainingPlan, fit_model
 from equipoise.training.compilation import CapturedSteps, GraphStream, KeyTable, compile_mode, cudnn_benchmark
 from equipoise.training.learner import Learner
@@ -70,9 +71,17 @@ def test_a_captured_run_is_the_plain_run(objective: Objective) -> None:
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(("device", "processes", "mode"), [(CPU, 1, "off"), (CUDA, 1, "graph"), (CUDA, 2, "model")])
-def test_small_networks_are_captured_in_one_process(device: torch.device, processes: int, mode: str) -> None:
-    assert compile_mode(TrainingPlan(), network(), Standard(), device, processes) == mode
+@pytest.mark.parametrize(("device", "processes", "small", "large"), [
+    (CPU, 1, "off", "off"), (CUDA, 1, "graph", "both"), (CUDA, 2, "model", "model")])
+def test_steps_are_captured_in_one_process_and_large_networks_compiled(device: torch.device, processes: int, small: str,
+                                                                       large: str) -> None:
+    networks = (network(), build("resnet18", num_classes=4, image_shape=(3, 8, 8)))
+    modes = [compile_mode(TrainingPlan(), model, Standard(), device, processes) for model in networks]
+    assert modes == [small, large]
+
+
+def test_images_that_do_not_fit_on_the_device_are_not_read_by_a_graph() -> None:
+    assert compile_mode(TrainingPlan(), network(), Standard(), CUDA, 1, images_on_device=False) == "model"
 
 
 @pytest.mark.parametrize("objective", [GateLoss(), PolicyLoss()], ids=lambda objective: objective.name)
