@@ -20,7 +20,7 @@ from equipoise.core.threat import Threat
 from equipoise.data import Dataset, load_data, pixels
 from equipoise.evaluation import evaluate
 from equipoise.evaluation.adaptive import LONG, adaptive_attacks, hinge_attacks
-from equipoise.evaluation.hinge_attack import TargetedHinges
+from equipoise.evaluation.hinge_attack import TargetedHinges, order_attacked
 from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, new_gate, surrogates
 from equipoise.mixing.surrogates import Sides
 
@@ -65,6 +65,29 @@ def test_a_target_is_found_that_only_both_sides_together_reach(form: str) -> Non
     assert len(independent(mixture, data, torch.arange(4), EPS)) == 4, "the independent attack finds it too"
     surrogate = TargetedApgd(20, surrogate=mixture.surrogate())
     assert len(survivors(mixture, data, [surrogate], EPS)) == 4, "the surrogate of a saturated g has no gradient"
+
+
+def test_a_few_steps_tell_which_class_a_long_run_can_reach() -> None:
+    """Class 9 is the last of nine by the hinges of the clean images; all others stay out of reach of g."""
+    mixture, data = far_target()
+    hinges = TargetedHinges(20, ranks=(1, 2, 3), forms=("mapped",), surrogate=Sides(mixture), follow="surrogate")
+    assert len(survivors(mixture, data, [hinges], EPS)) == 4
+    first = replace(hinges, ranks=(1,), order="attacked")
+    assert [stage.name for stage in first.stages()] == ["mapped-1@20-attacked"]
+    assert len(survivors(mixture, data, [first], EPS)) == 0
+
+
+@pytest.mark.parametrize(("norm", "expected"), [("linf", [2, 3, 0, 1]), ("l2", [2, 0, 3, 1]), ("l1", [2, 0, 1, 3])])
+def test_classes_in_the_order_of_what_a_few_steps_reach(norm: str, expected: list[int]) -> None:
+    """Class k has value −10 k at the clean image, and grows by slopes[k] for every unit of the sum of pixels."""
+    slopes, classes = torch.tensor([0.0, 1.0, 300.0, 40.0]), torch.tensor([[0, 1, 2, 3]] * 2)
+    x, y = torch.full((2, 1, 2, 2), 0.5), torch.zeros(2, dtype=torch.int64)
+
+    def value_and_gradient(point: torch.Tensor, y: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        slope = slopes[target]
+        return slope * (point - x).sum(dim=(1, 2, 3)) - 10 * target, slope.view(-1, 1, 1, 1).expand_as(point)
+
+    assert order_attacked(value_and_gradient, x, y, classes, Threat(norm, 0.3)).tolist() == [expected] * 2
 
 
 @pytest.mark.parametrize("optimizer", ["apgd", "momentum"])

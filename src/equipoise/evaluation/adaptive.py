@@ -15,7 +15,7 @@ from equipoise.mixing.cascade import BothStages, FirstView
 from equipoise.mixing.surrogates import Sides
 from equipoise.models import check_forward
 
-ADAPTIVE_VERSION = 4  # of all lists here, for folders that only name their attack
+ADAPTIVE_VERSION = 5  # of all lists here, for folders that only name their attack
 OWN_GRADIENTS = "own-gradients"  # kind of attack on a mixture: without its adaptive version
 KINDS = {"surrogate": "adaptive", "through": "adaptive-through"}  # with their names in rows
 BOTH_SIDES: tuple[Attack, ...] = (Apgd(loss="ce", steps=30), Apgd(loss="dlr", steps=30),
@@ -96,8 +96,8 @@ def hinge_attacks(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module 
     """Both hinges of every target class, as thorough as the suite: short runs first, long ones for the survivors.
 
     A suite that makes long runs on every image, such as AutoAttack, gets them for all targets, in both forms by APGD
-    and in one by momentum. The fast one gets them for the nearest targets only, in one form by both, and one with even
-    shorter runs gets none.
+    and in one by momentum. The fast one gets them for the three targets that a few steps come nearest to, in one form
+    by both, and one with even shorter runs gets none.
     """
     hinges, steps = TargetedHinges(surrogate=Sides(mixture, stand_in), follow="surrogate"), _steps_on_all_images(attack)
     by_momentum = replace(hinges, steps=LONG, forms=("mapped",), optimizer="momentum")
@@ -106,7 +106,8 @@ def hinge_attacks(mixture: MixedClassifier, attack: Attack, stand_in: nn.Module 
     short = replace(hinges, steps=min(steps, SHORT) or SHORT, forms=("mapped",))
     if 0 < steps < SHORT:
         return (short,)
-    return (short, *(replace(long, ranks=(1, 2, 3)) for long in (replace(short, steps=LONG), by_momentum)))
+    long = (replace(short, steps=LONG), by_momentum)
+    return (short, *(replace(run, ranks=(1, 2, 3), order="attacked") for run in long))
 
 
 def with_long_runs(mixture: GatedClassifier, attack: Attack) -> Attack:

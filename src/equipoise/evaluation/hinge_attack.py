@@ -6,19 +6,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from equipoise.attacks import Attack
 from equipoise.attacks.apgd import ApgdSearch
+from equipoise.attacks.cuda_graphs import TensorFunction
 from equipoise.attacks.engine import Stage
 from equipoise.attacks.gradients import GradientSource
 from equipoise.attacks.momentum import MomentumSearch
 from equipoise.attacks.targeted import RANKS, check_ranks
-from equipoise.core import checks
+from equipoise.core import checks, geometry
+from equipoise.core.ascent import follow_gradient, last
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 from equipoise.mixing.surrogates import FORMS, RESERVES, Sides, hinge_sums
 
+ORDERS = ("clean", "attacked")
+TRIAL_STEPS = 5  # towards every class, to find the order of those attacked
 OPTIMIZERS: dict[str, type[ApgdSearch] | type[MomentumSearch]] = {"apgd": ApgdSearch, "momentum": MomentumSearch}
 
 
@@ -30,7 +35,9 @@ class TargetedHinges(Attack):
 
     Args:
         steps: gradient steps per target and form.
-        ranks: which classes, 1 being the nearest by the hinges of the clean image.
+        ranks: which classes, 1 being the nearest.
+        order: nearest by the hinges of the clean image, or by what is left of them after a few steps towards each of
+            the nearest :data:`~equipoise.attacks.targeted.RANKS`, which tells better where a long run succeeds.
         forms: of the robust side's hinge; every one is a start of its own.
         optimizer: apgd or momentum.
     """
@@ -39,12 +46,14 @@ class TargetedHinges(Attack):
     version: ClassVar[int] = 2
     steps: int = 100
     ranks: tuple[int, ...] = RANKS
+    order: str = "clean"
     forms: tuple[str, ...] = FORMS
     optimizer: str = "apgd"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", check_ranks(self.ranks))
         checks.whole("steps", self.steps, least=1, most=checks.MAX_STEPS)
+        checks.one_of("order", self.order, ORDERS)
         for form in self.forms:
             checks.one_of("forms", form, FORMS)
         checks.one_of("optimizer", self.optimizer, OPTIMIZERS)
@@ -52,11 +61,13 @@ class TargetedHinges(Attack):
         checks.require(self.follow == "surrogate", "follow", "be surrogate: the objective reads its sides", self.follow)
 
     def stages(self) -> tuple[Stage, ...]:
-        """One per form and target, such as mapped-1 and mapped-1@20-momentum."""
+        """One per form and target, such as mapped-1 and mapped-1@20-momentum; of both orders with the same start."""
         suffix = "" if self.steps == 100 else f"@{self.steps}"
         suffix += "" if self.optimizer == "apgd" else f"-{self.optimizer}"
-        return tuple(self.stage(f"{form}-{rank}{suffix}", partial(self._search, form, rank, f"{form}-{rank}{suffix}"),
-                                self.steps, group=(self.name, self.optimizer, form, self.steps))
+        order = "" if self.order == "clean" else f"-{self.order}"
+        return tuple(self.stage(f"{form}-{rank}{suffix}{order}",
+                                partial(self._search, form, rank, f"{form}-{rank}{suffix}"), self.steps,
+                                group=(self.name, self.optimizer, form, self.steps, self.order))
                      for form in self.forms for rank in self.ranks)
 
     def _search(self, form: str, rank: int, purpose: str, source: GradientSource, threat: Threat,
@@ -71,13 +82,32 @@ class TargetedHinges(Attack):
         def objective(sides: Tensor, y: Tensor, target: Tensor) -> Tensor:
             return -sums(sides, y).gather(1, target.unsqueeze(1)).squeeze(1)
 
+        name, count = f"hinges-{form}", max(self.ranks) if self.order == "clean" else max(*self.ranks, *RANKS)
+
         def choose_targets(x: Tensor, y: Tensor, stream: Stream) -> Tensor:
             def nearest() -> Tensor:
                 others = sums(source.source_outputs(x), y).scatter(1, y.unsqueeze(1), float("inf"))
-                return others.argsort(dim=1, stable=True)[:, : max(self.ranks)]
+                order = others.argsort(dim=1, stable=True)[:, : min(count, source.classes - 1)]
+                return order if self.order == "clean" else order_attacked(
+                    source.value_and_gradient(name, objective), x, y, order, threat)
 
-            return source.once_per_image(f"classes by hinges, {form}, {max(self.ranks)}", stream.index,
+            return source.once_per_image(f"classes by hinges, {form}, {count}, {self.order}", stream.index,
                                          nearest)[:, rank - 1]
 
-        return OPTIMIZERS[self.optimizer](source, threat, self.steps, purpose, f"hinges-{form}", objective,
-                                          choose_targets)
+        return OPTIMIZERS[self.optimizer](source, threat, self.steps, purpose, name, objective, choose_targets)
+
+
+def order_attacked(value_and_gradient: TensorFunction, x: Tensor, y: Tensor, classes: Tensor, threat: Threat) -> Tensor:
+    """(B, R) the same classes, in the order of the values that :data:`TRIAL_STEPS` reach, the highest first.
+
+    Classes that are near to a clean image may be out of reach, and others may need few steps.
+    """
+    project, reached = partial(geometry.project, x=x, threat=threat), []
+    for target in classes.unbind(dim=1):
+        def evaluate(point: Tensor, target: Tensor = target) -> tuple[Tensor, ...]:
+            return value_and_gradient(point, y, target)
+
+        end = last(follow_gradient(evaluate, x, norm=threat.norm, step_size=2.5 * threat.eps / TRIAL_STEPS,
+                                   steps=TRIAL_STEPS, project=project))
+        reached.append(evaluate(end)[0])
+    return classes.gather(1, torch.stack(reached, dim=1).argsort(dim=1, descending=True, stable=True))
