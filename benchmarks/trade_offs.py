@@ -43,7 +43,10 @@ class Source:
 
 
 SOURCES = (
-    Source("CIFAR-10, two ResNet-18", "mixtures/resnet18"),
+    Source("CIFAR-10, two ResNet-18", "mixtures/resnet18",
+           only=("accurate", "robust", "MixedNUTS", "NUTS map (ours)", "gate", "gate on the NUTS map (ours)")),
+    Source("CIFAR-10, two ResNet-18", "mixtures/resnet18-gates",
+           only=("plain mixing", "confidence switch", "gate on the confidence switch")),
     Source("CIFAR-10, two ResNet-18", "mixtures/resnet18-views", detail="6 views",
            only=("robust", "confidence switch", "cascade of views")),
     Source("CIFAR-100, two ResNet-18", "mixtures/cifar100"),

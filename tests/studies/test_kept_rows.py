@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 from dataclasses import replace
@@ -88,3 +89,24 @@ def test_labels_cover_neither_points_nor_each_other() -> None:
             points = [axes.transData.transform(point) for line in axes.lines for point in line.get_xydata()]
             assert points and not any(box.contains(*point) for box in boxes for point in points)
             assert not any(box.overlaps(other) for i, box in enumerate(boxes) for other in boxes[:i])
+
+
+def test_rows_of_gates_give_the_tables_of_the_page(monkeypatch: pytest.MonkeyPatch,
+                                                   capsys: pytest.CaptureFixture[str]) -> None:
+    results = BENCHMARKS.parent / "docs" / "results"
+    page = (results / "adaptive-smoothing.md").read_text()
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    run_script(monkeypatch, "adaptive_smoothing_rows.py", results / "adaptive-smoothing" / "cifar10")
+    printed = dict(re.findall(r"^(.+): ([\d.]+) \[", capsys.readouterr().out, re.MULTILINE))
+    for adversary in "ABC":
+        cells = [f"{printed[f'settings, trained against {adversary}, {attack}']} %"
+                 for attack in ("clean", "A", "B", "C", "D")]
+        assert f"| {adversary} | {' | '.join(cells)} |" in page
+    for c_prod in ("0", "0.1", "0.2"):
+        pairs = ("c_CE 0, c_BCE 1.5", "c_CE 0.5, c_BCE 1", "c_CE 1, c_BCE 0.5", "c_CE 1.5, c_BCE 0")
+        row = next(line for line in page.splitlines() if line.startswith(f"| c_prod = {c_prod} |") and "(" in line)
+        assert re.findall(r"\| ([\d.]+) %", row) == [printed[f"ablation, {pair}, c_prod {c_prod}, B"] for pair in pairs]
+    for name, attack in (("under B", "B"), ("clean", "clean")):
+        names = ("scale 0.5", "scale 1", "scale 2", "scale 4", "constant")
+        cells = [f"{printed[f'ablation, {model}, {attack}']} %" for model in names]
+        assert f"| here: {name} | {' | '.join(cells)} |" in page

@@ -90,9 +90,9 @@ class AdaptiveSmoothingStudy(Study):
              "and 5, appendices C.2 and D.1")
     requirements: ClassVar = {
         "smoke": smoke_requirements("6 minutes"),
-        "full": Requirements(data=ANY_DATA, models=PAIR, device=GPU, time="15 minutes for train, choose and "
-                             "adversaries on an H200; the other parts were not timed")}
-    minutes: ClassVar = {"train": 6.2, "choose": 4.8, "adversaries": 4.1}
+        "full": Requirements(data=ANY_DATA, models=PAIR, device=GPU, time="by part below, on an H200; settings "
+                             "and ablation beside another job, with --gate-epochs 2")}
+    minutes: ClassVar = {"train": 6.2, "choose": 4.8, "adversaries": 4.1, "settings": 6.1, "ablation": 5.9}
     own_settings = ("gate_epochs",)
     sizes: ClassVar = {"smoke": SMOKE, "full": AdaptiveStudySize()}
     compared = (("gate", "plain"), ("gate", SWITCH), (GATED[1], SWITCH), ("gate", "robust"))
