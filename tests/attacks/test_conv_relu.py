@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from equipoise import models
 from equipoise.attacks.conv_relu import ConvReLU, fuse_activations
 from equipoise.attacks.fused import fuse
+from equipoise.models.layers.tta import TTAClassifier
 
 
 class Residual(nn.Module):
@@ -70,6 +71,26 @@ def test_every_convolution_of_a_resnet_is_fused_but_the_projections() -> None:
     assert _count(copy) == 17
     x = torch.rand(2, 3, 32, 32)
     torch.testing.assert_close(copy(x), model(x), rtol=1e-3, atol=1e-4)
+
+
+class FirstView(nn.Module):
+    """A module that calls another method of a submodule than its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.views = TTAClassifier(Residual(), 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.views.first_view(x) if bool(x.mean() >= 0.4) else self.views(x)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+def test_the_views_of_test_time_augmentation_keep_their_methods(scale: float) -> None:
+    torch.manual_seed(0)
+    model, x = FirstView().eval(), scale * torch.rand(3, 3, 9, 9)
+    copy = fuse_activations(model, torch.float32)
+    assert _count(copy) == 3
+    torch.testing.assert_close(copy(x), model(x))
 
 
 def test_hooks_of_a_submodule_still_run() -> None:
