@@ -52,6 +52,13 @@ def folder(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return prepared
 
 
+def test_the_random_seed_of_a_gate_is_the_one_typed(folder: Path) -> None:
+    assert run([*TRAIN[:-1], "seeded", "--seed", "3"]) == 0
+    assert records.read_description(folder / "seeded" / "run.toml").identity["plan"]["seed"] == 3
+    weights = [load_file(folder / name / "gate.safetensors") for name in ("G", "seeded")]
+    assert any(not torch.equal(value, weights[1][key]) for key, value in weights[0].items())
+
+
 def test_a_finished_gate_is_not_trained_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (folder / "G" / "gate.safetensors").read_bytes()
     assert run(TRAIN) == 0 and capsys.readouterr().out.endswith(

@@ -87,7 +87,7 @@ def test_classes_in_the_order_of_what_a_few_steps_reach(norm: str, expected: lis
         slope = slopes[target]
         return slope * (point - x).sum(dim=(1, 2, 3)) - 10 * target, slope.view(-1, 1, 1, 1).expand_as(point)
 
-    assert order_attacked(value_and_gradient, x, y, classes, Threat(norm, 0.3)).tolist() == [expected] * 2
+    assert order_attacked(value_and_gradient, x, y, classes, threat=Threat(norm, 0.3)).tolist() == [expected] * 2
 
 
 @pytest.mark.parametrize("optimizer", ["apgd", "momentum"])
@@ -146,24 +146,35 @@ def test_nor_of_a_gate(over_map: bool) -> None:
     assert independent(mixture, data, left, 0.02) == []
 
 
-def test_every_target_of_few_classes() -> None:
+def test_the_trial_that_orders_targets_is_counted_and_a_clean_order_described_as_before() -> None:
+    clean = TargetedHinges(30, ranks=(1, 2), forms=("mapped",), surrogate=Sides(far_target()[0]), follow="surrogate")
+    attacked = replace(clean, order="attacked")
+    assert [stage.cost for stage in clean.stages()] == [30, 30]
+    assert [stage.cost for stage in attacked.stages()] == [30 + 9 * 6, 30]
+    assert "order" not in clean.describe() and attacked.describe()["order"] == "attacked"
+
+
+@pytest.mark.parametrize("order", ["clean", "attacked"])
+def test_every_target_of_few_classes(order: str) -> None:
     pair = random_pair(1)
     two = [torch.nn.Sequential(network, torch.nn.Linear(10, 2)) for network in pair]
     mixture = MixedClassifier(two[0], two[1], 0.7, hard=True).eval()
-    hinges = TargetedHinges(3, surrogate=Sides(mixture), follow="surrogate")
+    hinges = TargetedHinges(3, order=order, surrogate=Sides(mixture), follow="surrogate")
     data = labelled_by(mixture, 4)
     state = attack_dataset(hinges, mixture, data, threat=Threat("linf", 0.01), seed=0, device=torch.device("cpu"))
-    assert float(state.passes.max()) <= 2 * 4 + 1, "one target in two forms, whatever the ranks"
+    trials = 2 * 9 * 6 if order == "attacked" else 0
+    assert float(state.passes.max()) <= 2 * 4 + 1 + trials, "one target in two forms, whatever the ranks"
 
 
 def test_long_runs_are_for_the_nearest_targets_of_fast_and_for_all_of_standard() -> None:
     mixture = far_target()[0]
-    runs = [{(attack.steps, len(attack.ranks), attack.forms, attack.optimizer)
+    runs = [{(attack.steps, len(attack.ranks), attack.order, attack.forms, attack.optimizer)
              for attack in hinge_attacks(mixture, suite) if isinstance(attack, TargetedHinges)}
             for suite in (fast(), standard())]
     one, both = ("mapped",), ("mapped", "logits")
-    assert runs == [{(20, 9, one, "apgd"), (LONG, 3, one, "apgd"), (LONG, 3, one, "momentum")},
-                    {(LONG, 9, both, "apgd"), (LONG, 9, one, "momentum")}]
+    assert runs == [{(20, 9, "clean", one, "apgd"), (LONG, 3, "attacked", one, "apgd"),
+                     (LONG, 3, "attacked", one, "momentum")},
+                    {(LONG, 9, "clean", both, "apgd"), (LONG, 9, "clean", one, "momentum")}]
 
 
 def test_either_optimizer_breaks_images_that_the_other_does_not() -> None:

@@ -58,12 +58,13 @@ def test_the_captured_step_is_the_plain_step(objective: Objective) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.name)
-def test_a_captured_run_is_the_plain_run(objective: Objective) -> None:
+@pytest.mark.parametrize("captured", ["graph", "both"])
+def test_a_captured_run_is_the_plain_run(captured: str, objective: Objective) -> None:
     """Up to rounding: kernels may add in another order."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     weights = []
-    for mode in ("off", "graph"):
+    for mode in ("off", captured):
         plan = dataclasses.replace(PLAN, compile=mode, batch_size=16)
         model = fit_model(network(), objective, dataset(70), plan, device="cuda")
         weights.append([p.detach().cpu() for p in model.parameters()])
@@ -81,7 +82,7 @@ def test_steps_are_captured_in_one_process_and_large_networks_compiled(device: t
 
 
 def test_images_that_do_not_fit_on_the_device_are_not_read_by_a_graph() -> None:
-    assert compile_mode(TrainingPlan(), network(), Standard(), CUDA, 1, images_on_device=False) == "model"
+    assert compile_mode(TrainingPlan(), network(), Standard(), CUDA, 1, has_room_for_epoch=False) == "model"
 
 
 @pytest.mark.parametrize("objective", [GateLoss(), PolicyLoss()], ids=lambda objective: objective.name)

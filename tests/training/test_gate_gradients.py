@@ -139,15 +139,18 @@ def test_the_copy_is_freed_with_its_mixture() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_training_attacks_on_cuda_are_as_strong_as_on_the_cpu() -> None:
+@pytest.mark.parametrize("adversary", ["A", "B", "C"])
+@pytest.mark.parametrize("reduced", [False, True], ids=["fp32", "bf16"])
+def test_training_attacks_on_cuda_are_as_strong_as_on_the_cpu(adversary: str, reduced: bool) -> None:
     reached: dict[str, float] = {}
     for device in ("cpu", "cuda"):
         model, x = gated().to(device), images(64).to(device)
-        objective = GateLoss(eps=0.03, steps=8, alpha_penalty=0.0, untargeted_share=1.0)
+        objective = GateLoss(adversary=adversary, eps=0.03, steps=8, alpha_penalty=0.0, untargeted_share=1.0)
         y, stream = model(x).argmax(dim=1), rng.stream(0, "test", torch.arange(64, device=device))
-        for _ in range(3):
-            x_adv = objective.attack(model, x, y, stream)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=reduced and device == "cuda"):
+            for _ in range(3):
+                x_adv = objective.attack(model, x, y, stream)
         with torch.no_grad():
             before, reached[device] = (float(losses.cross_entropy(model(point), y).mean()) for point in (x, x_adv))
         assert reached[device] > before + 0.005
-    assert reached["cuda"] == pytest.approx(reached["cpu"], rel=0.05)
+    assert reached["cuda"] == pytest.approx(reached["cpu"], rel=0.2 if reduced else 0.05)

@@ -92,21 +92,22 @@ def command(function: Callable[..., output.Outcome], **settings: type[Settings])
         settings: the classes of parameters whose annotation is only a base class.
     """
     hints = {**typing.get_type_hints(function, include_extras=True), **settings}
-    groups: dict[str, type[Settings]] = {}
+    groups: dict[str, tuple[type[Settings], list[str]]] = {}  # the class of every parameter, and its options
     options: list[inspect.Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
         hint = hints[parameter.name]
         if isinstance(hint, type) and issubclass(hint, Settings):
-            groups[parameter.name] = hint
-            options += _options_of(hint, None if parameter.default is EMPTY else parameter.default)
+            own = _options_of(hint, None if parameter.default is EMPTY else parameter.default)
+            groups[parameter.name] = (hint, [option.name for option in own])
+            options += own
         else:
             options.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint))
     options += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=False)
                 for name, hint in IN_EVERY_COMMAND.items()]
 
     def run(json: bool, quiet: bool, **given: Any) -> None:
-        grouped = {key: cls(**{field: given.pop(field) for field in cls.names() if field in given})
-                   for key, cls in groups.items()}
+        # Only its options: a field of the same name that only callers of a function give belongs to another group.
+        grouped = {key: cls(**{name: given.pop(name) for name in names}) for key, (cls, names) in groups.items()}
         with output.during(json, quiet):
             outcome = function(**grouped, **given)
         output.show(outcome, json, quiet)

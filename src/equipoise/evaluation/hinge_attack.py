@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from equipoise.attacks import Attack
 from equipoise.attacks.apgd import ApgdSearch
 from equipoise.attacks.cuda_graphs import TensorFunction
 from equipoise.attacks.engine import Stage
-from equipoise.attacks.gradients import GradientSource
+from equipoise.attacks.gradients import VERDICT_BLOCK, GradientSource
 from equipoise.attacks.momentum import MomentumSearch
 from equipoise.attacks.targeted import RANKS, check_ranks
 from equipoise.core import checks, geometry
@@ -64,11 +64,18 @@ class TargetedHinges(Attack):
         """One per form and target, such as mapped-1 and mapped-1@20-momentum; of both orders with the same start."""
         suffix = "" if self.steps == 100 else f"@{self.steps}"
         suffix += "" if self.optimizer == "apgd" else f"-{self.optimizer}"
-        order = "" if self.order == "clean" else f"-{self.order}"
+        order, trial = ("", 0) if self.order == "clean" else (f"-{self.order}", len(RANKS) * (TRIAL_STEPS + 1))
+        # The trial is counted once for every form, also where the order is known from another run.
         return tuple(self.stage(f"{form}-{rank}{suffix}{order}",
-                                partial(self._search, form, rank, f"{form}-{rank}{suffix}"), self.steps,
+                                partial(self._search, form, rank, f"{form}-{rank}{suffix}"),
+                                self.steps + trial * (rank == self.ranks[0]),
                                 group=(self.name, self.optimizer, form, self.steps, self.order))
                      for form in self.forms for rank in self.ranks)
+
+    def describe(self) -> dict[str, Any]:
+        """See :meth:`Attack.describe`; without the order of the clean image, which was the only one once."""
+        described = super().describe()
+        return {key: value for key, value in described.items() if key != "order" or value != "clean"}
 
     def _search(self, form: str, rank: int, purpose: str, source: GradientSource, threat: Threat,
                 stop_at_success: bool) -> ApgdSearch | MomentumSearch | None:
@@ -83,13 +90,18 @@ class TargetedHinges(Attack):
             return -sums(sides, y).gather(1, target.unsqueeze(1)).squeeze(1)
 
         name, count = f"hinges-{form}", max(self.ranks) if self.order == "clean" else max(*self.ranks, *RANKS)
+        # New rows come a few at a time, in multiples of this: larger passes would be filled up with copies.
+        size = source.block and min(source.block, VERDICT_BLOCK)
+        trial = source.in_blocks(size).value_and_gradient(name, objective)
 
         def choose_targets(x: Tensor, y: Tensor, stream: Stream) -> Tensor:
             def nearest() -> Tensor:
                 others = sums(source.source_outputs(x), y).scatter(1, y.unsqueeze(1), float("inf"))
                 order = others.argsort(dim=1, stable=True)[:, : min(count, source.classes - 1)]
-                return order if self.order == "clean" else order_attacked(
-                    source.value_and_gradient(name, objective), x, y, order, threat)
+                if self.order == "clean":
+                    return order
+                parts = zip(*(rows.split(size or len(x)) for rows in (x, y, order)), strict=True)
+                return torch.cat([order_attacked(trial, *part, threat=threat) for part in parts])
 
             return source.once_per_image(f"classes by hinges, {form}, {count}, {self.order}", stream.index,
                                          nearest)[:, rank - 1]
@@ -97,7 +109,8 @@ class TargetedHinges(Attack):
         return OPTIMIZERS[self.optimizer](source, threat, self.steps, purpose, name, objective, choose_targets)
 
 
-def order_attacked(value_and_gradient: TensorFunction, x: Tensor, y: Tensor, classes: Tensor, threat: Threat) -> Tensor:
+def order_attacked(value_and_gradient: TensorFunction, x: Tensor, y: Tensor, classes: Tensor, *,
+                   threat: Threat) -> Tensor:
     """(B, R) the same classes, in the order of the values that :data:`TRIAL_STEPS` reach, the highest first.
 
     Classes that are near to a clean image may be out of reach, and others may need few steps.

@@ -91,7 +91,7 @@ class AdaptiveSmoothingStudy(Study):
     requirements: ClassVar = {
         "smoke": smoke_requirements("6 minutes"),
         "full": Requirements(data=ANY_DATA, models=PAIR, device=GPU, time="by part below, on an H200; settings "
-                             "and ablation beside another job, with --gate-epochs 2")}
+                             "with --gate-epochs 2, and like ablation beside another job")}
     minutes: ClassVar = {"train": 6.2, "choose": 4.8, "adversaries": 4.1, "settings": 6.1, "ablation": 5.9}
     own_settings = ("gate_epochs",)
     sizes: ClassVar = {"smoke": SMOKE, "full": AdaptiveStudySize()}
@@ -159,8 +159,8 @@ class AdaptiveSmoothingStudy(Study):
             gate = new_gate(pair.accurate, pair.robust, pixels(pair.held_out.images[:2].to(device)),
                             width=size.gate_width, momentum=size.gate_momentum, seed=self.conditions.seed)
             model = GatedClassifier(pair.accurate, pair.robust, gate).to(device)
-            fit_model(model, objective, pair.training, plan, device=device, out=self.folder / f"{group}-{name}",
-                      metadata={"arch": "gated"})
+            fit_model(model, objective, pair.training, replace(plan, seed=self.conditions.seed), device=device,
+                      out=self.folder / f"{group}-{name}", metadata={"arch": "gated"})
             path.parent.mkdir(exist_ok=True)
             save_gate(path, model.network, pair.accurate, pair.robust, {"objective": repr(objective)})
         gate = load_gate(path, pair.accurate, pair.robust)

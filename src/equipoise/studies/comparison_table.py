@@ -36,10 +36,11 @@ def summarize(rows: Iterable[Row], methods: Sequence[ComparedMethod], threat: Th
 
 
 def means(shown: Sequence[ComparedLine]) -> list[tuple[str, list[ComparedLine]]]:
-    """The families with several members, such as gates of several random seeds."""
+    """The families with several members, such as gates of several random seeds; equal mixtures are one."""
     families: dict[str, list[ComparedLine]] = {}
     for line in shown:
-        families.setdefault(line.method.family, []).append(line)
+        if line.method.name == line.method.measured_as:
+            families.setdefault(line.method.family, []).append(line)
     return [(family, own) for family, own in families.items() if len(own) > 1]
 
 

@@ -27,10 +27,10 @@ SMALL = 2_000_000  # parameters; below, compiling takes longer than it saves
 
 
 def compile_mode(plan: TrainingPlan, model: nn.Module, objective: Objective, device: torch.device, processes: int,
-                 images_on_device: bool = True) -> str:
+                 has_room_for_epoch: bool = True) -> str:
     """What is compiled or captured: off, model, graph or both.
 
-    A graph reads the images of an epoch from the device, where those of a large data set do not fit.
+    A graph reads the augmented images of an epoch from the device, where those of a large data set may not fit.
     """
     if device.type != "cuda":
         return "off"
@@ -39,7 +39,7 @@ def compile_mode(plan: TrainingPlan, model: nn.Module, objective: Objective, dev
                        f"{objective.name}, which cannot be compiled", plan.compile)
         return "off"
     if plan.compile == "auto":
-        if processes > 1 or not images_on_device:
+        if processes > 1 or not has_room_for_epoch:
             return "model"
         return "graph" if sum(p.numel() for p in model.parameters()) < SMALL else "both"
     checks.require(processes == 1 or plan.compile in ("off", "model"), "compile",

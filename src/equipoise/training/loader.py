@@ -45,8 +45,7 @@ class TrainingLoader:
         checks.require(size <= len(data), "batch_size", f"be at most the number of training images, {len(data)}", size)
         self.plan, self.device, self.world = plan, device, parallel.world()
         checks.require(self.world.size <= size, "batch_size", "be at least the number of processes", size)
-        fits = device.type != "cuda" or data.images.numel() < RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
-        self.images = data.images.to(device) if fits else data.images
+        self.images = data.images.to(device) if _fits(data.images, device) else data.images
         self.labels, self.index = data.labels.to(device), data.index.to(device)
         self.steps_per_epoch = -(-len(data) // size)
         if plan.cutout:
@@ -56,6 +55,11 @@ class TrainingLoader:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def has_room_for_epoch(self) -> bool:
+        """Whether the device also has room for the augmented images of an epoch, beside those of the data set."""
+        return self.images.device.type == self.device.type and _fits(self.images, self.device)
 
     def count_images(self, steps: int) -> int:
         """Number of images in the first `steps` steps of a run."""
@@ -103,6 +107,11 @@ class TrainingLoader:
         if plan.flip:
             images = flip(images, stream)
         return cutout(images, plan.cutout, self.mean_colour, stream) if plan.cutout else images
+
+
+def _fits(images: Tensor, device: torch.device) -> bool:
+    """Whether images take a small share of the free memory of a GPU; on a CPU they are there already."""
+    return device.type != "cuda" or images.nbytes < RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
 
 
 def cutout(x: Tensor, side: int, colour: Tensor, stream: Stream) -> Tensor:

@@ -90,7 +90,8 @@ def _run_recorded(model: nn.Module, objective: Objective, loader: TrainingLoader
         checkpoint.restore(recorder.folder / LAST, model)
         return TrainingResult(model.to(device).eval(), read_summary(recorder.folder).results, recorder.folder)
     try:
-        with cudnn_benchmark(device, objective.compilable):  # for others it takes longer than it saves
+        # Objectives that are not compiled train small networks for a few epochs, and timing would take longer.
+        with cudnn_benchmark(device, objective.compilable):
             results = TrainingRun(model, objective, loader, held_out, recorder).run()
     except RuntimeError as error:
         # Unlike in an evaluation the batch is not halved, because a smaller batch trains another model.
@@ -108,7 +109,7 @@ class TrainingRun:
         self.objective, self.loader, self.held_out = objective, loader, held_out
         self.plan, self.recorder = loader.plan, recorder
         self.compile_mode = compile_mode(loader.plan, model, objective, loader.device, loader.world.size,
-                                         loader.images.device.type == loader.device.type)
+                                         loader.has_room_for_epoch)
         memory = objective.initial_memory(len(loader))
         self.learner = Learner(model, loader.plan, loader.device, memory, self.compile_mode in ("model", "both"))
         self.captured = CapturedSteps(self.learner, loader) if self.compile_mode in ("graph", "both") else None

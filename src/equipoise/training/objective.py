@@ -56,7 +56,8 @@ class TrainingPlan(Settings):
     save_seconds: float = setting(30.0, "Seconds between saved states, from which a killed run resumes.", fraction=True)
     precision: str = setting("auto", "auto, fp32 or bf16.", among=PRECISIONS)
     compile: str = setting("auto", "On a GPU: off; model (torch.compile); graph (the whole step as one CUDA graph); "
-                                   "both; auto is graph for a small network, both for a large one.",
+                                   "both; auto is graph for a small network, both for a large one, and model under "
+                                   "several processes or where the images do not fit into memory.",
                            among=("auto", "off", "model", "graph", "both"))
     seed: int = setting(0, "Random seed.", least=0)
 

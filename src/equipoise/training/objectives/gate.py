@@ -1,7 +1,8 @@
 """Objectives of networks that combine two classifiers: the gate [Bai2024, Section 4.4] and the policy [Bai2022].
 
 An attack on a gate repeats one small pass thousands of times, most of which is launch overhead on a GPU. The base
-classifiers never change, so their batch norms are fused once; a captured pass reads the weights of the gate in place.
+classifiers never change, so their batch norms, and in reduced precision their activations, are fused once; a captured
+pass reads the weights of the gate in place.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from equipoise.attacks.apgd import apgd_maximize
 from equipoise.attacks.conv_relu import fuse_activations
 from equipoise.attacks.cuda_graphs import CudaGraphFunction
 from equipoise.attacks.fused import agree, fuse
-from equipoise.attacks.prepared import TOLERANCES
+from equipoise.attacks.prepared import EXAMPLES, TOLERANCES
 from equipoise.attacks.targeted import classes_by_logit
 from equipoise.core import ascent, checks, losses
 from equipoise.core import device as devices
@@ -187,21 +188,24 @@ class FusedMixture:
         self.model = fused if isinstance(fused, GatedClassifier) and is_copy else model.with_range(*model.alpha_range)
         self.model.network = model.network
         if is_copy and torch.is_autocast_enabled(x.device.type):
-            self._fuse_activations(x[:4], torch.get_autocast_dtype(x.device.type))
+            self._fuse_activations(x[:EXAMPLES], torch.get_autocast_dtype(x.device.type))
         self.captured: dict[Hashable, CudaGraphFunction] = {}
         self.pool = torch.cuda.graph_pool_handle() if x.is_cuda else None
 
     @torch.no_grad()
     def _fuse_activations(self, x: Tensor, dtype: torch.dtype) -> None:
-        """Give the base classifiers weights of reduced precision and fused activations, if they still agree on x."""
+        """Give the base classifiers weights of reduced precision and fused activations, if their logits agree on x."""
         try:
             with inference(self.model):
                 faster = fuse_activations(self.model, dtype)
-                assert isinstance(faster, GatedClassifier)
+                if not isinstance(faster, GatedClassifier):
+                    return
                 faster.network = self.model.network
-                outputs = zip(faster.base_outputs(x), self.model.base_outputs(x), strict=True)
-                if all(agree(fast.float(), known.float(), TOLERANCES[dtype]) for fast, known in outputs):
+                logits = zip(faster.base_outputs(x)[:2], self.model.base_outputs(x)[:2], strict=True)
+                if all(agree(fast.float(), known.float(), TOLERANCES[dtype]) for fast, known in logits):
                     self.model = faster
+        except torch.OutOfMemoryError:
+            raise
         except Exception:  # whatever fails in a foreign module, the module itself still works
             pass
 
