@@ -16,7 +16,8 @@ from equipoise.core import losses, rng
 from equipoise.mixing import GatedClassifier, mix, new_gate
 from equipoise.models import build
 from equipoise.models.layers.tta import TTAClassifier
-from equipoise.training.objectives.gate import GateLoss, LossAndGradient, fused_mixture, loss_and_gradient
+from equipoise.training.objectives.gate import GateLoss
+from equipoise.training.objectives.gate_gradients import LossAndGradient, fused_mixture, loss_and_gradient
 
 B, C, H, W, K = 4, 3, 9, 11, 6
 DEVICES = ("cpu", *(["cuda"] if torch.cuda.is_available() else []))
