@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from conftest import draw_figures_once
 from equipoise import models
 from equipoise.attacks import Apgd, Square, Suite
 from equipoise.core.checks import InputError
-from equipoise.core.records import read_rows
+from equipoise.core.records import read_description, read_rows
 from equipoise.core.results import Summary, read_summary
 from equipoise.core.rows import AttackRow
 from equipoise.data import load_data
@@ -158,6 +159,13 @@ def test_one_part_alone(tmp_path: Path, references: tuple[str, str]) -> None:
     small_study(tmp_path, references).run(["train"])
     assert (tmp_path / "gates" / "C.safetensors").exists()
     assert {row.model for row in read_rows(tmp_path)} == {"accurate", "robust"}
+
+
+def test_gates_are_trained_with_the_random_seed_of_the_study(tmp_path: Path, references: tuple[str, str]) -> None:
+    study = small_study(tmp_path, references)
+    study.conditions = replace(study.conditions, seed=4)
+    study.train_gate()
+    assert read_description(tmp_path / "gates-C" / "run.toml").identity["plan"]["seed"] == 4
 
 
 def test_folders_of_other_attack_lists_are_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from small_training import PLAN, dataset
 from equipoise.core import rng
 from equipoise.core.checks import InputError
 from equipoise.training import TrainingPlan
-from equipoise.training.loader import TrainingLoader, cutout, split
+from equipoise.training.loader import TrainingLoader, _fits, cutout, split
 
 CPU = torch.device("cpu")
 
@@ -29,6 +29,14 @@ def test_every_image_once_an_epoch_in_a_new_order() -> None:
     first, second = (torch.cat(epoch) for epoch in batches)
     assert torch.equal(first.sort().values, second.sort().values) and torch.equal(first.sort().values, loader.index)
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("free", "fits"), [(4100, True), (3900, False)])
+def test_images_on_a_gpu_take_a_quarter_of_its_free_memory_at_most(free: int, fits: bool,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2 * free))
+    images = torch.zeros(10, 1, 5, 5)  # 1000 bytes
+    assert _fits(images, torch.device("cuda")) == fits and _fits(images, CPU)
 
 
 def test_batches_from_the_middle_of_an_epoch() -> None:

@@ -43,14 +43,15 @@ class FusedMixture:
     """A copy of a mixture with fused base classifiers; it shares the gate of the original."""
 
     def __init__(self, model: GatedClassifier, x: Tensor) -> None:
+        x = x[:EXAMPLES]  # on which copies must agree with the mixture
         with inference(model), devices.full_precision(x.device):
-            fused = fuse(model, x[:4])  # they must agree on four images
+            fused = fuse(model, x)
         # Never the mixture itself, which would keep it alive in the cache.
         is_copy = fused is not model
         self.model = fused if isinstance(fused, GatedClassifier) and is_copy else model.with_range(*model.alpha_range)
         self.model.network = model.network
         if is_copy and torch.is_autocast_enabled(x.device.type):
-            self._fuse_activations(x[:EXAMPLES], torch.get_autocast_dtype(x.device.type))
+            self._fuse_activations(x, torch.get_autocast_dtype(x.device.type))
         self.captured: dict[Hashable, CudaGraphFunction] = {}
         self.pool = torch.cuda.graph_pool_handle() if x.is_cuda else None
 
