@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.attacks.gradients import Verdict
+from equipoise.attacks.gradients import CLAIM_BLOCK, VERDICT_BLOCK, Verdict
 from equipoise.attacks.search import chunk_length, run_searches
 from equipoise.attacks.search_state import AttackBatch, BatchShape, SearchState
 from equipoise.core.rng import Stream, stream
@@ -32,9 +32,9 @@ def test_shapes_fill_up_with_copies() -> None:
 
 @dataclass
 class CountingSearch:
-    """Breaks image n after n passes, of at most 20; remembers the sizes of its batches."""
+    """Breaks image n after n passes, if there are so many; remembers the sizes of its batches."""
 
-    passes = 20
+    passes: int = 20
 
     def __post_init__(self) -> None:
         self.sizes: list[int] = []
@@ -56,23 +56,37 @@ def _load(rows: Tensor) -> AttackBatch:
 def test_every_image_finishes_once_in_batches_of_one_size() -> None:
     search = CountingSearch()
 
-    def judge(x: Tensor, y: Tensor) -> Verdict:
+    def judge(x: Tensor, y: Tensor, block: int) -> Verdict:
         return Verdict(torch.ones_like(y), -torch.ones(len(y)), -torch.ones(len(y)))
 
     results = [result for _, result in run_searches({1: search}, judge, _load, [(1, image) for image in range(11)],
-                                                    slots=4, shape=BatchShape(4, 4), verdict_shape=BatchShape(4, 4))]
+                                                    slots=4, shape=BatchShape(4, 4))]
     assert sorted(row for result in results for row in result.rows.tolist()) == list(range(11))
     assert set(search.sizes) == {4}
     assert all(bool(result.broken.all()) for result in results)
 
 
+def test_claims_are_judged_in_small_passes_and_ends_in_large_ones() -> None:
+    passes: list[tuple[int, int]] = []
+
+    def judge(x: Tensor, y: Tensor, block: int) -> Verdict:
+        passes.append((len(x), block))
+        return Verdict(torch.ones_like(y), -torch.ones(len(y)), -torch.ones(len(y)))
+
+    search, images = CountingSearch(passes=40), [*range(18), *range(30, 60)]  # claims after 20 passes, and at the end
+    results = run_searches({1: search}, judge, _load, [(1, image) for image in images], slots=48,
+                           shape=BatchShape(256, 256))
+    assert {row: float(share) for _, result in results for row, share in zip(
+        result.rows.tolist(), result.share, strict=True)} == {image: 0.5 if image < 20 else 1 for image in images}
+    assert passes == [(32, CLAIM_BLOCK), (128, VERDICT_BLOCK)]
+
+
 def test_a_claim_that_is_not_confirmed_is_no_success() -> None:
-    def judge(x: Tensor, y: Tensor) -> Verdict:
+    def judge(x: Tensor, y: Tensor, block: int) -> Verdict:
         return Verdict(torch.zeros_like(y), torch.full((len(y),), 0.5), torch.full((len(y),), 2.0))
 
     results = [result for _, result in run_searches(
-        {1: CountingSearch()}, judge, _load, [(1, image) for image in range(3)], slots=3, shape=BatchShape(),
-        verdict_shape=BatchShape())]
+        {1: CountingSearch()}, judge, _load, [(1, image) for image in range(3)], slots=3, shape=BatchShape())]
     assert [result.broken.tolist() for result in results] == [[False] * 3]
     assert results[0].margin.tolist() == [0.5] * 3 and results[0].logit_margin.tolist() == [2.0] * 3
     assert results[0].share.tolist() == [1.0] * 3

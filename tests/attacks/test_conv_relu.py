@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise import models
-from equipoise.attacks.conv_relu import ConvReLU, fuse_activations
+from equipoise.attacks.conv_relu import ConvReLU, Projection, fuse_activations
 from equipoise.attacks.fused import fuse
 from equipoise.models.layers.tta import TTAClassifier
 
@@ -66,11 +66,50 @@ def test_a_fused_copy_has_the_same_logits_and_gradients(make: type[nn.Module]) -
 
 
 def test_every_convolution_of_a_resnet_is_fused_but_the_projections() -> None:
-    model = models.build("resnet18", num_classes=10, image_shape=(3, 32, 32)).eval()
+    torch.manual_seed(0)
+    model = models.build("resnet18", num_classes=10, image_shape=(3, 32, 32)).eval().requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):  # which become biases, also of the projections
+            nn.init.normal_(module.bias)
     copy = fuse_activations(fuse(model, torch.rand(4, 3, 32, 32)), torch.float32)
-    assert _count(copy) == 17
+    projections = [module for module in copy.modules() if isinstance(module, Projection)]
+    assert (_count(copy), len(projections)) == (17, 3)
+    assert all(projection.conv.bias is None for projection in projections)  # those of the convolutions beside them
     x = torch.rand(2, 3, 32, 32)
-    torch.testing.assert_close(copy(x), model(x), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(copy(x), model(x), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(_gradient(copy, x), _gradient(model, x), rtol=1e-2, atol=1e-4)
+
+
+class Downsampled(nn.Module):
+    """Projections with strides: one whose output is read twice, so that it keeps its bias, and odd image sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.shortcut = nn.Conv2d(3, 4, 3, (2, 3), padding=1), nn.Conv2d(3, 4, 1, (2, 3))
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = self.shortcut(x)
+        logits: Tensor = self.fc((torch.relu(self.conv(x) + shortcut) + shortcut).mean(dim=(2, 3)))
+        return logits
+
+
+def test_a_projection_that_is_read_elsewhere_keeps_its_bias() -> None:
+    torch.manual_seed(0)
+    model, x = Downsampled().eval(), torch.rand(3, 3, 9, 10)
+    copy = fuse_activations(model, torch.float32)
+    assert isinstance(copy.shortcut, Projection) and _count(copy) == 1
+    torch.testing.assert_close(copy(x), model(x))
+    torch.testing.assert_close(_gradient(copy, x), _gradient(model, x))
+
+
+def test_the_first_convolution_gets_eight_channels_in_bfloat16() -> None:
+    torch.manual_seed(0)
+    model, x = Residual().eval(), torch.rand(3, 3, 9, 9)
+    copies = [fuse_activations(model, dtype) for dtype in (torch.float32, torch.bfloat16)]
+    assert [copy.get_submodule("first").get_buffer("weight").shape[1] for copy in copies] == [3, 8]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(copies[1](x).float(), model(x).float(), rtol=0.02, atol=0.02)
 
 
 class FirstView(nn.Module):
@@ -113,9 +152,10 @@ def test_cudnn_kernels_agree_with_the_network(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
-def test_gradients_through_cudnn_kernels_point_the_same_way() -> None:
+@pytest.mark.parametrize("make", [Residual, Downsampled])
+def test_gradients_through_cudnn_kernels_point_the_same_way(make: type[nn.Module]) -> None:
     torch.manual_seed(0)
-    model, x = Residual().eval().cuda(), torch.rand(16, 3, 32, 32, device="cuda")
+    model, x = make().eval().cuda(), torch.rand(16, 3, 32, 32, device="cuda")
     copy = fuse_activations(model, torch.bfloat16)
     with torch.autocast("cuda", dtype=torch.bfloat16):
         gradient = _gradient(copy, x)

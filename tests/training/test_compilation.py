@@ -59,6 +59,7 @@ def test_the_captured_step_is_the_plain_step(objective: Objective) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.name)
 @pytest.mark.parametrize("captured", ["graph", "both"])
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores", "ignore:The .grad attribute")  # of torch's compiler
 def test_a_captured_run_is_the_plain_run(captured: str, objective: Objective) -> None:
     """Up to rounding: kernels may add in another order."""
     if not torch.cuda.is_available():

@@ -219,8 +219,7 @@ class Driver:
         order = [(number, image) for number in searches for image, stage in next_stage.items() if stage <= number]
         for number, result in run_searches(
                 searches, source.judge, load, order, slots=self.slots, shape=self._shape,
-                verdict_shape=self._shape.at_most(VERDICT_BLOCK), wanted=lambda images: candidates(state)[images],
-                stop_at_success=self.stop_at_success):
+                wanted=lambda images: candidates(state)[images], stop_at_success=self.stop_at_success):
             finish(number, result)
         return True
 

@@ -25,7 +25,8 @@ from equipoise.core import checks, device, losses
 
 Extra = Callable[[Tensor], Tensor]  # images (B, C, H, W) → (B,), added to the objective
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits (B, K), labels and targets (B,) → (B,)
-VERDICT_BLOCK = 64  # images per pass of a verdict, at most; often only a few images claim to be broken
+VERDICT_BLOCK = 128  # images per pass in full precision, at most
+CLAIM_BLOCK = 16  # the same for images that claim to be broken while others search on: often only a few
 _SMALLEST_LOGIT = -1e4  # a logit of −inf, as a hard decision gives it, would make ratios of margins meaningless
 
 
@@ -125,13 +126,13 @@ class GradientSource:
         return self.networks.reduced(self.model, self.classes, torch.float16)
 
     @torch.no_grad()
-    def judge(self, x: Tensor, y: Tensor) -> Verdict:
-        """The verdict of the model itself in full precision: only this counts.
+    def judge(self, x: Tensor, y: Tensor, block: int = VERDICT_BLOCK) -> Verdict:
+        """The verdict of the model itself in full precision: only this counts. Passes have at most `block` images.
 
         An image that a randomised model classifies correctly in any of its passes is not broken yet.
         """
         def logits() -> Tensor:
-            return checks.logits(self.logits(x), len(x), f"logits of the model {type(self.model).__name__}")
+            return checks.logits(self.logits(x, block), len(x), f"logits of the model {type(self.model).__name__}")
 
         if self.settings.repeats is not None:
             verdict = judge_repeatedly(logits, y, self.settings.repeats)
@@ -140,19 +141,19 @@ class GradientSource:
         z = logits()
         return Verdict(z.argmax(dim=1), losses.probability_margin(z, y), losses.signed_margin(z, y))
 
-    @torch.no_grad()
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor, block: int = VERDICT_BLOCK) -> Tensor:
         """(B, K) logits of the model itself in full precision."""
-        block = self.block and min(self.block, VERDICT_BLOCK)
-        with device.full_precision(x.device):
-            return _blockwise(lambda part: (self.model(part),), block, x)[0]
+        return self._full_precision_outputs(self.model, x, block)
 
-    @torch.no_grad()
     def source_outputs(self, x: Tensor) -> Tensor:
         """(B, …) outputs of the network that gives the gradients, in full precision."""
-        network = self.settings.surrogate or self.model
+        return self._full_precision_outputs(self.settings.surrogate or self.model, x, VERDICT_BLOCK)
+
+    @torch.no_grad()
+    def _full_precision_outputs(self, network: nn.Module, x: Tensor, block: int) -> Tensor:
         with device.full_precision(x.device):
-            return _blockwise(lambda part: (network(part),), self.block and min(self.block, VERDICT_BLOCK), x)[0]
+            return _blockwise(lambda part: (network(device.full_precision_layout(part)),),
+                              self.block and min(self.block, block), x)[0]
 
     def value_and_gradient(self, name: object, objective: Objective, *, with_extra: bool = True) -> TensorFunction:
         """A function x, y, target → value (B,), gradient (B, C, H, W), and the two :meth:`margins` of the model.

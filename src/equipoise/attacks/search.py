@@ -23,7 +23,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from equipoise.attacks.gradients import Verdict
+from equipoise.attacks.gradients import CLAIM_BLOCK, VERDICT_BLOCK, Verdict
 from equipoise.attacks.search_state import AttackBatch, BatchShape, Rows, Search, SearchResult, State
 from equipoise.core.rng import Stream
 
@@ -83,9 +83,9 @@ class _InOrder:
 
 
 def run_searches(
-    searches: Mapping[int, Search[State]], judge: Callable[[Tensor, Tensor], Verdict],
+    searches: Mapping[int, Search[State]], judge: Callable[[Tensor, Tensor, int], Verdict],
     load: Callable[[Tensor], AttackBatch], order: Sequence[tuple[int, int]], *, slots: int, shape: BatchShape,
-    verdict_shape: BatchShape, wanted: Callable[[Tensor], Tensor] = torch.ones_like, stop_at_success: bool = True,
+    wanted: Callable[[Tensor], Tensor] = torch.ones_like, stop_at_success: bool = True,
 ) -> Iterator[tuple[int, SearchResult]]:
     """Search for every image, `slots` rows at a time; yields stages with results as images finish.
 
@@ -94,11 +94,11 @@ def run_searches(
 
     Args:
         searches: by the number of their stage.
-        judge: images and labels → the verdict of the model itself.
+        judge: images, labels and the images per pass → the verdict of the model itself.
         load: numbers of images → their batch.
         order: (stage, image), in the order in which rows get slots.
         slots: rows searched at a time.
-        shape, verdict_shape: sizes to which batches are filled up, and those of starts and verdicts.
+        shape: sizes to which batches are filled up.
         wanted: numbers of images → whether they still need their other stages, given the results so far.
         stop_at_success: finish a row as soon as it breaks its image; otherwise search on for a smaller margin.
     """
@@ -111,7 +111,7 @@ def run_searches(
     key = 0  # of the random streams, the same for all images
     while True:
         if new := _take(waiting, slots - len(live), results.pending):
-            fresh, key = _start(searches, load, new, verdict_shape)
+            fresh, key = _start(searches, load, new, shape.at_most(CLAIM_BLOCK))
             state = fresh if state is None or not live else state.select(slice(len(live))).join(fresh)
             live, ages = live + new, ages + [0] * len(new)
         if state is None or not live:
@@ -122,11 +122,18 @@ def run_searches(
         state = first.advance(state, Stream(key, state.index), [ages[row] for row in filled], chunk)
         ages = [age + chunk for age in ages]
         claims = ((state.logit_margin[: len(live)] <= 0) & stop_at_success).tolist()
-        candidates = [row for row, age in enumerate(ages) if claims[row] or age >= passes]
+        ended = [row for row, age in enumerate(ages) if age >= passes]
+        claiming = [row for row, age in enumerate(ages) if claims[row] and age < passes]
+        candidates, images, parts = ended + claiming, [image for _, image in live], []
         if not candidates:
             continue
-        share = torch.tensor([min(ages[row] / passes, 1) for row in candidates])
-        state, result = _verify(state, candidates, [image for _, image in live], share, judge, verdict_shape)
+        # Which passes judge a row depends on its age alone, or other rows would change its rounding errors.
+        for own, block in ((ended, VERDICT_BLOCK), (claiming, CLAIM_BLOCK)):
+            if own:
+                share = torch.tensor([min(ages[row] / passes, 1) for row in own])
+                state, part = _verify(state, own, images, share, judge, block, shape)
+                parts.append(part)
+        result = reduce(Rows.join, parts)
         done = [number for number, (row, broken) in enumerate(zip(candidates, result.broken.tolist(), strict=True))
                 if broken or ages[row] >= passes]
         if not done:
@@ -135,8 +142,8 @@ def run_searches(
         results.add([live[candidates[number]][0] for number in done], result.select(torch.tensor(done)))
         while (ready := results.pop()) is not None:
             yield ready
-            images = ready[1].rows
-            for image in images[~wanted(images).bool()].tolist():
+            done_images = ready[1].rows
+            for image in done_images[~wanted(done_images).bool()].tolist():
                 results.drop(image)
         keep = [row for row, (_, image) in enumerate(live) if row not in finished and image in results.pending]
         live, ages = [live[row] for row in keep], [ages[row] for row in keep]
@@ -167,11 +174,12 @@ def _start(searches: Mapping[int, Search[State]], load: Callable[[Tensor], Attac
 
 
 def _verify(state: State, candidates: list[int], live: list[int], share: Tensor,
-            judge: Callable[[Tensor, Tensor], Verdict], shape: BatchShape) -> tuple[State, SearchResult]:
-    """Judge rows that claim success or are finished; the state gets their true margins."""
-    filled = torch.tensor(shape.fill(candidates), device=state.y.device)
+            judge: Callable[[Tensor, Tensor, int], Verdict], block: int,
+            shape: BatchShape) -> tuple[State, SearchResult]:
+    """Judge rows that claim success or are finished, `block` in a pass; the state gets their true margins."""
+    filled = torch.tensor(shape.at_most(block).fill(candidates), device=state.y.device)
     x, y, count = state.nearest[filled], state.y[filled], len(candidates)
-    verdict = judge(x, y)
+    verdict = judge(x, y, block)
     result = SearchResult(torch.tensor([live[row] for row in candidates]), x[:count], verdict.predicted[:count],
                           verdict.margin[:count], verdict.logit_margin[:count], (verdict.predicted != y)[:count],
                           share)

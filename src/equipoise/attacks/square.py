@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -91,6 +90,7 @@ class _SquareSearch(ABC):
         pixels = [attack.share * height * width / 2**halvings for halvings in range(len(HALVINGS) + 1)]
         sides = [min(self.round_side(round(math.sqrt(count))), height, width) for count in pixels]
         self.sides = torch.tensor(sides, device=self.example.device)  # edge of a patch by the number of halvings
+        self.halvings = torch.tensor(HALVINGS, device=self.example.device)
 
     def start(self, x: Tensor, y: Tensor, stream: Stream) -> _SquareState:
         unknown = x.new_full((len(x),), torch.inf)
@@ -102,8 +102,8 @@ class _SquareSearch(ABC):
     def advance(self, state: _SquareState, stream: Stream, ages: Sequence[int], passes: int) -> _SquareState:
         """`passes` queries; all their random words are drawn at once."""
         words = self._draw(stream, ages, passes, self.words + state.x.shape[1])
-        halvings = torch.tensor([[bisect_left(HALVINGS, age + done - 1) for done in range(passes)] for age in ages],
-                                device=state.y.device)
+        before = state.age.unsqueeze(1) + torch.arange(passes, device=state.y.device)  # queries; the first is the start
+        halvings = torch.bucketize(before - 1, self.halvings)
         if self.queries_ahead:
             return self._advance_ahead(state, ages, passes, halvings, words)
         for done in range(passes):

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from equipoise.core import checks
 from equipoise.core.settings import setting
@@ -85,6 +85,14 @@ def full_precision(device: torch.device) -> Iterator[None]:
             before = _tf32_before.pop()
             if not _tf32_before:
                 convolutions.allow_tf32, products.allow_tf32 = before
+
+
+def full_precision_layout(x: Tensor) -> Tensor:
+    """Images (B, C, H, W) as convolutions in full precision want them: on CUDA those with channels last are slower.
+
+    The networks of attacks, in reduced precision, have channels last.
+    """
+    return x.contiguous() if x.is_cuda else x
 
 
 def exclusive(device: torch.device) -> AbstractContextManager[object]:

@@ -221,32 +221,34 @@ HYPERPLANE_ROUNDS = {"cpu": 12, "cuda": 8}  # on CUDA a test for convergence wou
 def move_to_hyperplane(x: Tensor, w: Tensor, value: Tensor, norm: str) -> Tensor:
     r"""The smallest d (in the norm) with value + w·d = 0 and x + d in [0, 1]; as near to it as possible if none exists.
 
-    Moving against the sign of `value`, coordinate i gains |w_i|·m_i, where m_i = min(λ, limit_i) for ℓ∞ and
-    min(λ|w_i|, limit_i) for ℓ2. The total gain is concave and piecewise linear in λ, so Newton's method from λ = 0
-    approaches the solution from below and ends after finitely many rounds; a handful suffices, because few pixels reach
-    their limit. In ℓ1 pixels go to their limit one after another, those with the largest |w_i| first.
+    Moving against the sign of `value`, coordinate i moves by min(λ v_i, limit_i), with speed v_i = 1 for ℓ∞ and |w_i|
+    for ℓ2. The total gain Σ|w_i|·min(λ v_i, limit_i) is concave and piecewise linear in λ, so Newton's method from
+    λ = 0 approaches the solution from below and ends after finitely many rounds; a handful suffices, because few pixels
+    reach their limit. In ℓ1 pixels go to their limit one after another, those with the largest |w_i| first.
     `w` are (B, …) normals, `value` (B,) values of the affine function at x.
     """
     direction = -w.sign() * per_example(value.sign(), w)
     limit = torch.where(direction > 0, 1 - x, torch.where(direction < 0, x, torch.zeros_like(x)))
-    weight = w.abs()
+    weight, gap = w.abs(), value.abs()
     if norm == "l1":
-        return direction * _fill_largest(weight, limit, value.abs())
-    speed = torch.ones_like(weight) if norm == "linf" else weight
-    gain_per_unit = weight * speed
-    gap = value.abs()
-    scale = torch.zeros_like(value)
-    axes = tuple(range(1, x.dim()))
+        return direction * _fill_largest(weight, limit, gap)
+    speed = None if norm == "linf" else weight
+    rates = weight if speed is None else weight * speed
+    reached_at = (limit if speed is None else limit / speed).flatten(1)  # λ from which on a pixel is at its limit
+    # What pixels at their limit gain in all, and what they no longer gain per unit of λ.
+    sums_of = torch.stack([(weight * limit).flatten(1), rates.flatten(1)], dim=1)
+    all_rates, scale = sums_of[:, 1].sum(dim=1), torch.zeros_like(gap)
     for _ in range(HYPERPLANE_ROUNDS.get(x.device.type, 12)):
-        unlimited = per_example(scale, x) * speed
-        free = unlimited < limit
-        gain = (weight * torch.minimum(unlimited, limit)).sum(dim=axes)
-        slope = (gain_per_unit * free).sum(dim=axes)
-        more = torch.where(slope > 0, (gap - gain).clamp_min(0) / slope.clamp_min(1e-30), torch.zeros_like(gap))
-        scale = scale + more
-        if x.device.type == "cpu" and bool((more <= 1e-7 * scale).all()):
+        at_limit = reached_at <= scale.unsqueeze(1)
+        gain, rate = (sums_of * at_limit.unsqueeze(1)).sum(dim=2).unbind(1)  # a matrix product might be in TF32
+        slope = all_rates - rate
+        larger = torch.where(slope > 0, (gap - gain).clamp_min(0) / slope.clamp_min(1e-30), scale)
+        done = larger <= scale * (1 + 1e-7)
+        scale = torch.maximum(scale, larger)
+        if x.device.type == "cpu" and bool(done.all()):
             break
-    return direction * torch.minimum(per_example(scale, x) * speed, limit)
+    moved = per_example(scale, x) if speed is None else per_example(scale, x) * speed
+    return direction * torch.minimum(moved, limit)
 
 
 def _fill_largest(weight: Tensor, limit: Tensor, gap: Tensor) -> Tensor:

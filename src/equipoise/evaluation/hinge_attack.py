@@ -90,7 +90,7 @@ class TargetedHinges(Attack):
             return -sums(sides, y).gather(1, target.unsqueeze(1)).squeeze(1)
 
         name, count = f"hinges-{form}", max(self.ranks) if self.order == "clean" else max(*self.ranks, *RANKS)
-        # New rows come a few at a time, in multiples of this: larger passes would be filled up with copies.
+        # New rows may come a few at a time: larger passes would be filled up with copies.
         size = source.block and min(source.block, VERDICT_BLOCK)
         trial = source.in_blocks(size).value_and_gradient(name, objective)
 

@@ -34,7 +34,7 @@ from equipoise.evaluation.job import AuditPlan, Conditions, Job
 from equipoise.evaluation.stage_log import STAGES, StageLog
 from equipoise.evaluation.time_estimate import audit_title
 
-BYTES_BLOCK = 8  # images per pass that are judged after rounding to bytes
+BYTES_BLOCK = 16  # images per pass that are judged after rounding to bytes
 KeepImages = Callable[[Job, Sequence[int], Tensor], None]  # job, indices and attacked images
 RecordPoints = Callable[[Job, Sequence[int], Tensor, Tensor], None]  # the same, and margins of probabilities (B,)
 NOTHING: Callable[..., None] = lambda *_: None  # noqa: E731
@@ -131,7 +131,8 @@ def _broken_as_bytes(job: Job, x_adv: Tensor, y: Tensor, broken: Tensor, place: 
         return answers
 
     def judge(own: Tensor) -> Tensor:
-        still: Tensor = job.model((x_adv[own] * 255).round() / 255).argmax(dim=1) != y[own]
+        rounded = device.full_precision_layout((x_adv[own] * 255).round() / 255)
+        still: Tensor = job.model(rounded).argmax(dim=1) != y[own]
         return still
 
     with inference(job.model), torch.no_grad(), device.full_precision(place):

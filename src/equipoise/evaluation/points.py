@@ -168,8 +168,8 @@ class PointRecorder:
         model = model.to(place)
         with inference(model), torch.no_grad(), device.full_precision(place):
             block = min(size, VERDICT_BLOCK) if place.type == "cuda" else None
-            return memory.in_blocks(lambda rows: model(pixels(images[rows].to(place))), torch.arange(len(images)), size,
-                                    block).cpu().contiguous()
+            return memory.in_blocks(lambda rows: model(device.full_precision_layout(pixels(images[rows].to(place)))),
+                                    torch.arange(len(images)), size, block).cpu().contiguous()
 
     def _pictures(self, parts: Sequence[tuple[str, dict[str, Tensor]]], rows: Sequence[AttackRow]) -> (
             PictureArrays | None):
