@@ -96,12 +96,13 @@ def test_rows_of_gates_give_the_tables_of_the_page(monkeypatch: pytest.MonkeyPat
     results = BENCHMARKS.parent / "docs" / "results"
     page = (results / "adaptive-smoothing.md").read_text()
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    run_script(monkeypatch, "adaptive_smoothing_rows.py", results / "adaptive-smoothing" / "cifar10")
-    printed = dict(re.findall(r"^(.+): ([\d.]+) \[", capsys.readouterr().out, re.MULTILINE))
-    for adversary in "ABC":
-        cells = [f"{printed[f'settings, trained against {adversary}, {attack}']} %"
-                 for attack in ("clean", "A", "B", "C", "D")]
-        assert f"| {adversary} | {' | '.join(cells)} |" in page
+    for data in ("cifar100", "cifar10"):
+        run_script(monkeypatch, "adaptive_smoothing_rows.py", results / "adaptive-smoothing" / data)
+        printed = dict(re.findall(r"^(.+): ([\d.]+) \[", capsys.readouterr().out, re.MULTILINE))
+        for adversary in "ABC":
+            cells = [f"{printed[f'settings, trained against {adversary}, {attack}']} %"
+                     for attack in ("clean", "A", "B", "C", "D")]
+            assert f"| {adversary} | {' | '.join(cells)} |" in page
     for c_prod in ("0", "0.1", "0.2"):
         pairs = ("c_CE 0, c_BCE 1.5", "c_CE 0.5, c_BCE 1", "c_CE 1, c_BCE 0.5", "c_CE 1.5, c_BCE 0")
         row = next(line for line in page.splitlines() if line.startswith(f"| c_prod = {c_prod} |") and "(" in line)
