@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import torch
@@ -30,6 +31,17 @@ def fuse_activations(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     convolutions keeps its precision: call the copy under autocast.
     """
     return _fuse(copy.deepcopy(model), dtype)
+
+
+def fuse_activations_if(accept: Callable[[nn.Module], bool], model: nn.Module, dtype: torch.dtype) -> nn.Module | None:
+    """The copy of :func:`fuse_activations` if it runs and is accepted, else None."""
+    try:
+        copy_ = fuse_activations(model, dtype)
+        return copy_ if accept(copy_) else None
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # whatever fails in a foreign module, the module itself still works
+        return None
 
 
 def _fuse(module: nn.Module, dtype: torch.dtype) -> nn.Module:

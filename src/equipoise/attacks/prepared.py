@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from equipoise.attacks.conv_relu import fuse_activations
+from equipoise.attacks.conv_relu import fuse_activations_if
 from equipoise.attacks.fused import agree, fuse, trace
 from equipoise.core import checks, device
 
@@ -73,13 +73,11 @@ class PreparedNetworks:
     @torch.no_grad()
     def _reduce(self, network: nn.Module, classes: int, dtype: torch.dtype) -> nn.Module | None:
         place, logits, copy = self.example.device.type, self.logits(network), self.fused(network, classes)
-        columns, tolerance = getattr(network, "columns", None), TOLERANCES[dtype]
+
+        def agrees(candidate: nn.Module) -> bool:
+            columns = getattr(network, "columns", None)
+            return agree(candidate(self.example).float(), logits, TOLERANCES[dtype], columns)
+
         with torch.autocast(place, dtype=dtype, cache_enabled=False):
-            if place == "cuda":
-                try:
-                    candidate = fuse_activations(copy, dtype)
-                    if agree(candidate(self.example).float(), logits, tolerance, columns):
-                        return candidate
-                except Exception:  # whatever fails in a foreign module, the module itself still works
-                    pass
-            return copy if agree(copy(self.example).float(), logits, tolerance, columns) else None
+            fused = fuse_activations_if(agrees, copy, dtype) if place == "cuda" else None
+            return fused if fused is not None else copy if agrees(copy) else None

@@ -111,7 +111,7 @@ def run_searches(
     key = 0  # of the random streams, the same for all images
     while True:
         if new := _take(waiting, slots - len(live), results.pending):
-            fresh, key = _start(searches, load, new, shape.at_most(CLAIM_BLOCK))
+            fresh, key = _start(searches, load, new, shape.at_most(VERDICT_BLOCK))
             state = fresh if state is None or not live else state.select(slice(len(live))).join(fresh)
             live, ages = live + new, ages + [0] * len(new)
         if state is None or not live:

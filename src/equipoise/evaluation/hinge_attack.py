@@ -90,21 +90,20 @@ class TargetedHinges(Attack):
             return -sums(sides, y).gather(1, target.unsqueeze(1)).squeeze(1)
 
         name, count = f"hinges-{form}", max(self.ranks) if self.order == "clean" else max(*self.ranks, *RANKS)
-        # New rows may come a few at a time: larger passes would be filled up with copies.
-        size = source.block and min(source.block, VERDICT_BLOCK)
+        size = source.block and min(source.block, VERDICT_BLOCK)  # in multiples of which rows start
         trial = source.in_blocks(size).value_and_gradient(name, objective)
 
-        def choose_targets(x: Tensor, y: Tensor, stream: Stream) -> Tensor:
-            def nearest() -> Tensor:
-                others = sums(source.source_outputs(x), y).scatter(1, y.unsqueeze(1), float("inf"))
-                order = others.argsort(dim=1, stable=True)[:, : min(count, source.classes - 1)]
-                if self.order == "clean":
-                    return order
-                parts = zip(*(rows.split(size or len(x)) for rows in (x, y, order)), strict=True)
-                return torch.cat([order_attacked(trial, *part, threat=threat) for part in parts])
+        def nearest_classes(x: Tensor, y: Tensor) -> Tensor:
+            others = sums(source.source_outputs(x), y).scatter(1, y.unsqueeze(1), float("inf"))
+            classes = others.argsort(dim=1, stable=True)[:, : min(count, source.classes - 1)]
+            if self.order == "clean":
+                return classes
+            parts = zip(*(rows.split(size or len(x)) for rows in (x, y, classes)), strict=True)  # one shape to record
+            return torch.cat([order_attacked(trial, *part, threat=threat) for part in parts])
 
+        def choose_targets(x: Tensor, y: Tensor, stream: Stream) -> Tensor:
             return source.once_per_image(f"classes by hinges, {form}, {count}, {self.order}", stream.index,
-                                         nearest)[:, rank - 1]
+                                         lambda: nearest_classes(x, y))[:, rank - 1]
 
         return OPTIMIZERS[self.optimizer](source, threat, self.steps, purpose, name, objective, choose_targets)
 

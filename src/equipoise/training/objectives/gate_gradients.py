@@ -12,9 +12,9 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from equipoise.attacks.conv_relu import fuse_activations
+from equipoise.attacks.conv_relu import fuse_activations_if
 from equipoise.attacks.cuda_graphs import CudaGraphFunction
 from equipoise.attacks.fused import agree, fuse
 from equipoise.attacks.prepared import EXAMPLES, TOLERANCES
@@ -58,19 +58,15 @@ class FusedMixture:
     @torch.no_grad()
     def _fuse_activations(self, x: Tensor, dtype: torch.dtype) -> None:
         """Give the base classifiers weights of reduced precision and fused activations, if their logits agree on x."""
-        try:
-            with inference(self.model):
-                faster = fuse_activations(self.model, dtype)
-                if not isinstance(faster, GatedClassifier):
-                    return
-                faster.network = self.model.network
-                logits = zip(faster.base_outputs(x)[:2], self.model.base_outputs(x)[:2], strict=True)
-                if all(agree(fast.float(), known.float(), TOLERANCES[dtype]) for fast, known in logits):
-                    self.model = faster
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # whatever fails in a foreign module, the module itself still works
-            pass
+        def agrees(faster: nn.Module) -> bool:
+            logits = zip(faster.base_outputs(x)[:2], self.model.base_outputs(x)[:2], strict=True)  # type: ignore[operator]
+            return all(agree(fast.float(), known.float(), TOLERANCES[dtype]) for fast, known in logits)
+
+        with inference(self.model):
+            faster = fuse_activations_if(agrees, self.model, dtype)
+        if isinstance(faster, GatedClassifier):
+            faster.network = self.model.network
+            self.model = faster
 
     def loss_and_gradient(self, loss: Loss, key: Hashable) -> LossAndGradient:
         """As :func:`loss_and_gradient`, of the copy; captured when it is called for the second time."""
