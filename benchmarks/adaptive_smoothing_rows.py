@@ -23,15 +23,16 @@ from equipoise.core.rows import AttackRow
 from equipoise.core.stats import clopper_pearson
 
 PARTS = ("settings", "ablation")
+MODELS = "models"  # the part of the two models alone
 ROW = ("part", "model", "attack", "index", "label", "predicted", "correct", "image_alpha")
 
 
 def rows(study: Path) -> Iterator[tuple[object, ...]]:
-    """The rows of the parts that are finished."""
-    for part in PARTS:
-        if (study / part / "summary.json").is_file():
-            for row in read_rows(study / part):
-                if isinstance(row, AttackRow):
+    """The rows of both models alone, and of the parts that are finished."""
+    for part, folder in ((MODELS, study), *((part, study / part) for part in PARTS)):
+        if (folder / "summary.json").is_file():
+            for row in read_rows(folder):
+                if isinstance(row, AttackRow) and (part != MODELS or row.model in ("accurate", "robust")):
                     yield (part, row.model, row.attack, row.index, row.label, row.predicted, int(row.correct),
                            row.image_alpha)
 

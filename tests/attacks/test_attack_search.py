@@ -81,6 +81,25 @@ def test_claims_are_judged_in_small_passes_and_ends_in_large_ones() -> None:
     assert passes == [(32, CLAIM_BLOCK), (128, VERDICT_BLOCK)]
 
 
+def test_results_belong_to_their_images_where_claims_and_ends_meet() -> None:
+    """Image n claims to be broken after n passes; that is true of odd ones, and margins tell which image was judged."""
+    def load(rows: Tensor) -> AttackBatch:
+        batch = _load(rows)
+        return replace(batch, x=rows.view(-1, 1, 1, 1).float())
+
+    def judge(x: Tensor, y: Tensor, block: int) -> Verdict:
+        return Verdict(x.flatten().long() % 2, x.flatten(), x.flatten())
+
+    images = [51, 5, 60, 7, 8, 70, 3, 12, 81, 9, 10, 62, 13, 14]  # fewer slots than images: ages differ
+    results = [result for _, result in run_searches({1: CountingSearch(passes=40)}, judge, load,
+                                                    [(1, image) for image in images], slots=3, shape=BatchShape(4, 4))]
+    seen = [row for result in results for row in zip(
+        result.rows.tolist(), result.margin.tolist(), result.images.flatten().tolist(), result.broken.tolist(),
+        result.share.tolist(), strict=True)]
+    assert sorted(seen) == sorted((image, image, image, image % 2 == 1, 0.5 if image < 20 and image % 2 else 1.0)
+                                  for image in images)
+
+
 def test_a_claim_that_is_not_confirmed_is_no_success() -> None:
     def judge(x: Tensor, y: Tensor, block: int) -> Verdict:
         return Verdict(torch.zeros_like(y), torch.full((len(y),), 0.5), torch.full((len(y),), 2.0))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise import models
-from equipoise.attacks.conv_relu import ConvReLU, Projection, fuse_activations
+from equipoise.attacks.conv_relu import ConvReLU, Projection, fuse_activations, fuse_activations_if
 from equipoise.attacks.fused import fuse
 from equipoise.models.layers.tta import TTAClassifier
 
@@ -74,7 +74,7 @@ def test_every_convolution_of_a_resnet_is_fused_but_the_projections() -> None:
     copy = fuse_activations(fuse(model, torch.rand(4, 3, 32, 32)), torch.float32)
     projections = [module for module in copy.modules() if isinstance(module, Projection)]
     assert (_count(copy), len(projections)) == (17, 3)
-    assert all(projection.conv.bias is None for projection in projections)  # those of the convolutions beside them
+    assert all(projection.bias is None for projection in projections)  # those of the convolutions beside them
     x = torch.rand(2, 3, 32, 32)
     torch.testing.assert_close(copy(x), model(x), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(_gradient(copy, x), _gradient(model, x), rtol=1e-2, atol=1e-4)
@@ -110,6 +110,68 @@ def test_the_first_convolution_gets_eight_channels_in_bfloat16() -> None:
     assert [copy.get_submodule("first").get_buffer("weight").shape[1] for copy in copies] == [3, 8]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(copies[1](x).float(), model(x).float(), rtol=0.02, atol=0.02)
+        gradient = _gradient(copies[1], x)
+    assert gradient.shape == x.shape
+    assert F.cosine_similarity(gradient.flatten(), _gradient(model, x).flatten(), dim=0) > 0.98
+
+
+class ReadsWeights(nn.Module):
+    """Code that reads the weights and biases of convolutions itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.shortcut, self.fc = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(3, 4, 1, 2), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.shortcut.bias is not None
+        scale = self.shortcut.weight.mean() + self.conv.weight.mean() + self.shortcut.bias.sum()
+        logits: Tensor = self.fc(torch.relu(self.conv(x) + self.shortcut(x)).mean(dim=(2, 3))) * (1 + scale)
+        return logits
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_the_code_reads_are_those_of_the_network(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = ReadsWeights().eval(), torch.rand(3, 3, 9, 9)
+    copy = fuse_activations(model, dtype)
+    assert _count(copy) == 1 and isinstance(copy.shortcut, Projection)
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype == torch.bfloat16):
+        logits, gradient = copy(x).float(), _gradient(copy, x)
+    torch.testing.assert_close(logits, model(x), rtol=0.02, atol=0.02)
+    assert F.cosine_similarity(gradient.flatten(), _gradient(model, x).flatten(), dim=0) > 0.98
+
+
+class SharedBlock(nn.Module):
+    """One block under two parents that branch on values, and its shortcut alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Downsampled()
+        self.light, self.dark = nn.Sequential(self.block), nn.Sequential(self.block, nn.Identity())
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.light(x) if bool(x.mean() >= 0.4) else self.dark(x)
+        return logits
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+def test_a_block_with_two_parents_is_fused_for_both(dtype: torch.dtype, scale: float) -> None:
+    torch.manual_seed(0)
+    model, x = SharedBlock().eval(), scale * torch.rand(3, 3, 9, 10)
+    copy = fuse_activations(model, dtype)
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype == torch.bfloat16):
+        torch.testing.assert_close(copy(x).float(), model(x).float(), rtol=0.02, atol=0.02)
+
+
+def test_a_copy_that_fails_or_is_refused_is_not_used() -> None:
+    def fail(copy: nn.Module) -> bool:
+        raise RuntimeError("no such layer")
+
+    model = Residual().eval()
+    assert fuse_activations_if(lambda copy: _count(copy) == 3, model, torch.float32) is not None
+    assert fuse_activations_if(lambda copy: False, model, torch.float32) is None
+    assert fuse_activations_if(fail, model, torch.float32) is None
 
 
 class FirstView(nn.Module):

@@ -181,6 +181,23 @@ def test_move_to_a_hyperplane(norm: str, seed: int, scale: float) -> None:
         assert not bool((smaller & on_plane & reachable).any())
 
 
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("share", [0.3, 0.9, 1.5])
+@pytest.mark.parametrize("ratio", [1e2, 1e4, 1e6])
+def test_a_move_where_pixels_with_large_gradients_are_at_their_limit(norm: str, share: float, ratio: float) -> None:
+    """In float32 the small gradients of the free pixels must not drown in those of the others."""
+    x, w = torch.full((1, 1, 4, 8), 0.5), torch.linspace(1, 2, 32).view(1, 1, 4, 8)
+    x[..., :4], w[..., :4] = 0.01, w[..., :4] * ratio
+    reach = (w * x).double().flatten(2).view(4, 8)
+    value = reach[:, :4].sum() + share * reach[:, 4:].sum()  # what the others must gain is a share of what they can
+    move = geometry.move_to_hyperplane(x, w, value.float().view(1), norm)
+    gained = -(w.double() * move.double()).sum()
+    wanted = torch.minimum(value, reach.sum())
+    assert abs(float((gained - wanted) / wanted)) < 1e-6
+    if share > 1:
+        torch.testing.assert_close(move, -x)
+
+
 @pytest.mark.parametrize("norm", NORMS)
 def test_dual_norm_is_the_gain_of_the_steepest_step(norm: str) -> None:
     gradient = stream(1, "gradient", torch.arange(4)).normal(3, 5, 7).double()

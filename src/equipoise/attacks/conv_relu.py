@@ -38,8 +38,6 @@ def fuse_activations_if(accept: Callable[[nn.Module], bool], model: nn.Module, d
     try:
         copy_ = fuse_activations(model, dtype)
         return copy_ if accept(copy_) else None
-    except torch.OutOfMemoryError:
-        raise
     except Exception:  # whatever fails in a foreign module, the module itself still works
         return None
 
@@ -104,7 +102,10 @@ def _fill_up_channels(traced: fx.GraphModule, node: fx.Node) -> None:
     conv = traced.get_submodule(str(node.target)) if _is_fusable(traced, node) else None
     if not isinstance(conv, nn.Conv2d) or conv.in_channels != 3 or conv.kernel_size[0] <= conv.stride[0]:
         return
-    conv.in_channels, filling = CHANNELS, (0, 0, 0, 0, 0, CHANNELS - 3)
+    if _has_readers(traced, node):
+        return
+    conv, filling = _own_convolution(traced, node), (0, 0, 0, 0, 0, CHANNELS - 3)
+    conv.in_channels = CHANNELS
     conv.weight = nn.Parameter(F.pad(conv.weight.detach(), filling), requires_grad=False)
     with traced.graph.inserting_before(node):
         node.update_arg(0, traced.graph.call_function(F.pad, (node.args[0], filling)))
@@ -136,9 +137,10 @@ def _move_bias(traced: fx.GraphModule, source: fx.Node, node: fx.Node) -> None:
     """Move the bias of a convolution to the one whose output is added to its own: adding it would be a kernel more."""
     if len(source.users) != 1 or not _is_fusable(traced, source):
         return
-    conv, other = traced.get_submodule(str(source.target)), traced.get_submodule(str(node.target))
-    assert isinstance(conv, nn.Conv2d) and isinstance(other, nn.Conv2d)
-    if conv.bias is not None:
+    if _has_readers(traced, source) or _has_readers(traced, node):
+        return
+    conv, other = _own_convolution(traced, source), _own_convolution(traced, node)
+    if conv.bias is not None and conv.out_channels == other.out_channels:
         bias = conv.bias if other.bias is None else other.bias + conv.bias
         conv.bias, other.bias = None, nn.Parameter(bias.detach(), requires_grad=False)
 
@@ -167,6 +169,20 @@ def _is_fusable(traced: fx.GraphModule, node: fx.Node) -> bool:
             and not isinstance(module.padding, str) and module.groups == 1)
 
 
+def _has_readers(traced: fx.GraphModule, node: fx.Node) -> bool:
+    """Check whether the code reads the weight or the bias of a convolution itself."""
+    return any(other.op == "get_attr" and str(other.target).startswith(f"{node.target}.")
+               for other in traced.graph.nodes)
+
+
+def _own_convolution(traced: fx.GraphModule, node: fx.Node) -> nn.Conv2d:
+    """The convolution of a node, after a copy took its place: another graph may share it."""
+    conv = copy.deepcopy(traced.get_submodule(str(node.target)))
+    assert isinstance(conv, nn.Conv2d)
+    traced.set_submodule(str(node.target), conv)
+    return conv
+
+
 def _is_projection(module: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Check for the 1×1 convolution with a stride of a shortcut."""
     return (type(module) is nn.Conv2d and not _has_hooks(module) and module.kernel_size == (1, 1)
@@ -181,12 +197,15 @@ class Projection(nn.Module):
 
     def __init__(self, conv: nn.Conv2d, dtype: torch.dtype) -> None:
         super().__init__()
-        self.conv = conv.to(dtype)
+        self.register_buffer("weight", conv.weight.detach().to(dtype))
+        self.register_buffer("bias", None if conv.bias is None else conv.bias.detach().to(dtype))
+        self.stride = conv.stride
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, C', ⌈H / stride⌉, ⌈W / stride⌉)."""
-        out: Tensor = _Projection.apply(x.to(self.conv.weight.dtype), self.conv.weight.detach(), self.conv.stride)  # type: ignore[no-untyped-call]
-        return out if self.conv.bias is None else out + self.conv.bias.view(-1, 1, 1)
+        weight, bias = self.get_buffer("weight"), self._buffers["bias"]
+        out: Tensor = _Projection.apply(x.to(weight.dtype), weight, self.stride)  # type: ignore[no-untyped-call]
+        return out if bias is None else out + bias.view(-1, 1, 1)
 
 
 class _Projection(torch.autograd.Function):

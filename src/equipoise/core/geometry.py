@@ -235,13 +235,11 @@ def move_to_hyperplane(x: Tensor, w: Tensor, value: Tensor, norm: str) -> Tensor
     speed = None if norm == "linf" else weight
     rates = weight if speed is None else weight * speed
     reached_at = (limit if speed is None else limit / speed).flatten(1)  # λ from which on a pixel is at its limit
-    # What pixels at their limit gain in all, and what they no longer gain per unit of λ.
-    sums_of = torch.stack([(weight * limit).flatten(1), rates.flatten(1)], dim=1)
-    all_rates, scale = sums_of[:, 1].sum(dim=1), torch.zeros_like(gap)
+    # What a pixel gains at its limit, and per unit of λ before that.
+    terms, scale = torch.stack([(weight * limit).flatten(1), rates.flatten(1)], dim=1), torch.zeros_like(gap)
     for _ in range(HYPERPLANE_ROUNDS.get(x.device.type, 12)):
         at_limit = reached_at <= scale.unsqueeze(1)
-        gain, rate = (sums_of * at_limit.unsqueeze(1)).sum(dim=2).unbind(1)  # a matrix product might be in TF32
-        slope = all_rates - rate
+        gain, slope = torch.where(torch.stack([at_limit, ~at_limit], dim=1), terms, 0).sum(dim=2).unbind(1)
         larger = torch.where(slope > 0, (gap - gain).clamp_min(0) / slope.clamp_min(1e-30), scale)
         done = larger <= scale * (1 + 1e-7)
         scale = torch.maximum(scale, larger)

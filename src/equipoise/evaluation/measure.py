@@ -99,7 +99,7 @@ def _attack_batch(job: Job, batch: Dataset, conditions: Conditions, record_extra
     x_adv = job.attack(job.model, x, y, threat=conditions.threat, stream=stream, precision=conditions.precision)
 
     def logits() -> Tensor:
-        z = checks.logits(job.model(x_adv), len(x), f"logits of {job.name}").float()
+        z = checks.logits(job.model(device.full_precision_layout(x_adv)), len(x), f"logits of {job.name}").float()
         checks.labels(y, z.shape[1])
         return z
 
