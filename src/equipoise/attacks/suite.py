@@ -172,7 +172,8 @@ def attack_dataset(
     Verdict and margin of an image do not depend on the other images, on the number of processes, or on where a run was
     interrupted; on the CPU not on the batch size either, because every pass sees 16 images there (8 of 64 × 64 pixels
     or more). On CUDA every pass of a search sees exactly `batch_size` images, at most 512, and one of a verdict 128 or
-    16. All see at most as many as `whole` has. So on CUDA a smaller batch size rounds differently, and so does everywhere a batch halved for lack of memory.
+    16. All see at most as many as `whole` has. So on CUDA a smaller batch size rounds differently, and so does
+    everywhere a batch halved for lack of memory.
 
     Args:
         attack: usually a suite, cheap and strong attacks first.
