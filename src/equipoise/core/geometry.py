@@ -233,13 +233,13 @@ def move_to_hyperplane(x: Tensor, w: Tensor, value: Tensor, norm: str) -> Tensor
     if norm == "l1":
         return direction * _fill_largest(weight, limit, gap)
     speed = None if norm == "linf" else weight
-    rates = weight if speed is None else weight * speed
-    reached_at = (limit if speed is None else limit / speed).flatten(1)  # λ from which on a pixel is at its limit
-    # What a pixel gains at its limit, and per unit of λ before that.
-    terms, scale = torch.stack([(weight * limit).flatten(1), rates.flatten(1)], dim=1), torch.zeros_like(gap)
+    rate = weight if speed is None else weight * speed  # what a pixel gains per unit of λ before its limit
+    most = weight * limit  # and in all
+    reached_at = limit if speed is None else limit / speed  # the λ from which on it is at its limit
+    scale, axes = torch.zeros_like(gap), tuple(range(1, x.dim()))
     for _ in range(HYPERPLANE_ROUNDS.get(x.device.type, 12)):
-        at_limit = reached_at <= scale.unsqueeze(1)
-        gain, slope = torch.where(torch.stack([at_limit, ~at_limit], dim=1), terms, 0).sum(dim=2).unbind(1)
+        at_limit = reached_at <= per_example(scale, x)
+        gain, slope = torch.where(at_limit, most, 0).sum(dim=axes), torch.where(at_limit, 0, rate).sum(dim=axes)
         larger = torch.where(slope > 0, (gap - gain).clamp_min(0) / slope.clamp_min(1e-30), scale)
         done = larger <= scale * (1 + 1e-7)
         scale = torch.maximum(scale, larger)
