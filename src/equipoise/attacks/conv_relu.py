@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,9 @@ from torch import Tensor, fx, nn
 from equipoise.attacks.fused import FullPrecision
 from equipoise.models.layers.tta import TTAClassifier
 
+CHANNELS = 8  # tensor cores compute with multiples of so many
 _RELU = (F.relu, F.relu_, torch.relu, torch.relu_)
 _ADD = (operator.add, operator.iadd, torch.add)
-CHANNELS = 8
 _RELU_METHODS, _ADD_METHODS = ("relu", "relu_"), ("add", "add_")
 
 
@@ -53,17 +53,15 @@ def _fuse(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         if node.op == "call_module" and isinstance(traced.get_submodule(node.target), nn.Identity):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-    for node in list(graph.nodes):
-        if dtype == torch.bfloat16:  # half precision gains nothing by it
+    if dtype == torch.bfloat16:  # half precision gains nothing by it
+        for node in list(graph.nodes):
             _fill_up_channels(traced, node)
     for node in list(graph.nodes):
         _fuse_into_convolution(traced, node, dtype)
     for name in {node.target for node in graph.nodes if node.op == "call_module"}:
         leaf = traced.get_submodule(name)
-        if _is_projection(leaf):
-            traced.set_submodule(name, Projection(leaf, dtype))
-        elif isinstance(leaf, nn.Conv2d):
-            leaf.to(dtype)
+        if isinstance(leaf, nn.Conv2d):
+            traced.set_submodule(name, _reduce_convolution(leaf, dtype))
         else:
             _fuse_children(leaf, dtype)
     graph.lint()
@@ -76,10 +74,8 @@ def _fuse_children(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         # A graph would lose hooks and other methods.
         if _has_hooks(child) or isinstance(child, TTAClassifier) or hasattr(child, "base_outputs"):
             _fuse_children(child, dtype)
-        elif _is_projection(child):
-            setattr(module, name, Projection(child, dtype))
         elif isinstance(child, nn.Conv2d):
-            child.to(dtype)
+            setattr(module, name, _reduce_convolution(child, dtype))
         elif any(child.children()):
             setattr(module, name, _fuse(child, dtype))
     return module
@@ -100,9 +96,8 @@ def _fill_up_channels(traced: fx.GraphModule, node: fx.Node) -> None:
     Only where windows overlap: those of a ViT, which cover every pixel once, become slower.
     """
     conv = traced.get_submodule(str(node.target)) if _is_fusable(traced, node) else None
-    if not isinstance(conv, nn.Conv2d) or conv.in_channels != 3 or conv.kernel_size[0] <= conv.stride[0]:
-        return
-    if _has_readers(traced, node):
+    if (not isinstance(conv, nn.Conv2d) or conv.in_channels != 3 or conv.kernel_size[0] <= conv.stride[0]
+            or _has_readers(traced, node)):
         return
     conv, filling = _own_convolution(traced, node), (0, 0, 0, 0, 0, CHANNELS - 3)
     conv.in_channels = CHANNELS
@@ -135,9 +130,8 @@ def _fuse_into_convolution(traced: fx.GraphModule, relu: fx.Node, dtype: torch.d
 
 def _move_bias(traced: fx.GraphModule, source: fx.Node, node: fx.Node) -> None:
     """Move the bias of a convolution to the one whose output is added to its own: adding it would be a kernel more."""
-    if len(source.users) != 1 or not _is_fusable(traced, source):
-        return
-    if _has_readers(traced, source) or _has_readers(traced, node):
+    if (len(source.users) != 1 or not _is_fusable(traced, source)
+            or _has_readers(traced, source) or _has_readers(traced, node)):
         return
     conv, other = _own_convolution(traced, source), _own_convolution(traced, node)
     if conv.bias is not None and conv.out_channels == other.out_channels:
@@ -183,10 +177,11 @@ def _own_convolution(traced: fx.GraphModule, node: fx.Node) -> nn.Conv2d:
     return conv
 
 
-def _is_projection(module: nn.Module) -> TypeGuard[nn.Conv2d]:
-    """Check for the 1×1 convolution with a stride of a shortcut."""
-    return (type(module) is nn.Conv2d and not _has_hooks(module) and module.kernel_size == (1, 1)
-            and module.stride != (1, 1) and module.padding == (0, 0) and module.groups == 1)
+def _reduce_convolution(conv: nn.Conv2d, dtype: torch.dtype) -> nn.Module:
+    """The convolution with weights of `dtype`; the 1×1 convolution with a stride of a shortcut as a projection."""
+    is_projection = (type(conv) is nn.Conv2d and not _has_hooks(conv) and conv.kernel_size == (1, 1)
+                     and conv.stride != (1, 1) and conv.padding == (0, 0) and conv.groups == 1)
+    return Projection(conv, dtype) if is_projection else conv.to(dtype)
 
 
 class Projection(nn.Module):

@@ -122,18 +122,14 @@ def run_searches(
         state = first.advance(state, Stream(key, state.index), [ages[row] for row in filled], chunk)
         ages = [age + chunk for age in ages]
         claims = ((state.logit_margin[: len(live)] <= 0) & stop_at_success).tolist()
-        ended = [row for row, age in enumerate(ages) if age >= passes]
-        claiming = [row for row, age in enumerate(ages) if claims[row] and age < passes]
-        candidates, images, parts = ended + claiming, [image for _, image in live], []
+        due = {VERDICT_BLOCK: [row for row, age in enumerate(ages) if age >= passes],
+               CLAIM_BLOCK: [row for row, age in enumerate(ages) if claims[row] and age < passes]}
+        candidates = [row for rows in due.values() for row in rows]
         if not candidates:
             continue
-        # Which passes judge a row depends on its age alone, or other rows would change its rounding errors.
-        for own, block in ((ended, VERDICT_BLOCK), (claiming, CLAIM_BLOCK)):
-            if own:
-                share = torch.tensor([min(ages[row] / passes, 1) for row in own])
-                state, part = _verify(state, own, images, share, judge, block, shape)
-                parts.append(part)
-        result = reduce(Rows.join, parts)
+        result = reduce(Rows.join, [_judge(state, rows, live, ages, judge, block, shape, passes)
+                                    for block, rows in due.items() if rows])
+        state = _with_true_margins(state, candidates, result)
         done = [number for number, (row, broken) in enumerate(zip(candidates, result.broken.tolist(), strict=True))
                 if broken or ages[row] >= passes]
         if not done:
@@ -142,8 +138,8 @@ def run_searches(
         results.add([live[candidates[number]][0] for number in done], result.select(torch.tensor(done)))
         while (ready := results.pop()) is not None:
             yield ready
-            done_images = ready[1].rows
-            for image in done_images[~wanted(done_images).bool()].tolist():
+            images = ready[1].rows
+            for image in images[~wanted(images).bool()].tolist():
                 results.drop(image)
         keep = [row for row, (_, image) in enumerate(live) if row not in finished and image in results.pending]
         live, ages = [live[row] for row in keep], [ages[row] for row in keep]
@@ -173,20 +169,27 @@ def _start(searches: Mapping[int, Search[State]], load: Callable[[Tensor], Attac
     return reduce(Rows.join, parts), key
 
 
-def _verify(state: State, candidates: list[int], live: list[int], share: Tensor,
-            judge: Callable[[Tensor, Tensor, int], Verdict], block: int,
-            shape: BatchShape) -> tuple[State, SearchResult]:
-    """Judge rows that claim success or are finished, `block` in a pass; the state gets their true margins."""
-    filled = torch.tensor(shape.at_most(block).fill(candidates), device=state.y.device)
-    x, y, count = state.nearest[filled], state.y[filled], len(candidates)
+def _judge(state: State, rows: list[int], live: Sequence[tuple[int, int]], ages: Sequence[int],
+           judge: Callable[[Tensor, Tensor, int], Verdict], block: int, shape: BatchShape, passes: int) -> SearchResult:
+    """The verdicts on some rows, `block` of them in a pass.
+
+    Which block a row belongs to depends on its age alone, or other rows would change its rounding errors.
+    """
+    filled = torch.tensor(shape.at_most(block).fill(rows), device=state.y.device)
+    x, y, count = state.nearest[filled], state.y[filled], len(rows)
     verdict = judge(x, y, block)
-    result = SearchResult(torch.tensor([live[row] for row in candidates]), x[:count], verdict.predicted[:count],
-                          verdict.margin[:count], verdict.logit_margin[:count], (verdict.predicted != y)[:count],
-                          share)
+    return SearchResult(torch.tensor([live[row][1] for row in rows]), x[:count], verdict.predicted[:count],
+                        verdict.margin[:count], verdict.logit_margin[:count], (verdict.predicted != y)[:count],
+                        torch.tensor([min(ages[row] / passes, 1) for row in rows]))
+
+
+def _with_true_margins(state: State, rows: list[int], result: SearchResult) -> State:
+    """The state after rows that claimed success or ended were judged."""
     # A claim that the model does not confirm is dropped: the next iterate below the true margin takes its place. At a
     # tie the model may still predict y; a margin just above zero keeps such a row searching.
     above = result.logit_margin.clamp_min(torch.finfo(result.logit_margin.dtype).tiny)
+    index = torch.tensor(rows, device=state.y.device)
     margin, logit_margin = state.margin.clone(), state.logit_margin.clone()
-    margin[filled[:count]] = result.margin.to(margin.dtype)
-    logit_margin[filled[:count]] = torch.where(result.broken, result.logit_margin, above).to(margin.dtype)
-    return dataclasses.replace(state, margin=margin, logit_margin=logit_margin), result
+    margin[index] = result.margin.to(margin.dtype)
+    logit_margin[index] = torch.where(result.broken, result.logit_margin, above).to(margin.dtype)
+    return dataclasses.replace(state, margin=margin, logit_margin=logit_margin)

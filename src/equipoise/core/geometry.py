@@ -232,10 +232,9 @@ def move_to_hyperplane(x: Tensor, w: Tensor, value: Tensor, norm: str) -> Tensor
     weight, gap = w.abs(), value.abs()
     if norm == "l1":
         return direction * _fill_largest(weight, limit, gap)
-    speed = None if norm == "linf" else weight
-    rate = weight if speed is None else weight * speed  # what a pixel gains per unit of λ before its limit
-    most = weight * limit  # and in all
-    reached_at = limit if speed is None else limit / speed  # the λ from which on it is at its limit
+    speed = 1 if norm == "linf" else weight
+    rate, most = weight * speed, weight * limit  # what a pixel gains per unit of λ before its limit, and in all
+    reached_at = limit / speed  # the λ from which on it is at its limit
     scale, axes = torch.zeros_like(gap), tuple(range(1, x.dim()))
     for _ in range(HYPERPLANE_ROUNDS.get(x.device.type, 12)):
         at_limit = reached_at <= per_example(scale, x)
@@ -245,8 +244,7 @@ def move_to_hyperplane(x: Tensor, w: Tensor, value: Tensor, norm: str) -> Tensor
         scale = torch.maximum(scale, larger)
         if x.device.type == "cpu" and bool(done.all()):
             break
-    moved = per_example(scale, x) if speed is None else per_example(scale, x) * speed
-    return direction * torch.minimum(moved, limit)
+    return direction * torch.minimum(per_example(scale, x) * speed, limit)
 
 
 def _fill_largest(weight: Tensor, limit: Tensor, gap: Tensor) -> Tensor:
