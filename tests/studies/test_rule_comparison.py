@@ -141,6 +141,17 @@ def test_a_cascade_is_compared_with_the_switch_over_all_views() -> None:
         eq.compare_rules(accurate, robust, images(), images(12, 500), rules="cascade", **QUICK)
 
 
+def test_the_passes_of_a_cascade_are_limited() -> None:
+    accurate, robust = bases()
+    pair = accurate, models.TTAClassifier(robust, 2)
+    views = []
+    for passes in (2, 1.5, 1.05):
+        result = eq.compare_rules(*pair, images(), images(12, 500), rules="cascade", passes=passes,
+                                  **{**QUICK, "lose_at_most": 30})
+        views.append(result.summary.compared[-1].views)
+    assert 2 > views[0] > views[1] > views[2] >= 1
+
+
 def test_a_comparison_is_resumed_and_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                               capsys: pytest.CaptureFixture[str]) -> None:
     folder, reference = tmp_path / "C", {}
@@ -309,6 +320,8 @@ def test_the_worst_case_over_a_list_needs_no_second_attack_on_broken_images(
 @pytest.mark.parametrize(("settings", "sentence"), [
     ({"rules": "nuts,nut"}, "`rules` must be"), ({"over": "auto"}, "`over` must be"),
     ({"beta": 0.9}, "`target` must be at most one"), ({"candidates": 0}, "`candidates` must be"),
+    ({"passes": 3}, "`passes` must be left out where cascade is not compared, got 3"),
+    ({"rules": "cascade", "passes": 0.5}, "`passes` must be at least 1, got 0.5"),
 ])
 def test_wrong_settings(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(eq.InputError, match=sentence):

@@ -29,6 +29,8 @@ class ComparisonSettings(Settings):
     rules: str = setting(",".join(DEFAULT_RULES), "Rules to fit, with commas: " + ", ".join(
         f"{rule} ({RULES.get(rule, 'nuts or switch')})" for rule in COMPARED) + ", for which the robust model "
         "must have views, such as tta:6:REFERENCE.")
+    passes: float | None = setting(None, "With rule cascade: most passes of the robust model per clean image, on "
+                                   "average; 2.6 if not given.")
     over: str = setting("plain,nuts,switch", "What each gate is put over, with commas: plain, nuts, switch.")
     attack: str = setting("fast", "Attack, or several with commas; adaptive versions for mixtures come with it.")
     range_count: int | None = setting(None, "Fitting images, the first ones, that select the alpha of plain mixing and "
@@ -50,6 +52,11 @@ class ComparisonSettings(Settings):
             for word in self.listed(name):
                 checks.one_of(name, word, known)
         self.fit_settings("nuts")
+        compares_cascade = CASCADE in self.listed("rules")
+        checks.require(self.passes is None or compares_cascade, "passes", "be left out where cascade is not compared",
+                       self.passes)
+        if compares_cascade:
+            self.fit_settings(CASCADE)
         checks.require(self.promise == "expectation" or bool({*self.listed("rules")} - {PLAIN, "paper"}),
                        "promise", "be left out where none of nuts, switch, auto and cascade is compared", self.promise)
 
@@ -63,4 +70,5 @@ class ComparisonSettings(Settings):
         points = 2.0 if self.lose_at_most is None and self.beta is None else self.lose_at_most
         return FitSettings(rule=rule, lose_at_most=points, beta=self.beta, steps=self.margin_steps,
                            targets=self.margin_targets, batch_size=self.batch_size, seed=self.seed,
-                           views=views if rule == CASCADE else None, **promised)
+                           views=views if rule == CASCADE else None, passes=self.passes if rule == CASCADE else None,
+                           **promised)

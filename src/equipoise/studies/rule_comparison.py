@@ -216,7 +216,8 @@ class _Comparison:
                        **({} if target.confidence is None else {"confidence": target.confidence})},
             "attack_list": {name: attack.describe() for name, attack in attacks.items()},
             **{name: getattr(settings, name)
-               for name in ("candidates", "margin_steps", "margin_targets", "range_count", "range_attack")}}
+               for name in ("candidates", "margin_steps", "margin_targets", "range_count", "range_attack")},
+            **({} if settings.passes is None else {"passes": settings.passes})}
         recorded = {**conditions.environment(), "command": self.command, "references": [
             models.reference_of(base) or type(base).__name__ for base in self.bases]}
         return Run(self.folder, identity, recorded, labels=self.data.labels_by_index())
