@@ -18,12 +18,13 @@ class CudaGraphFunction:
     """Calls `function` on tensors; on CUDA the second call with the same shapes records, later ones replay.
 
     Anything that cannot be recorded (a model that copies to the host, or branches on values) is simply called, as on
-    the CPU. Dropping the object frees its graphs. Functions that never run at the same time can share the memory of a
-    `pool`, which is a `torch.cuda.graph_pool_handle()`.
+    the CPU. With `must_repeat` so is a function whose recorded pass does not return the same again, such as a model
+    that draws random numbers. Dropping the object frees its graphs. Functions that never run at the same time can
+    share the memory of a `pool`, which is a `torch.cuda.graph_pool_handle()`.
     """
 
-    def __init__(self, function: TensorFunction, pool: Any = None) -> None:
-        self.function, self.pool = function, pool
+    def __init__(self, function: TensorFunction, pool: Any = None, *, must_repeat: bool = False) -> None:
+        self.function, self.pool, self.must_repeat = function, pool, must_repeat
         self._graphs: dict[object, Recorded | None] = {}
         self._seen_once: set[object] = set()
 
@@ -55,7 +56,7 @@ class CudaGraphFunction:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(2):  # after the call that was not recorded: TorchScript compiles in its second pass
-                    self.function(*buffers)
+                    called = self.function(*buffers)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with warnings.catch_warnings():
@@ -69,4 +70,8 @@ class CudaGraphFunction:
         except RuntimeError:
             torch.cuda.synchronize()
             return None
+        if self.must_repeat:
+            graph.replay()
+            if not all(torch.equal(replayed, value) for replayed, value in zip(outputs, called, strict=True)):
+                return None
         return graph, buffers, outputs

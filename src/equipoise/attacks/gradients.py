@@ -151,9 +151,10 @@ class GradientSource:
 
     @torch.no_grad()
     def _full_precision_outputs(self, network: nn.Module, x: Tensor, block: int) -> Tensor:
+        # What is recorded would repeat the random numbers that Python drew.
+        passes = (lambda part: (network(part),)) if self.settings.is_randomized else self.networks.recorded(network)
         with device.full_precision(x.device):
-            return _blockwise(lambda part: (network(device.full_precision_layout(part)),),
-                              self.block and min(self.block, block), x)[0]
+            return _blockwise(passes, self.block and min(self.block, block), device.full_precision_layout(x))[0]
 
     def value_and_gradient(self, name: object, objective: Objective, *, with_extra: bool = True) -> TensorFunction:
         """A function x, y, target → value (B,), gradient (B, C, H, W), and the two :meth:`margins` of the model.

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.attacks.conv_relu import fuse_activations_if
+from equipoise.attacks.cuda_graphs import CudaGraphFunction
 from equipoise.attacks.fused import agree, fuse, trace
 from equipoise.core import checks, device
 
 EXAMPLES = 8  # images on which copies and precisions are compared with the model
 TOLERANCES = {torch.bfloat16: 0.05, torch.float16: 0.005}  # of copies in reduced precision, as parts of the spread
+RECORDED = "recorded"  # purpose of :meth:`PreparedNetworks.recorded`
 T = TypeVar("T")
 
 
@@ -26,10 +28,12 @@ class PreparedNetworks:
     Args:
         precision: fp32, bf16 (for gradients), or auto: bf16 on CUDA.
         example: some of the images, on which copies and precisions are tried.
+        pool: memory that recorded passes share, if any.
     """
 
-    def __init__(self, precision: str, example: Tensor) -> None:
+    def __init__(self, precision: str, example: Tensor, pool: Any = None) -> None:
         self.precision, self.example = device.check_precision(precision, example.device), example[:EXAMPLES]
+        self.pool = pool
         self._kept: dict[tuple[object, ...], tuple[nn.Module, object]] = {}
 
     def once(self, network: nn.Module, purpose: object, make: Callable[[], T]) -> T:
@@ -48,6 +52,19 @@ class PreparedNetworks:
                                      f"logits of the {noun} {type(network).__name__}")
 
         return self.once(network, "logits", compute)
+
+    def recorded(self, network: nn.Module) -> CudaGraphFunction:
+        """The network itself as a function images → (outputs,), which on CUDA is recorded; the caller sets precision.
+
+        Where a recorded pass would not return what the network returns, the network is called.
+        """
+        return self.once(network, RECORDED,
+                         lambda: CudaGraphFunction(lambda x: (network(x),), self.pool, must_repeat=True))
+
+    def forget_recorded(self, pool: Any) -> None:
+        """Free the memory of recorded passes; later ones use that of `pool`."""
+        self._kept = {key: kept for key, kept in self._kept.items() if key[1] != RECORDED}
+        self.pool = pool
 
     def fused(self, network: nn.Module, classes: int) -> nn.Module:
         """The network with folded batch norms and a last layer of so many `classes` in full precision, or itself."""

@@ -25,6 +25,7 @@ from equipoise.attacks import (
     judge_with_new_passes,
     radii_of,
 )
+from equipoise.attacks.cuda_graphs import CudaGraphFunction, TensorFunction
 from equipoise.core import checks, device, memory, parallel, progress, rng
 from equipoise.core.modes import inference
 from equipoise.core.records import Run
@@ -115,15 +116,18 @@ def _attack_batch(job: Job, batch: Dataset, conditions: Conditions, record_extra
     if job.attack.repeats is not None:
         columns |= {"share_correct": verdict.share_correct.tolist(), "passes": [job.attack.repeats] * len(y)}
     elif not isinstance(job.attack, Clean):  # one pass over rounded images is no verdict on a randomised model
-        columns["broken_as_bytes"] = _broken_as_bytes(job, x_adv, y, verdict.predicted != y, conditions.device)
+        columns["broken_as_bytes"] = _broken_as_bytes(job, lambda images: (job.model(images),), x_adv, y,
+                                                      verdict.predicted != y, conditions.device)
     columns |= _radius_columns(job, x_adv, x, verdict.predicted != y, conditions)
     return _attack_rows(job, batch.index.tolist(), columns)
 
 
-def _broken_as_bytes(job: Job, x_adv: Tensor, y: Tensor, broken: Tensor, place: torch.device) -> list[bool | None]:
+def _broken_as_bytes(job: Job, passes: TensorFunction, x_adv: Tensor, y: Tensor, broken: Tensor,
+                     place: torch.device) -> list[bool | None]:
     """Of the broken images: whether they are still misclassified after rounding to multiples of 1/255.
 
-    Batches have one size, so that the answer does not depend on which images are broken together.
+    Batches have one size, so that the answer does not depend on which images are broken together. `passes` are those
+    of the model of the job: images → (logits,).
     """
     answers: list[bool | None] = [None] * len(broken)
     rows = broken.nonzero().squeeze(1)
@@ -132,8 +136,7 @@ def _broken_as_bytes(job: Job, x_adv: Tensor, y: Tensor, broken: Tensor, place: 
 
     def judge(own: Tensor) -> Tensor:
         rounded = device.full_precision_layout((x_adv[own] * 255).round() / 255)
-        still: Tensor = job.model(rounded).argmax(dim=1) != y[own]
-        return still
+        return passes(rounded)[0].argmax(dim=1) != y[own]
 
     with inference(job.model), torch.no_grad(), device.full_precision(place):
         judged = memory.in_blocks(judge, rows, BYTES_BLOCK, BYTES_BLOCK)
@@ -208,6 +211,8 @@ def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: 
             getattr(state, name)[row] = value
     if len(images) == 0:
         return state
+    # Recorded on CUDA, because often only few images are broken at a time.
+    passes = CudaGraphFunction(lambda x: (job.model(x),), must_repeat=True)
 
     def on_result(number: int, result: SearchResult, current: AttackState) -> None:
         broken = result.broken.cpu()
@@ -218,7 +223,8 @@ def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: 
         if number and bool(broken.any()):
             keep(job, images.index[result.rows[broken]].tolist(), result.images[result.broken])
             labels = images.labels[result.rows].to(conditions.device)
-            columns["broken_as_bytes"] = _broken_as_bytes(job, result.images, labels, result.broken, conditions.device)
+            columns["broken_as_bytes"] = _broken_as_bytes(job, passes, result.images, labels, result.broken,
+                                                          conditions.device)
         if job.attack.measures_radius:
             clean = pixels(images.images[result.rows].to(conditions.device))
             columns |= _radius_columns(job, result.images, clean, broken, conditions)

@@ -20,7 +20,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from equipoise.attacks import BatchAttack, Clean
-from equipoise.attacks.gradients import VERDICT_BLOCK
+from equipoise.attacks.cuda_graphs import CudaGraphFunction
+from equipoise.attacks.gradients import CLAIM_BLOCK
 from equipoise.core import checks, device, files, memory
 from equipoise.core.arrays import Array, FrontierArrays, PictureArrays
 from equipoise.core.modes import inference
@@ -162,14 +163,20 @@ class PointRecorder:
                 raise checks.InputError(f"{path} must hold attacked points of a run, got {error}") from None
         return parts
 
+    @cached_property
+    def _passes(self) -> dict[nn.Module, CudaGraphFunction]:
+        """Of every model: images → (outputs,), recorded on CUDA, because often only few points are stored at a time."""
+        return {}
+
     def _outputs(self, model: nn.Module, images: Tensor) -> Tensor:
         """(B, …) outputs of a model on the CPU, in full precision."""
         place, size = self.conditions.device, self.conditions.batch_size
-        model = model.to(place)
-        with inference(model), torch.no_grad(), device.full_precision(place):
-            block = min(size, VERDICT_BLOCK) if place.type == "cuda" else None
-            return memory.in_blocks(lambda rows: model(device.full_precision_layout(pixels(images[rows].to(place)))),
-                                    torch.arange(len(images)), size, block).cpu().contiguous()
+        passes = self._passes.setdefault(model, CudaGraphFunction(lambda x: (model(x),), must_repeat=True))
+        with inference(model.to(place)), torch.no_grad(), device.full_precision(place):
+            block = min(size, CLAIM_BLOCK) if place.type == "cuda" else None
+            return memory.in_blocks(
+                lambda rows: passes(device.full_precision_layout(pixels(images[rows].to(place))))[0],
+                torch.arange(len(images)), size, block).cpu().contiguous()
 
     def _pictures(self, parts: Sequence[tuple[str, dict[str, Tensor]]], rows: Sequence[AttackRow]) -> (
             PictureArrays | None):

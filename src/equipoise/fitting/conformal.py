@@ -27,12 +27,18 @@ def threshold(margins: Tensor, losses: int) -> Tensor:
     q lies half way between two margins, so that rounding cannot change the count, and never above the lower order
     statistic, where interpolation would break the constraint.
     """
+    needed = min(max(losses + 1, 0), margins.shape[-1])
+    return threshold_of_sorted(margins.topk(needed, dim=-1, largest=False).values, losses)
+
+
+def threshold_of_sorted(margins: Tensor, losses: int) -> Tensor:
+    """:func:`threshold` of margins in ascending order; those after the first `losses` + 1 are not read."""
     n = margins.shape[-1]
     if losses < 0 or n == 0:
         return margins.new_zeros(margins.shape[:-1])
     if losses >= n:
         return margins.new_ones(margins.shape[:-1])
-    smallest = margins.topk(losses + 1, dim=-1, largest=False).values
+    smallest = margins[..., : losses + 1]
     above = smallest[..., losses].clamp_max(1.0)
     # Where margins tie, or are so near that half way between them is no number, the threshold stays below all of them.
     distinct = smallest < above.unsqueeze(-1) * (1 - 4 * torch.finfo(margins.dtype).eps)

@@ -52,6 +52,7 @@ class Calibration:
     def __init__(self, search: MapSearch, logits: CachedLogits, target: Target, like: LogitMap | None = None,
                  selecting: Tensor | None = None) -> None:
         self.search, self.all_logits, self.target = search, logits, target
+        self._points: dict[Target, tuple[FrontierMixture, float] | None] = {}
         self.like = None
         if like is not None:
             own = like.settings
@@ -80,6 +81,11 @@ class Calibration:
 
     def point(self, target: Target) -> tuple[FrontierMixture, float] | None:
         """The calibrated map for a target, and its threshold; None if there is none."""
+        if target not in self._points:
+            self._points[target] = self._calibrate(target)
+        return self._points[target]
+
+    def _calibrate(self, target: Target) -> tuple[FrontierMixture, float] | None:
         selected = self.select(target)
         if selected is None or self.count == 0:
             return None

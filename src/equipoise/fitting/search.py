@@ -17,7 +17,7 @@ from torch import Tensor
 from equipoise.core import rng
 from equipoise.core.device import single_thread
 from equipoise.fitting.cached_logits import CachedLogits
-from equipoise.fitting.conformal import Target, threshold
+from equipoise.fitting.conformal import Target, threshold, threshold_of_sorted
 from equipoise.fitting.margin_grid import MapFamily, MarginGrid, MarginTable
 
 LIMITS = ((0.01, 50.0), (0.5, 8.0), (-3.0, 1.0))  # s, p, c: beyond these, rounding errors change predictions
@@ -115,6 +115,7 @@ class MapSearch:
         self.correct, self.accurate_correct = logits.correct, logits.accurate == logits.labels
         self.spaces = dict.fromkeys(families, self.space)
         self.tables = {family: self._initial_table(family) for family in families}
+        self._sorted_margins: dict[MapFamily, tuple[MarginTable, list[list[Tensor]]]] = {}
 
     def _initial_table(self, family: MapFamily) -> MarginTable:
         if not family.scale_only:
@@ -138,14 +139,14 @@ class MapSearch:
 
         # Of equal families the one with fewer parameters.
         family = usable[0] if len(usable) == 1 else max(
-            usable, key=lambda family: (self._cross_validate(scored[family], target), family.scale_only))
+            usable, key=lambda family: (self._cross_validate(family, scored[family], target), family.scale_only))
         best = scored[family].best
         return SelectedMap(family, scored[family].table.candidates[best], float(scored[family].score[best]))
 
     def score(self, target: Target, table: MarginTable) -> ScoredTable:
         """Thresholds, scores and rejections of all candidates of a table."""
         q = threshold(table.margins, target.allowed(len(self.logits), len(self.grid.rows)))
-        score = self._scores(table, q, slice(None))
+        score = self._scores(table, q, torch.ones_like(self.correct))
         rejected = (table.reordered > 0) | is_fragile(table.margins, q)
         return ScoredTable(table, q, torch.where(rejected, -torch.inf, score), score)
 
@@ -162,33 +163,42 @@ class MapSearch:
                 counts[reason] += int(rejected.sum())
         return counts
 
-    def _scores(self, table: MarginTable, q: Tensor, rows: Tensor | slice) -> Tensor:
-        """(G,) the objective on some of the images."""
-        by_accurate = table.gaps[:, rows] <= q.unsqueeze(1)
-        correct = self.correct[rows]
+    def _scores(self, table: MarginTable, q: Tensor, rows: Tensor) -> Tensor:
+        """(G,) the objective on the images of a mask (N,)."""
+        by_accurate, correct = (table.gaps <= q.unsqueeze(1)).float(), self.correct & rows
         if self.objective == "mixture":
-            return torch.where(by_accurate, self.accurate_correct[rows], correct).float().mean(dim=1)
-        errors = ~correct & self.accurate_correct[rows] if self.objective == "conditional" else ~correct
-        return by_accurate[:, errors].float().mean(dim=1) if bool(errors.any()) else q
+            gained = (self.accurate_correct & rows).float() - correct.float()
+            return (correct.sum() + by_accurate @ gained) / rows.sum()
+        errors = ~self.correct & rows
+        errors = errors & self.accurate_correct if self.objective == "conditional" else errors
+        return by_accurate @ errors.float() / errors.sum() if bool(errors.any()) else q
 
     @cached_property
-    def _splits(self) -> list[list[tuple[Tensor, Tensor]]]:
-        """Random halves of the images, the same for all targets: their rows, and which robust images are among them."""
+    def _splits(self) -> list[tuple[Tensor, Tensor]]:
+        """Random halves of the images as masks (N,), the same for all targets."""
         orders = [rng.stream(self.seed, "across", self.logits.index).at(number).words().argsort(stable=True)
                   for number in range(SPLITS)]
-        middle = len(self.logits) // 2
-        return [[(rows, torch.isin(self.grid.rows, rows)) for rows in (order[:middle], order[middle:])]
-                for order in orders]
+        middle, positions = len(self.logits) // 2, torch.arange(len(self.logits))
+        firsts = [torch.isin(positions, order[:middle]) for order in orders]
+        return [(first, ~first) for first in firsts]
 
-    def _cross_validate(self, scored: ScoredTable, target: Target) -> float:
+    def _sorted_halves(self, family: MapFamily) -> list[list[Tensor]]:
+        """By split and half: the margins (G, r) of its robust images in ascending order, kept for other targets."""
+        table, robust = self.tables[family], self.grid.rows
+        if family not in self._sorted_margins or self._sorted_margins[family][0] is not table:
+            self._sorted_margins[family] = table, [
+                [table.margins[:, rows[robust]].sort(dim=1).values for rows in halves] for halves in self._splits]
+        return self._sorted_margins[family][1]
+
+    def _cross_validate(self, family: MapFamily, scored: ScoredTable, target: Target) -> float:
         """Mean score, on one random half, of the candidate that the other half selects; each with its own threshold."""
         scores = []
-        for halves in self._splits:
+        for halves, margins in zip(self._splits, self._sorted_halves(family), strict=True):
             q, score = [], []
-            for rows, survived in halves:
+            for rows, own in zip(halves, margins, strict=True):
                 # This is no promise; with confidence, so few images would allow no loss at all.
-                allowed = replace(target, confidence=None).allowed(len(rows), int(survived.sum()))
-                q.append(threshold(scored.table.margins[:, survived], allowed))
+                allowed = replace(target, confidence=None).allowed(int(rows.sum()), own.shape[1])
+                q.append(threshold_of_sorted(own, allowed))
                 score.append(self._scores(scored.table, q[-1], rows))
             for one, other in ((0, 1), (1, 0)):
                 usable = torch.where(scored.score.isfinite(), score[one], -torch.inf)
