@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.attacks.conv_relu import fuse_activations_if
-from equipoise.attacks.cuda_graphs import CudaGraphFunction
+from equipoise.attacks.cuda_graphs import CudaGraphFunction, TensorFunction
 from equipoise.attacks.fused import agree, fuse, trace
 from equipoise.core import checks, device
 
@@ -54,12 +54,28 @@ class PreparedNetworks:
         return self.once(network, "logits", compute)
 
     def recorded(self, network: nn.Module) -> CudaGraphFunction:
-        """The network itself as a function images → (outputs,), which on CUDA is recorded; the caller sets precision.
+        """The network itself as a function, which on CUDA is recorded: images → (outputs, those of the robust base).
 
-        Where a recorded pass would not return what the network returns, the network is called.
+        Of a network that is no mixture they are the same. The caller sets the precision. Where a recorded pass would
+        not return what the network returns, the network is called.
         """
         return self.once(network, RECORDED,
-                         lambda: CudaGraphFunction(lambda x: (network(x),), self.pool, must_repeat=True))
+                         lambda: CudaGraphFunction(self._with_robust_outputs(network), self.pool, must_repeat=True))
+
+    @torch.no_grad()
+    def _with_robust_outputs(self, network: nn.Module) -> TensorFunction:
+        def call(x: Tensor) -> tuple[Tensor, Tensor]:
+            outputs = network(x)
+            return outputs, outputs
+
+        def mix(x: Tensor) -> tuple[Tensor, Tensor]:
+            parts = network.base_outputs(x)  # type: ignore[operator]
+            return network.from_base_outputs(*parts), parts[1]  # type: ignore[operator]
+
+        if not hasattr(network, "robust_outputs"):
+            return call
+        with device.full_precision(self.example.device):  # hooks, or a `forward` of its own, may change the logits
+            return mix if torch.equal(mix(self.example)[0], network(self.example)) else call
 
     def forget_recorded(self, pool: Any) -> None:
         """Free the memory of recorded passes; later ones use that of `pool`."""

@@ -25,7 +25,6 @@ from equipoise.attacks import (
     judge_with_new_passes,
     radii_of,
 )
-from equipoise.attacks.cuda_graphs import CudaGraphFunction, TensorFunction
 from equipoise.core import checks, device, memory, parallel, progress, rng
 from equipoise.core.modes import inference
 from equipoise.core.records import Run
@@ -37,7 +36,8 @@ from equipoise.evaluation.time_estimate import audit_title
 
 BYTES_BLOCK = 16  # images per pass that are judged after rounding to bytes
 KeepImages = Callable[[Job, Sequence[int], Tensor], None]  # job, indices and attacked images
-RecordPoints = Callable[[Job, Sequence[int], Tensor, Tensor], None]  # the same, and margins of probabilities (B,)
+# The same, margins of probabilities (B,), and if known the logits (B, K) of the robust base, or else the model's own.
+RecordPoints = Callable[[Job, Sequence[int], Tensor, Tensor, Tensor | None], None]
 NOTHING: Callable[..., None] = lambda *_: None  # noqa: E731
 RecordExtra = Callable[[nn.Module, Tensor, Tensor], Mapping[str, Sequence[Any]]]
 
@@ -109,25 +109,22 @@ def _attack_batch(job: Job, batch: Dataset, conditions: Conditions, record_extra
         verdict = judge_with_new_passes(logits, y, stream, job.attack.repeats)
         extra = {} if record_extra is None else record_extra(job.model, x_adv, y)
     keep(job, batch.index.tolist(), x_adv)
-    record(job, batch.index.tolist(), x_adv, verdict.margin)
+    record(job, batch.index.tolist(), x_adv, verdict.margin, None)
     columns = {"label": y.tolist(), "predicted": verdict.predicted.tolist(),
                "correct": (verdict.predicted == y).tolist(),
                "margin": [round(value, 6) for value in verdict.margin.tolist()], **extra}
     if job.attack.repeats is not None:
         columns |= {"share_correct": verdict.share_correct.tolist(), "passes": [job.attack.repeats] * len(y)}
     elif not isinstance(job.attack, Clean):  # one pass over rounded images is no verdict on a randomised model
-        columns["broken_as_bytes"] = _broken_as_bytes(job, lambda images: (job.model(images),), x_adv, y,
-                                                      verdict.predicted != y, conditions.device)
+        columns["broken_as_bytes"] = _broken_as_bytes(job, x_adv, y, verdict.predicted != y, conditions.device)
     columns |= _radius_columns(job, x_adv, x, verdict.predicted != y, conditions)
     return _attack_rows(job, batch.index.tolist(), columns)
 
 
-def _broken_as_bytes(job: Job, passes: TensorFunction, x_adv: Tensor, y: Tensor, broken: Tensor,
-                     place: torch.device) -> list[bool | None]:
+def _broken_as_bytes(job: Job, x_adv: Tensor, y: Tensor, broken: Tensor, place: torch.device) -> list[bool | None]:
     """Of the broken images: whether they are still misclassified after rounding to multiples of 1/255.
 
-    Batches have one size, so that the answer does not depend on which images are broken together. `passes` are those
-    of the model of the job: images → (logits,).
+    Batches have one size, so that the answer does not depend on which images are broken together.
     """
     answers: list[bool | None] = [None] * len(broken)
     rows = broken.nonzero().squeeze(1)
@@ -136,7 +133,8 @@ def _broken_as_bytes(job: Job, passes: TensorFunction, x_adv: Tensor, y: Tensor,
 
     def judge(own: Tensor) -> Tensor:
         rounded = device.full_precision_layout((x_adv[own] * 255).round() / 255)
-        return passes(rounded)[0].argmax(dim=1) != y[own]
+        still: Tensor = job.model(rounded).argmax(dim=1) != y[own]
+        return still
 
     with inference(job.model), torch.no_grad(), device.full_precision(place):
         judged = memory.in_blocks(judge, rows, BYTES_BLOCK, BYTES_BLOCK)
@@ -211,20 +209,17 @@ def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: 
             getattr(state, name)[row] = value
     if len(images) == 0:
         return state
-    # Recorded on CUDA, because often only few images are broken at a time.
-    passes = CudaGraphFunction(lambda x: (job.model(x),), must_repeat=True)
 
     def on_result(number: int, result: SearchResult, current: AttackState) -> None:
         broken = result.broken.cpu()
         decided = broken if job.audit is not None and not is_audit else broken | (number == len(stages))
         columns: dict[str, Sequence[Any]] = {"broken_as_bytes": [None] * len(broken)}
         if number:
-            record(job, images.index[result.rows].tolist(), result.images, result.margin)
+            record(job, images.index[result.rows].tolist(), result.images, result.margin, result.robust_logits)
         if number and bool(broken.any()):
             keep(job, images.index[result.rows[broken]].tolist(), result.images[result.broken])
             labels = images.labels[result.rows].to(conditions.device)
-            columns["broken_as_bytes"] = _broken_as_bytes(job, passes, result.images, labels, result.broken,
-                                                          conditions.device)
+            columns["broken_as_bytes"] = _broken_as_bytes(job, result.images, labels, result.broken, conditions.device)
         if job.attack.measures_radius:
             clean = pixels(images.images[result.rows].to(conditions.device))
             columns |= _radius_columns(job, result.images, clean, broken, conditions)

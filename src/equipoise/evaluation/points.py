@@ -20,8 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from equipoise.attacks import BatchAttack, Clean
-from equipoise.attacks.cuda_graphs import CudaGraphFunction
-from equipoise.attacks.gradients import CLAIM_BLOCK
+from equipoise.attacks.gradients import VERDICT_BLOCK
 from equipoise.core import checks, device, files, memory
 from equipoise.core.arrays import Array, FrontierArrays, PictureArrays
 from equipoise.core.modes import inference
@@ -103,14 +102,17 @@ class PointRecorder:
         """By image: that of the points of the shown model that this process has stored."""
         return {}
 
-    def record(self, job: Job, index: Sequence[int], images: Tensor, margins: Tensor) -> None:
+    def record(self, job: Job, index: Sequence[int], images: Tensor, margins: Tensor,
+               robust_logits: Tensor | None = None) -> None:
         """Store attacked points (B, C, H, W), before their rows are written; broken or not, of every stage.
 
-        `margins` (B,) are those of the probabilities of the attacked model at the points.
+        `margins` (B,) are those of the probabilities of the attacked model at the points; `robust_logits` (B, K), if
+        they are known, those of its robust base or, of a model that is no mixture, its own.
         """
         names, content = self._recorded.get(str(job), set()), dict[str, Tensor]()
         if self._has_frontier and self.mixture is not None and names & set(self.names[1:]):
-            content["robust"] = self._outputs(self.mixture.robust, images)
+            content["robust"] = (self._outputs(self.mixture.robust, images) if robust_logits is None
+                                 else robust_logits.float().cpu().contiguous())
         rows = self._nearer(index, margins) if self.shown in names else []
         if rows:
             content["margin"] = margins[torch.tensor(rows, device=margins.device)].float().cpu()
@@ -163,20 +165,14 @@ class PointRecorder:
                 raise checks.InputError(f"{path} must hold attacked points of a run, got {error}") from None
         return parts
 
-    @cached_property
-    def _passes(self) -> dict[nn.Module, CudaGraphFunction]:
-        """Of every model: images → (outputs,), recorded on CUDA, because often only few points are stored at a time."""
-        return {}
-
     def _outputs(self, model: nn.Module, images: Tensor) -> Tensor:
         """(B, …) outputs of a model on the CPU, in full precision."""
         place, size = self.conditions.device, self.conditions.batch_size
-        passes = self._passes.setdefault(model, CudaGraphFunction(lambda x: (model(x),), must_repeat=True))
-        with inference(model.to(place)), torch.no_grad(), device.full_precision(place):
-            block = min(size, CLAIM_BLOCK) if place.type == "cuda" else None
-            return memory.in_blocks(
-                lambda rows: passes(device.full_precision_layout(pixels(images[rows].to(place))))[0],
-                torch.arange(len(images)), size, block).cpu().contiguous()
+        model = model.to(place)
+        with inference(model), torch.no_grad(), device.full_precision(place):
+            block = min(size, VERDICT_BLOCK) if place.type == "cuda" else None
+            return memory.in_blocks(lambda rows: model(device.full_precision_layout(pixels(images[rows].to(place)))),
+                                    torch.arange(len(images)), size, block).cpu().contiguous()
 
     def _pictures(self, parts: Sequence[tuple[str, dict[str, Tensor]]], rows: Sequence[AttackRow]) -> (
             PictureArrays | None):
