@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from conftest import Linear, generator
 from equipoise.attacks.gradients import GradientSettings, GradientSource
-from equipoise.attacks.prepared import PreparedNetworks
 from equipoise.attacks.straight_through import straight_through
-from equipoise.core import device, losses
+from equipoise.core import losses
 from equipoise.core.checks import InputError
 from equipoise.core.rng import stream
 
@@ -121,55 +120,3 @@ def test_attacks_of_other_libraries_break_a_model_without_gradients(linear: Line
         point = (point.detach() + 0.01 * torch.autograd.grad(loss, point)[0].sign()).clamp(0, 1)
     with torch.no_grad():
         assert bool((hard(point).argmax(dim=1) != y).all())
-
-
-def _network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(120, 6)).eval()
-
-
-class DrawsInPython(nn.Module):
-    """Every pass adds another number, which a recorded pass would repeat."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.network, self.calls = _network(), 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        logits: Tensor = self.network(x)
-        return logits + self.calls
-
-
-@pytest.mark.gpu
-def test_verdicts_of_recorded_passes_are_those_of_the_model() -> None:
-    model = _network().cuda()
-    source = GradientSource(model, GradientSettings(), "auto", _images().cuda()).in_blocks(8)
-    for number in range(5):
-        x, y = torch.rand(16, 3, 5, 7, generator=generator(number)).cuda(), torch.arange(16, device="cuda") % 6
-        verdict = source.judge(x, y)
-        with torch.no_grad(), device.full_precision(x.device):
-            logits = torch.cat([model(part) for part in x.split(8)])
-        assert torch.equal(verdict.predicted, logits.argmax(dim=1))
-        assert torch.equal(verdict.logit_margin, losses.signed_margin(logits, y))
-    assert next(iter(source.networks.recorded(model)._graphs.values())) is not None
-
-
-@pytest.mark.gpu
-def test_a_model_that_draws_in_python_is_not_recorded() -> None:
-    model = DrawsInPython().cuda()
-    source = GradientSource(model, GradientSettings(), "auto", _images().cuda())
-    x = _images().cuda()
-    means = [source.logits(x).mean().item() for _ in range(6)]
-    assert len(set(means)) == 6
-
-
-def test_recorded_passes_of_a_network_are_shared_until_they_are_forgotten() -> None:
-    networks = PreparedNetworks("fp32", _images())
-    model = _network()
-    recorded = networks.recorded(model)
-    assert networks.recorded(model) is recorded
-    assert torch.equal(recorded(_images())[0], model(_images()))
-    fused = networks.fused(model, 6)
-    networks.forget_recorded(None)
-    assert networks.recorded(model) is not recorded and networks.fused(model, 6) is fused

@@ -71,6 +71,17 @@ def test_frontier_trades_robustness_for_accuracy(fitted: CalibratedMixture) -> N
     assert other.provenance.promise.startswith(expected)
 
 
+def test_targets_of_one_share_are_calibrated_one_by_one(fitted: CalibratedMixture) -> None:
+    """A share of the robust images allows fewer losses than the same share of all images."""
+    calibration = fitted.calibration
+    alphas = []
+    for target in (Target(0.1), Target(0.1, of_robust=True), Target(0.1)):
+        point = calibration.point(target)
+        assert point is not None
+        alphas.append(point[0].alpha)
+    assert alphas[0] == alphas[2] < alphas[1]
+
+
 def test_reused_map() -> None:
     like = LogitMap(2.0, 1.5, -0.3, rivals=0.5)
     mixture = calibrate(lose_at_most(5.0), like=like).mixture

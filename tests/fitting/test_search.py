@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -59,6 +60,40 @@ def test_the_halves_of_cross_validation_are_drawn_once_for_all_targets(monkeypat
     for lost in (2.0, 5.0, 8.0):
         search.select(lose_at_most(lost))
     assert drawn == ["across"] * SPLITS
+
+
+def cross_validated(search: MapSearch, family: MapFamily, target: Target) -> float:
+    """The same score, computed for one candidate and one half at a time."""
+    table, usable = search.tables[family], search.score(target, search.tables[family]).score.isfinite()
+    scores = []
+    for first, second in search._splits:
+        assert bool((first ^ second).all()) and int(first.sum()) == len(first) // 2
+        q, score = [], []
+        for half in (first, second):
+            robust = [column for column, row in enumerate(search.grid.rows.tolist()) if half[row]]
+            allowed = target.allowed(int(half.sum()), len(robust))
+            q.append([float(threshold(margins[robust], allowed)) for margins in table.margins])
+            score.append([float(torch.where(gaps <= own, search.accurate_correct, search.correct)[half].double().mean())
+                          for gaps, own in zip(table.gaps, q[-1], strict=True)])
+        for one, other in ((0, 1), (1, 0)):
+            candidates = [number for number, is_usable in enumerate(usable.tolist()) if is_usable]
+            best = max(candidates, key=lambda number: (
+                round(score[one][number], 6), -abs(math.log(q[one][number] / (1 - q[one][number])))))
+            scores.append(score[other][best])
+    return sum(scores) / len(scores)
+
+
+def test_cross_validation_equals_a_direct_computation() -> None:
+    """For several targets, which share sorted margins, and again after new candidates were added."""
+    logits = make_logits(121)
+    search = MapSearch(logits, families("auto", logits, "gelu-monotone"), space=SearchSpace(steps=4))
+    for _ in range(2):
+        for target in (lose_at_most(4.0), lose_at_most(10.0)):
+            for family in search.families:
+                scored = search.score(target, search.tables[family])
+                assert search._cross_validate(family, scored, target) == pytest.approx(
+                    cross_validated(search, family, target), abs=1e-6)
+        search.refine(TARGET)
 
 
 def test_the_search_uses_one_thread_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

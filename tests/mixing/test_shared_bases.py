@@ -92,26 +92,6 @@ def test_a_step_runs_every_base_once_and_gives_the_numbers_of_separate_passes(
     assert passes[0] == calls.count("Conv2d") < passes[1] and bool(results[0][1].abs().sum() > 0)
 
 
-class Shifted(MixedClassifier):
-    """A mixture whose `forward` is its own."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + torch.arange(6.0)
-
-
-def test_a_verdict_also_gives_the_logits_of_the_robust_base() -> None:
-    base, x, y = gated(), images(9), torch.zeros(9, dtype=torch.int64)
-    views = TTAClassifier(base.robust, 6)
-    cascade = CascadedClassifier(base.accurate, views, 0.7, first_q=0.3, logit_map=SWITCH).eval()
-    shifted = Shifted(base.accurate, base.robust, 0.7).eval()
-    for model, expected in ((fixed(NUTS), base.robust(x)), (over_map(NUTS), base.robust(x)), (cascade, views(x)),
-                            (base.robust, base.robust(x)), (shifted, shifted(x))):
-        verdict = GradientSource(model, GradientSettings(), "auto", x).judge(x, y)
-        assert verdict.robust_logits is not None
-        torch.testing.assert_close(verdict.robust_logits, expected, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(verdict.logit_margin, losses.signed_margin(model(x), y))
-
-
 def test_a_stand_in_is_no_base_of_the_mixture() -> None:
     model = fixed(NUTS)
     stand_in = gated().accurate

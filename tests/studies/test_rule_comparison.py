@@ -7,6 +7,7 @@ import runpy
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,19 +153,39 @@ def test_the_passes_of_a_cascade_are_limited() -> None:
     assert 2 > views[0] > views[1] > views[2] >= 1
 
 
-def test_a_comparison_is_resumed_and_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                              capsys: pytest.CaptureFixture[str]) -> None:
-    folder, reference = tmp_path / "C", {}
-    for side, weight in zip(("accurate", "robust"), (5, 6), strict=True):
-        network = models.build("cnn_small", num_classes=4, image_shape=(3, 8, 8), seed=weight).eval()
-        checkpoint.save(tmp_path / f"{side}.safetensors", network)
-        reference[side] = str(tmp_path / f"{side}.safetensors")
+def saved_pair(folder: Path) -> tuple[list[str], Dataset]:
+    """References of two saved networks, and random images with the classes of the first."""
+    references = []
+    for side, seed in (("accurate", 5), ("robust", 6)):
+        network = models.build("cnn_small", num_classes=4, image_shape=(3, 8, 8), seed=seed).eval()
+        checkpoint.save(folder / f"{side}.safetensors", network)
+        references.append(str(folder / f"{side}.safetensors"))
     pixels = torch.randint(0, 256, (80, 3, 8, 8), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     with torch.no_grad():
-        labels = load_model(reference["accurate"])(pixels.float() / 255).argmax(1)
-    data = Dataset("random", "test", pixels, labels, torch.arange(80), tuple("abcd"))
+        labels = load_model(references[0])(pixels.float() / 255).argmax(1)
+    return references, Dataset("random", "test", pixels, labels, torch.arange(80), tuple("abcd"))
+
+
+def test_a_comparison_is_extended_by_a_cascade(tmp_path: Path) -> None:
+    (accurate, robust), data = saved_pair(tmp_path)
+    views = f"tta:2:{robust}"
+    with torch.no_grad():
+        data = replace(data, labels=load_model(views)(data.images.float() / 255).argmax(1))
+    run = partial(eq.compare_rules, accurate, views, data.slice(0, 60), data.slice(60, 10),
+                  out=tmp_path / "C", report=False, **{**QUICK, "threat": eq.Threat("linf", 0.001), "lose_at_most": 60})
+    switch = run(rules="switch")
+    both = run(rules="switch,cascade", passes=1.5)
+    assert [method.name for method in both.summary.compared[2:]] == ["confidence switch", "cascade of views"]
+    assert run(rules="switch").results == switch.results
+    with pytest.raises(eq.InputError, match="belong to this run"):
+        run(rules="switch,cascade", passes=1.2)
+
+
+def test_a_comparison_is_resumed_and_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+    folder, (references, data) = tmp_path / "C", saved_pair(tmp_path)
     arguments = {**QUICK, "threat": eq.Threat("linf", 0.001), "lose_at_most": 60}
-    pair: tuple[Any, ...] = (*reference.values(), data.slice(0, 60), data.slice(60, 10))
+    pair: tuple[Any, ...] = (*references, data.slice(0, 60), data.slice(60, 10))
     first = eq.compare_rules(*pair, out=folder, rules="plain", **arguments)
     rows = (folder / "rows.jsonl").read_bytes()
     assert eq.compare_rules(*pair, out=folder, rules="plain", **arguments).results == first.results
@@ -177,8 +198,8 @@ def test_a_comparison_is_resumed_and_extended(tmp_path: Path, monkeypatch: pytes
     with monkeypatch.context() as later, pytest.raises(eq.InputError, match="adaptive_attacks"):
         later.setattr("equipoise.studies.rule_comparison.ADAPTIVE_VERSION", 0)
         eq.compare_rules(*pair, out=folder, rules="plain", **arguments)
-    example = pixels[:2].float() / 255
-    bases = [load_model(model) for model in reference.values()]
+    example = data.images[:2].float() / 255
+    bases = [load_model(model) for model in references]
     for seed in (0, 1):
         (tmp_path / f"seed-{seed}").mkdir()
         gate = new_gate(bases[0], bases[1], example, width=2, seed=seed)

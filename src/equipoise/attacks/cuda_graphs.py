@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,13 +20,12 @@ class CudaGraphFunction:
     """Calls `function` on tensors; on CUDA the second call with the same shapes records, later ones replay.
 
     Anything that cannot be recorded (a model that copies to the host, or branches on values) is simply called, as on
-    the CPU. With `must_repeat` so is a function whose recorded pass does not return the same again, such as a model
-    that draws random numbers. Dropping the object frees its graphs. Functions that never run at the same time can
-    share the memory of a `pool`, which is a `torch.cuda.graph_pool_handle()`.
+    the CPU. Dropping the object frees its graphs. Functions that never run at the same time can share the memory of a
+    `pool`, which is a `torch.cuda.graph_pool_handle()`.
     """
 
-    def __init__(self, function: TensorFunction, pool: Any = None, *, must_repeat: bool = False) -> None:
-        self.function, self.pool, self.must_repeat = function, pool, must_repeat
+    def __init__(self, function: TensorFunction, pool: Any = None) -> None:
+        self.function, self.pool = function, pool
         self._graphs: dict[object, Recorded | None] = {}
         self._seen_once: set[object] = set()
 
@@ -56,22 +57,30 @@ class CudaGraphFunction:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(2):  # after the call that was not recorded: TorchScript compiles in its second pass
-                    called = self.function(*buffers)
+                    self.function(*buffers)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with warnings.catch_warnings():
                 # A model that computes on the host raises an error, and before that the graph warns that it is empty.
                 warnings.filterwarnings("ignore", "The CUDA Graph is empty")
                 # Other threads may allocate memory meanwhile.
-                with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                with without_collection(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                     outputs = self.function(*buffers)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
             torch.cuda.synchronize()
             return None
-        if self.must_repeat:
-            graph.replay()
-            if not all(torch.equal(replayed, value) for replayed, value in zip(outputs, called, strict=True)):
-                return None
         return graph, buffers, outputs
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """A context without garbage collection: graphs that it would free may not be freed while another is recorded."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

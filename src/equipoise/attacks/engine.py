@@ -154,7 +154,7 @@ class Driver:
         self.precision, self.slots, self.block = precision, slots, block
         self.stop_at_success, self.many_passes = stop_at_success, many_passes
         self._pool = self._new_pool()
-        self._networks = PreparedNetworks(precision, example.x, self._pool)
+        self._networks = PreparedNetworks(precision, example.x)
         self._sources: dict[tuple[object, ...], GradientSource] = {}
 
     def run(self, stages: Sequence[Stage], state: AttackState,
@@ -251,7 +251,6 @@ class Driver:
         self.slots, self._pool = (self.slots + 1) // 2, self._new_pool()
         self.block = None if self.block is None else min(self.block, self.slots)
         self._sources = {key: source.in_blocks(self.block, self._pool) for key, source in self._sources.items()}
-        self._networks.forget_recorded(self._pool)
         gc.collect()  # recorded passes and their source refer to each other
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

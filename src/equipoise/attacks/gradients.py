@@ -37,7 +37,6 @@ class Verdict:
     predicted: Tensor  # (B,) classes
     margin: Tensor  # (B,) signed probability margins of the true class
     logit_margin: Tensor  # (B,) the same of logits, which neither tie nor saturate
-    robust_logits: Tensor | None = None  # (B, K) of the robust base of a mixture, or else the model's own
 
 
 @dataclass(frozen=True)
@@ -132,33 +131,29 @@ class GradientSource:
 
         An image that a randomised model classifies correctly in any of its passes is not broken yet.
         """
-        def outputs() -> tuple[Tensor, Tensor]:
-            z, h = self._full_precision_outputs(self.model, x, block)
-            return checks.logits(z, len(x), f"logits of the model {type(self.model).__name__}"), h
+        def logits() -> Tensor:
+            return checks.logits(self.logits(x, block), len(x), f"logits of the model {type(self.model).__name__}")
 
         if self.settings.repeats is not None:
-            verdict = judge_repeatedly(lambda: outputs()[0], y, self.settings.repeats)
+            verdict = judge_repeatedly(logits, y, self.settings.repeats)
             return Verdict(torch.where(verdict.share_correct > 0, y, verdict.predicted), verdict.margin,
                            verdict.logit_margin)
-        z, h = outputs()
-        return Verdict(z.argmax(dim=1), losses.probability_margin(z, y), losses.signed_margin(z, y), h)
+        z = logits()
+        return Verdict(z.argmax(dim=1), losses.probability_margin(z, y), losses.signed_margin(z, y))
 
     def logits(self, x: Tensor, block: int = VERDICT_BLOCK) -> Tensor:
         """(B, K) logits of the model itself in full precision."""
-        return self._full_precision_outputs(self.model, x, block)[0]
+        return self._full_precision_outputs(self.model, x, block)
 
     def source_outputs(self, x: Tensor) -> Tensor:
         """(B, …) outputs of the network that gives the gradients, in full precision."""
-        return self._full_precision_outputs(self.settings.surrogate or self.model, x, VERDICT_BLOCK)[0]
+        return self._full_precision_outputs(self.settings.surrogate or self.model, x, VERDICT_BLOCK)
 
     @torch.no_grad()
-    def _full_precision_outputs(self, network: nn.Module, x: Tensor, block: int) -> tuple[Tensor, Tensor]:
-        """Outputs of the network, and of its robust base if it is a mixture."""
-        # What is recorded would repeat the random numbers that Python drew.
-        passes = (lambda part: (network(part),) * 2) if self.settings.is_randomized else self.networks.recorded(network)
+    def _full_precision_outputs(self, network: nn.Module, x: Tensor, block: int) -> Tensor:
         with device.full_precision(x.device):
-            z, h = _blockwise(passes, self.block and min(self.block, block), device.full_precision_layout(x))
-            return z, h
+            return _blockwise(lambda part: (network(device.full_precision_layout(part)),),
+                              self.block and min(self.block, block), x)[0]
 
     def value_and_gradient(self, name: object, objective: Objective, *, with_extra: bool = True) -> TensorFunction:
         """A function x, y, target → value (B,), gradient (B, C, H, W), and the two :meth:`margins` of the model.

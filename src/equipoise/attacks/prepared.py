@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.attacks.conv_relu import fuse_activations_if
-from equipoise.attacks.cuda_graphs import CudaGraphFunction, TensorFunction
 from equipoise.attacks.fused import agree, fuse, trace
 from equipoise.core import checks, device
 
 EXAMPLES = 8  # images on which copies and precisions are compared with the model
 TOLERANCES = {torch.bfloat16: 0.05, torch.float16: 0.005}  # of copies in reduced precision, as parts of the spread
-RECORDED = "recorded"  # purpose of :meth:`PreparedNetworks.recorded`
 T = TypeVar("T")
 
 
@@ -28,12 +26,10 @@ class PreparedNetworks:
     Args:
         precision: fp32, bf16 (for gradients), or auto: bf16 on CUDA.
         example: some of the images, on which copies and precisions are tried.
-        pool: memory that recorded passes share, if any.
     """
 
-    def __init__(self, precision: str, example: Tensor, pool: Any = None) -> None:
+    def __init__(self, precision: str, example: Tensor) -> None:
         self.precision, self.example = device.check_precision(precision, example.device), example[:EXAMPLES]
-        self.pool = pool
         self._kept: dict[tuple[object, ...], tuple[nn.Module, object]] = {}
 
     def once(self, network: nn.Module, purpose: object, make: Callable[[], T]) -> T:
@@ -52,35 +48,6 @@ class PreparedNetworks:
                                      f"logits of the {noun} {type(network).__name__}")
 
         return self.once(network, "logits", compute)
-
-    def recorded(self, network: nn.Module) -> CudaGraphFunction:
-        """The network itself as a function, which on CUDA is recorded: images → (outputs, those of the robust base).
-
-        Of a network that is no mixture they are the same. The caller sets the precision. Where a recorded pass would
-        not return what the network returns, the network is called.
-        """
-        return self.once(network, RECORDED,
-                         lambda: CudaGraphFunction(self._with_robust_outputs(network), self.pool, must_repeat=True))
-
-    @torch.no_grad()
-    def _with_robust_outputs(self, network: nn.Module) -> TensorFunction:
-        def call(x: Tensor) -> tuple[Tensor, Tensor]:
-            outputs = network(x)
-            return outputs, outputs
-
-        def mix(x: Tensor) -> tuple[Tensor, Tensor]:
-            parts = network.base_outputs(x)  # type: ignore[operator]
-            return network.from_base_outputs(*parts), parts[1]  # type: ignore[operator]
-
-        if not hasattr(network, "robust_outputs"):
-            return call
-        with device.full_precision(self.example.device):  # hooks, or a `forward` of its own, may change the logits
-            return mix if torch.equal(mix(self.example)[0], network(self.example)) else call
-
-    def forget_recorded(self, pool: Any) -> None:
-        """Free the memory of recorded passes; later ones use that of `pool`."""
-        self._kept = {key: kept for key, kept in self._kept.items() if key[1] != RECORDED}
-        self.pool = pool
 
     def fused(self, network: nn.Module, classes: int) -> nn.Module:
         """The network with folded batch norms and a last layer of so many `classes` in full precision, or itself."""

@@ -109,7 +109,6 @@ class SearchResult(Rows):
     logit_margin: Tensor  # (B,) signed logit margins there
     broken: Tensor  # (B,) whether another class wins
     share: Tensor  # (B,) of the passes of the search that were made, on the CPU
-    robust_logits: Tensor | None = None  # (B, K) there, of the robust base of a mixture, or else those of the model
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,7 @@ from equipoise.evaluation.time_estimate import audit_title
 
 BYTES_BLOCK = 16  # images per pass that are judged after rounding to bytes
 KeepImages = Callable[[Job, Sequence[int], Tensor], None]  # job, indices and attacked images
-# The same, margins of probabilities (B,), and if known the logits (B, K) of the robust base, or else the model's own.
-RecordPoints = Callable[[Job, Sequence[int], Tensor, Tensor, Tensor | None], None]
+RecordPoints = Callable[[Job, Sequence[int], Tensor, Tensor], None]  # the same, and margins of probabilities (B,)
 NOTHING: Callable[..., None] = lambda *_: None  # noqa: E731
 RecordExtra = Callable[[nn.Module, Tensor, Tensor], Mapping[str, Sequence[Any]]]
 
@@ -109,7 +108,7 @@ def _attack_batch(job: Job, batch: Dataset, conditions: Conditions, record_extra
         verdict = judge_with_new_passes(logits, y, stream, job.attack.repeats)
         extra = {} if record_extra is None else record_extra(job.model, x_adv, y)
     keep(job, batch.index.tolist(), x_adv)
-    record(job, batch.index.tolist(), x_adv, verdict.margin, None)
+    record(job, batch.index.tolist(), x_adv, verdict.margin)
     columns = {"label": y.tolist(), "predicted": verdict.predicted.tolist(),
                "correct": (verdict.predicted == y).tolist(),
                "margin": [round(value, 6) for value in verdict.margin.tolist()], **extra}
@@ -215,7 +214,7 @@ def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: 
         decided = broken if job.audit is not None and not is_audit else broken | (number == len(stages))
         columns: dict[str, Sequence[Any]] = {"broken_as_bytes": [None] * len(broken)}
         if number:
-            record(job, images.index[result.rows].tolist(), result.images, result.margin, result.robust_logits)
+            record(job, images.index[result.rows].tolist(), result.images, result.margin)
         if number and bool(broken.any()):
             keep(job, images.index[result.rows[broken]].tolist(), result.images[result.broken])
             labels = images.labels[result.rows].to(conditions.device)

@@ -102,17 +102,14 @@ class PointRecorder:
         """By image: that of the points of the shown model that this process has stored."""
         return {}
 
-    def record(self, job: Job, index: Sequence[int], images: Tensor, margins: Tensor,
-               robust_logits: Tensor | None = None) -> None:
+    def record(self, job: Job, index: Sequence[int], images: Tensor, margins: Tensor) -> None:
         """Store attacked points (B, C, H, W), before their rows are written; broken or not, of every stage.
 
-        `margins` (B,) are those of the probabilities of the attacked model at the points; `robust_logits` (B, K), if
-        they are known, those of its robust base or, of a model that is no mixture, its own.
+        `margins` (B,) are those of the probabilities of the attacked model at the points.
         """
         names, content = self._recorded.get(str(job), set()), dict[str, Tensor]()
         if self._has_frontier and self.mixture is not None and names & set(self.names[1:]):
-            content["robust"] = (self._outputs(self.mixture.robust, images) if robust_logits is None
-                                 else robust_logits.float().cpu().contiguous())
+            content["robust"] = self._outputs(self.mixture.robust, images)
         rows = self._nearer(index, margins) if self.shown in names else []
         if rows:
             content["margin"] = margins[torch.tensor(rows, device=margins.device)].float().cpu()

@@ -216,8 +216,7 @@ class _Comparison:
                        **({} if target.confidence is None else {"confidence": target.confidence})},
             "attack_list": {name: attack.describe() for name, attack in attacks.items()},
             **{name: getattr(settings, name)
-               for name in ("candidates", "margin_steps", "margin_targets", "range_count", "range_attack")},
-            **({} if settings.passes is None else {"passes": settings.passes})}
+               for name in ("candidates", "margin_steps", "margin_targets", "range_count", "range_attack")}}
         recorded = {**conditions.environment(), "command": self.command, "references": [
             models.reference_of(base) or type(base).__name__ for base in self.bases]}
         return Run(self.folder, identity, recorded, labels=self.data.labels_by_index())
