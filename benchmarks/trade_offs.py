@@ -18,7 +18,6 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
@@ -54,6 +53,11 @@ SOURCES = (
            only=("robust", "confidence switch")),
     Source("CIFAR-100, two ResNet-18", "mixednuts/cifar100", detail="β = 0.985",
            only=("MixedNUTS", "confidence switch")),
+    Source("CIFAR-100, another pair", "mixtures/cifar100-one-view"),
+    Source("CIFAR-100, another pair", "mixtures/cifar100-six-views", detail="6 views",
+           only=("robust", "confidence switch")),
+    Source("CIFAR-100, another pair", "mixtures/cifar100-cascade", only=("cascade of views",)),
+    Source("CIFAR-100, another pair", "mixtures/cifar100-cascade-more-views", only=("cascade of views",)),
 )
 
 
@@ -154,13 +158,20 @@ def _point(family: str, clean: stats.Estimate, attacked: stats.Estimate, clean_g
 
 
 def draw(panels: dict[str, list[Point]], palette: Palette) -> Figure:
-    """One panel per data set, side by side; methods are named beside their points."""
-    figure = Figure(figsize=(4.9 * len(panels) if len(panels) > 1 else 6.4, 4.3))
-    for axes, (title, points) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
-        _draw_panel(axes, points, palette)
+    """One panel per pair, two in a row; the first has a row of its own where their number is odd.
+
+    Methods are named beside their points.
+    """
+    titles = list(panels)
+    rows = [titles[:1] * 2] if len(titles) % 2 else []
+    rows += [titles[at : at + 2] for at in range(len(titles) % 2, len(titles), 2)]
+    figure = Figure(figsize=(9.8, 4.3 * len(rows)), layout="constrained")
+    for title, axes in figure.subplot_mosaic(rows).items():
+        _draw_panel(axes, panels[title], palette)
         axes.set_title(title, loc="left", color=palette["ink"], fontsize=10)
         axes.set_xlabel("clean accuracy, %")
-    figure.axes[0].set_ylabel("accuracy under attack, %")
+        if title in [row[0] for row in rows]:
+            axes.set_ylabel("accuracy under attack, %")
     figure.draw_without_rendering()
     for axes in figure.axes:
         _place_labels(axes)
@@ -186,7 +197,7 @@ def _draw_panel(axes: Axes, points: Sequence[Point], palette: Palette) -> None:
         text = axes.annotate(label, (sum(x) / len(x), sum(y) / len(y)), xytext=OFFSETS[0], color=color, fontsize=8.5,
                              textcoords="offset points", fontweight="bold" if style.bold else "normal", zorder=4,
                              arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkB": 4},
-                             path_effects=[withStroke(linewidth=2.5, foreground=palette["paper"])])
+                             bbox={"facecolor": palette["paper"], "edgecolor": "none", "pad": 0.5, "alpha": 0.7})
         text.set_in_layout(False)
     heights, widths = [point.attacked for point in shown], [point.clean for point in points]
     axes.set_ylim(min(heights) - 2.2, max(heights) + 1.3)  # intervals may end outside

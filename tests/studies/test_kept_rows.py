@@ -84,7 +84,7 @@ def test_labels_cover_neither_points_nor_each_other() -> None:
         figure.draw_without_rendering()
         for axes in figure.axes:
             labels = [text for text in axes.texts if isinstance(text, Annotation) and text.get_text()]
-            assert {"robust", "MixedNUTS", "confidence switch"} <= {text.get_text() for text in labels}
+            assert {"robust", "confidence switch"} <= {text.get_text() for text in labels}
             boxes = [Text.get_window_extent(text) for text in labels]
             points = [axes.transData.transform(point) for line in axes.lines for point in line.get_xydata()]
             assert points and not any(box.contains(*point) for box in boxes for point in points)

@@ -149,7 +149,7 @@ def test_the_passes_of_a_cascade_are_limited() -> None:
     for passes in (2, 1.5, 1.05):
         result = eq.compare_rules(*pair, images(), images(12, 500), rules="cascade", passes=passes,
                                   **{**QUICK, "lose_at_most": 30})
-        views.append(result.summary.compared[-1].views)
+        views.append(result.summary.compared[-1].views or 0.0)
     assert 2 > views[0] > views[1] > views[2] >= 1
 
 
