@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from conftest import generator
 from equipoise.attacks import Square, attack_dataset, minimum_margin, square
 from equipoise.attacks.queries_ahead import schedule
-from equipoise.attacks.square_patches import make_bumps, window_mask
+from equipoise.attacks.square_patches import Window, make_bumps
 from equipoise.core import rng
 from equipoise.core.checks import InputError
 from equipoise.core.threat import Threat
@@ -53,10 +53,20 @@ def test_bumps_have_length_one_and_vanish_outside_their_side() -> None:
     assert not bumps[0, 3:].any() and not bumps[0, :, 3:].any()
 
 
-def test_window_mask_is_the_square_of_every_row() -> None:
-    mask = window_mask(torch.tensor([1, 0]), torch.tensor([2, 0]), torch.tensor([2, 3]), 5, 7)
-    assert mask.shape == (2, 1, 5, 7) and mask.sum(dim=(1, 2, 3)).tolist() == [4, 9]
-    assert bool(mask[0, 0, 1:3, 2:4].all()) and bool(mask[1, 0, :3, :3].all())
+def test_windows_are_squares_at_uniform_places() -> None:
+    words = rng.stream(0, "square", torch.arange(40)).words(30, 2)
+    side = torch.tensor([2, 3]).repeat(15).expand(40, -1)
+    windows = Window.draw(words, side, 5, 7)
+    for query in range(30):
+        own = windows.select((slice(None), query))
+        mask = own.mask()
+        assert mask.shape == (40, 1, 5, 7) and mask.sum(dim=(1, 2, 3)).tolist() == (side[:, query] ** 2).tolist()
+        for row, (top, left) in enumerate(zip(own.top.tolist(), own.left.tolist(), strict=True)):
+            edge = int(side[row, query])
+            assert bool(mask[row, 0, top : top + edge, left : left + edge].all())
+    for edge, tops, lefts in ((2, 4, 6), (3, 3, 5)):
+        assert windows.top[side == edge].unique().tolist() == list(range(tops))
+        assert windows.left[side == edge].unique().tolist() == list(range(lefts))
 
 
 class Counting(nn.Module):

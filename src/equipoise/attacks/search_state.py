@@ -18,7 +18,7 @@ from equipoise.core.rng import Stream
 class Rows:
     """Base class of dataclasses of tensors (B, …) whose rows are selected and joined together."""
 
-    def select(self, rows: Tensor | slice) -> Self:
+    def select(self, rows: Tensor | slice | tuple[Tensor | slice | int, ...]) -> Self:
         """The given rows."""
         return self._map(lambda value, _: value[rows], self)
 

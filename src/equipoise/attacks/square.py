@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from equipoise.attacks.engine import Stage
 from equipoise.attacks.gradients import GradientSource
 from equipoise.attacks.queries_ahead import copies_of_first, schedule
 from equipoise.attacks.search_state import SearchState
-from equipoise.attacks.square_patches import make_bumps, signs_of, uniform_below, window_mask
+from equipoise.attacks.square_patches import BumpPatches, SquarePatches, Window, make_bumps, signs_of
 from equipoise.attacks.suite import Attack
 from equipoise.core import checks, geometry
 from equipoise.core.geometry import where_rows
@@ -60,7 +60,8 @@ class Square(Attack):
         return tuple(self.stage(name, partial(self._search, restart), self.queries / 3)
                      for restart, name in enumerate(names))
 
-    def _search(self, restart: int, source: GradientSource, threat: Threat, stop_at_success: bool) -> _SquareSearch:
+    def _search(self, restart: int, source: GradientSource, threat: Threat,
+                stop_at_success: bool) -> _SquareSearch[Any]:
         return SEARCHES[threat.norm](source, threat, self, restart, stop_at_success)
 
 
@@ -71,7 +72,10 @@ class _SquareState(SearchState):
     high: Tensor | None
 
 
-class _SquareSearch(ABC):
+Patches = TypeVar("Patches", SquarePatches, BumpPatches)
+
+
+class _SquareSearch(ABC, Generic[Patches]):
     """What all norms share: a candidate is kept if its margin is smaller.
 
     The margin of logits, as in the paper; where the smallest margin of all is searched, that of probabilities.
@@ -103,20 +107,22 @@ class _SquareSearch(ABC):
         """`passes` queries; all their random words are drawn at once."""
         words = self._draw(stream, ages, passes, self.words + state.x.shape[1])
         before = state.age.unsqueeze(1) + torch.arange(passes, device=state.y.device)  # queries; the first is the start
-        halvings = torch.bucketize(before - 1, self.halvings)
+        counts = before < self.passes  # (B, passes)
+        patches = self.patches(torch.bucketize(before - 1, self.halvings), words)
         if self.queries_ahead:
-            return self._advance_ahead(state, ages, passes, halvings, words)
+            return self._advance_ahead(state, ages, passes, counts, patches)
         for done in range(passes):
-            candidate, logit_margin, margin, kept = self._query(state, halvings[:, done], words[:, done],
+            at = slice(None), done
+            candidate, logit_margin, margin, kept = self._query(state, patches.select(at), counts[at],
                                                                 done == 0 and 0 in ages)
             state = replace(
-                state, nearest=where_rows(kept, candidate, state.nearest), age=state.age + 1,
+                state, nearest=where_rows(kept, candidate, state.nearest),
                 margin=torch.where(kept, margin, state.margin),
                 logit_margin=torch.where(kept, logit_margin, state.logit_margin))
-        return state
+        return replace(state, age=state.age + passes)
 
-    def _advance_ahead(self, state: _SquareState, ages: Sequence[int], passes: int, halvings: Tensor,
-                       words: Tensor) -> _SquareState:
+    def _advance_ahead(self, state: _SquareState, ages: Sequence[int], passes: int, counts: Tensor,
+                       patches: Patches) -> _SquareState:
         """The same, with further queries of the rows in place of the copies that would fill up a pass.
 
         Few candidates are kept. After one that is not, the next query starts from the same point and can be made ahead;
@@ -133,8 +139,9 @@ class _SquareSearch(ABC):
             rows, which = torch.tensor(queries).T
             part = state.select(rows)
             part = replace(part, age=part.age + which)
-            candidate, logit_margin, margin, kept = self._query(part, halvings[rows, which], words[rows, which],
-                                                                any(ages[row] + query == 0 for row, query in queries))
+            candidate, logit_margin, margin, kept = self._query(
+                part, patches.select((rows, which)), counts[rows, which],
+                any(ages[row] + query == 0 for row, query in queries))
             fooled = ((logit_margin <= 0) & self.stop_at_success).tolist()
             changed: dict[int, int] = {}  # by row: the candidate that takes its place
             for number, ((row, query), is_kept) in enumerate(zip(queries, kept.tolist(), strict=True)):
@@ -150,10 +157,10 @@ class _SquareSearch(ABC):
             old[sorted(copies)] = old[:1].clone()
         return replace(state, age=state.age + passes)
 
-    def _query(self, state: _SquareState, halvings: Tensor, words: Tensor,
+    def _query(self, state: _SquareState, patches: Patches, counts: Tensor,
                any_starts: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The next candidates, their two margins, and whether they are kept (B,); at age 0 it is the start itself."""
-        candidate = self.propose(state, halvings, words)
+        candidate = self.propose(state, patches)
         if any_starts:
             candidate = where_rows(state.age == 0, state.nearest, candidate)
         logit_margin, margin = self.margins(candidate, state.y)
@@ -161,7 +168,7 @@ class _SquareSearch(ABC):
             kept = (logit_margin < state.logit_margin) & (state.logit_margin > 0)
         else:
             kept = state.is_nearer(logit_margin, margin)
-        return candidate, logit_margin, margin, kept & (state.age < self.passes)
+        return candidate, logit_margin, margin, kept & counts
 
     def _draw(self, stream: Stream, ages: Sequence[int], passes: int, words: int) -> Tensor:
         """(B, passes, words) in one draw per age: thousands of small draws would cost more than the queries."""
@@ -180,11 +187,15 @@ class _SquareSearch(ABC):
         """(B, C, H, W) start points, before they are projected into the ball."""
 
     @abstractmethod
-    def propose(self, state: _SquareState, halvings: Tensor, words: Tensor) -> Tensor:
-        """(B, C, H, W) the next candidates, with patches halved so many times (B,)."""
+    def patches(self, halvings: Tensor, words: Tensor) -> Patches:
+        """Patches halved so many times (B, P), from random words (B, P, W)."""
+
+    @abstractmethod
+    def propose(self, state: _SquareState, patches: Patches) -> Tensor:
+        """(B, C, H, W) the next candidates, with these patches (B,)."""
 
 
-class _LinfSquareSearch(_SquareSearch):
+class _LinfSquareSearch(_SquareSearch[SquarePatches]):
     """ℓ∞: vertical stripes of ±eps, then squares in which every channel is at one end of its range."""
 
     words = 2
@@ -196,17 +207,17 @@ class _LinfSquareSearch(_SquareSearch):
         channels, _, width = x.shape[1:]
         return x + self.threat.eps * signs_of(stream.words(channels, width)).to(x.dtype).unsqueeze(2)
 
-    def propose(self, state: _SquareState, halvings: Tensor, words: Tensor) -> Tensor:
+    def patches(self, halvings: Tensor, words: Tensor) -> SquarePatches:
+        window = Window.draw(words[..., :2], self.sides[halvings], *self.example.shape[2:])
+        return SquarePatches(window, signs_of(words[..., 2:]) > 0)
+
+    def propose(self, state: _SquareState, patches: SquarePatches) -> Tensor:
         assert state.low is not None and state.high is not None
-        channels, height, width = state.x.shape[1:]
-        side = self.sides[halvings]
-        top, left = uniform_below(words[:, 0], height - side + 1), uniform_below(words[:, 1], width - side + 1)
-        inside = window_mask(top, left, side, height, width)
-        signs = signs_of(words[:, 2 : 2 + channels]).view(-1, channels, 1, 1)
-        return torch.where(inside, torch.where(signs > 0, state.high, state.low), state.nearest)
+        end = torch.where(patches.is_high[:, :, None, None], state.high, state.low)
+        return torch.where(patches.window.mask(), end, state.nearest)
 
 
-class _L2SquareSearch(_SquareSearch):
+class _L2SquareSearch(_SquareSearch[BumpPatches]):
     """ℓ2: a grid of bumps, then the mass of one window moves into a new bump in another."""
 
     words = 5
@@ -235,19 +246,18 @@ class _L2SquareSearch(_SquareSearch):
             len(x), channels, tall * side, wide * side)
         return self.fill_ball(x, delta)
 
-    def propose(self, state: _SquareState, halvings: Tensor, words: Tensor) -> Tensor:
+    def patches(self, halvings: Tensor, words: Tensor) -> BumpPatches:
+        side, size = self.sides[halvings], self.example.shape[2:]
+        here, there = (Window.draw(words[..., first : first + 2], side, *size) for first in (0, 2))
+        return BumpPatches(halvings, here, there, (words[..., 4] >> 31) == 1, signs_of(words[..., 5:]))
+
+    def propose(self, state: _SquareState, patches: BumpPatches) -> Tensor:
         """A new bump in one window, with the mass that another window and the rest of the ball give."""
-        x, delta, side = state.x, state.nearest - state.x, self.sides[halvings]
-        channels, height, width = x.shape[1:]
-        tops, lefts = height - side + 1, width - side + 1
-        top, left = uniform_below(words[:, 0], tops), uniform_below(words[:, 1], lefts)
-        here = window_mask(top, left, side, height, width)
-        other_top, other_left = uniform_below(words[:, 2], tops), uniform_below(words[:, 3], lefts)
-        there = window_mask(other_top, other_left, side, height, width)
-        signs = signs_of(words[:, 5 : 5 + channels]).to(x.dtype).view(-1, channels, 1, 1)
-        bump = self._place_bumps(halvings, top, left, (words[:, 4] >> 31) == 1, height, width) * here
+        x, delta = state.x, state.nearest - state.x
+        here, there = patches.here.mask(), patches.there.mask()
+        bump = patches.place(self.bumps) * here
         old = delta * here
-        new = signs * bump + old / (1e-12 + self.length(old))
+        new = patches.signs.to(x.dtype)[:, :, None, None] * bump + old / (1e-12 + self.length(old))
         new = new / (1e-12 + self.length(new)) * self.new_length(delta, here | there)
         moved = torch.where(here, new, torch.where(there, torch.zeros_like(delta), delta))
         return geometry.project(self.fill_ball(x, moved), x, self.threat)
@@ -264,15 +274,6 @@ class _L2SquareSearch(_SquareSearch):
     def fill_ball(self, x: Tensor, delta: Tensor) -> Tensor:
         """The image with this perturbation, scaled to size eps."""
         return x + self.threat.eps * geometry.steepest(delta, "l2")
-
-    def _place_bumps(self, halvings: Tensor, top: Tensor, left: Tensor, turned: Tensor, height: int,
-                     width: int) -> Tensor:
-        """(B, 1, H, W) the bump of each row's size at its place; correct inside its window only."""
-        last, flip = min(height, width) - 1, turned.view(-1, 1, 1)
-        i = (torch.arange(height, device=top.device) - top.view(-1, 1)).clamp(0, last).unsqueeze(2)  # (B, H, 1)
-        j = (torch.arange(width, device=top.device) - left.view(-1, 1)).clamp(0, last).unsqueeze(1)  # (B, 1, W)
-        # A turned bump is a transposed one: rows and columns change places.
-        return self.bumps[halvings.view(-1, 1, 1), torch.where(flip, j, i), torch.where(flip, i, j)].unsqueeze(1)
 
 
 class _L1SquareSearch(_L2SquareSearch):
@@ -292,4 +293,5 @@ class _L1SquareSearch(_L2SquareSearch):
         return x + delta * (self.threat.eps / self.length(delta, (1, 2, 3)).clamp_min(1e-12)).clamp_min(1)
 
 
-SEARCHES: dict[str, type[_SquareSearch]] = {"linf": _LinfSquareSearch, "l2": _L2SquareSearch, "l1": _L1SquareSearch}
+SEARCHES: dict[str, type[_SquareSearch[Any]]] = {
+    "linf": _LinfSquareSearch, "l2": _L2SquareSearch, "l1": _L1SquareSearch}

@@ -1,29 +1,83 @@
-"""The patches of Square [Andriushchenko2020]: their places and signs from random words, and the bumps of ℓ2 and ℓ1."""
+"""The patches of Square [Andriushchenko2020]: their places and signs from random words, and the bumps of ℓ2 and ℓ1.
+
+Those of many queries are computed at once: on a GPU a query is then little more than a pass of the network.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from equipoise.attacks.search_state import Rows
+
+
+@dataclass(frozen=True, eq=False)
+class Window(Rows):
+    """A square of pixels for every query (…,): where it begins, and what it covers of both axes."""
+
+    top: Tensor  # (…,)
+    left: Tensor  # (…,)
+    rows: Tensor  # (…, H) true inside
+    columns: Tensor  # (…, W) true inside
+
+    @classmethod
+    def draw(cls, words: Tensor, side: Tensor, height: int, width: int) -> Window:
+        """Uniform places from random words (…, 2), for edges of `side` (…,) pixels."""
+        top, left = (uniform_below(words[..., axis], size - side + 1) for axis, size in enumerate((height, width)))
+        return cls(top, left, _covered(top, side, height), _covered(left, side, width))
+
+    def mask(self) -> Tensor:
+        """(B, 1, H, W) true inside, of windows (B,)."""
+        return self.rows[:, None, :, None] & self.columns[:, None, None, :]
+
+
+@dataclass(frozen=True, eq=False)
+class SquarePatches(Rows):
+    """Patches of ℓ∞ for every query: each channel of a window goes to one end of its range."""
+
+    window: Window
+    is_high: Tensor  # (…, C)
+
+
+@dataclass(frozen=True, eq=False)
+class BumpPatches(Rows):
+    """Patches of ℓ2 and ℓ1 for every query: a bump in one window takes the mass of another."""
+
+    halvings: Tensor  # (…,) of the share of pixels, which give the edge of both windows
+    here: Window
+    there: Window
+    is_turned: Tensor  # (…,)
+    signs: Tensor  # (…, C) ±1
+
+    def place(self, bumps: Tensor) -> Tensor:
+        """(B, 1, H, W) of patches (B,): those of :func:`make_bumps` at their places; correct inside of `here` only."""
+        height, width = bumps.shape[1:]
+        last, flip = min(height, width) - 1, self.is_turned.view(-1, 1, 1)
+        i, j = ((torch.arange(size, device=bumps.device) - start.unsqueeze(1)).clamp(0, last)
+                for size, start in ((height, self.here.top), (width, self.here.left)))
+        i, j = i.unsqueeze(2), j.unsqueeze(1)  # (B, H, 1) and (B, 1, W)
+        # A turned bump is a transposed one: rows and columns change places.
+        which = self.halvings.view(-1, 1, 1), torch.where(flip, j, i), torch.where(flip, i, j)
+        return bumps[which].unsqueeze(1)
+
+
+def _covered(start: Tensor, side: Tensor, size: int) -> Tensor:
+    """(…, size) true from `start` (…,) on, for `side` positions of an axis."""
+    position = torch.arange(size, device=start.device)
+    return (position >= start.unsqueeze(-1)) & (position < (start + side).unsqueeze(-1))
+
 
 def uniform_below(words: Tensor, high: Tensor) -> Tensor:
-    """(B,) uniform in 0 … high − 1."""
+    """(…,) uniform in 0 … high − 1."""
     return (words * high) >> 32
 
 
 def signs_of(words: Tensor) -> Tensor:
-    """(B, n) words → ±1."""
+    """(…,) words → ±1."""
     return (words >> 31).to(torch.float32) * 2 - 1
-
-
-def window_mask(top: Tensor, left: Tensor, side: Tensor, height: int, width: int) -> Tensor:
-    """(B, 1, H, W) true inside the square of every row."""
-    i = torch.arange(height, device=top.device).view(1, 1, -1, 1)
-    j = torch.arange(width, device=top.device).view(1, 1, 1, -1)
-    top, left, side = (value.view(-1, 1, 1, 1) for value in (top, left, side))
-    return (i >= top) & (i < top + side) & (j >= left) & (j < left + side)
 
 
 def make_bumps(sides: Sequence[int], height: int, width: int, like: Tensor, norm: str = "l2") -> Tensor:
