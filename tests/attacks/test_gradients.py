@@ -11,6 +11,8 @@ from attack_models import BatchSizeDependent, HardDecision
 from torch import Tensor, nn
 
 from conftest import Linear, generator
+from equipoise.attacks import gradients
+from equipoise.attacks.cuda_graphs import CudaGraphFunction
 from equipoise.attacks.gradients import GradientSettings, GradientSource
 from equipoise.attacks.straight_through import straight_through
 from equipoise.core import losses
@@ -64,6 +66,24 @@ def test_blocks_have_one_size() -> None:
     source.margins()(x, y)
     source.value_and_gradient("ce", lambda z, y, target: losses.cross_entropy(z, y))(x, y, y)
     assert model.batch_sizes == [4] * 9
+
+
+def test_one_recorded_pass_serves_all_blocks(linear: Linear, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[int] = []
+
+    class Recorded(CudaGraphFunction):
+        def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+            recorded.append(len(inputs[0]))
+            return super().__call__(*inputs)
+
+    monkeypatch.setattr(gradients, "CudaGraphFunction", Recorded)
+    x, y = _images(12).double(), torch.arange(12) % 6
+    source = GradientSource(linear, GradientSettings(), "fp32", x)
+    whole, blocks = (own.value_and_gradient("ce", lambda z, y, target: losses.cross_entropy(z, y))(x, y, y)
+                     for own in (source, source.in_blocks(4)))
+    assert recorded == [12, 4, 4, 4]
+    for ours, expected in zip(blocks, whole, strict=True):
+        torch.testing.assert_close(ours, expected)
 
 
 def test_a_source_with_other_blocks_frees_recorded_passes() -> None:

@@ -86,7 +86,7 @@ class GradientSource:
         self.networks, self.example = networks, networks.example
         self.block: int | None = None
         self._pool = pool
-        self._recorded: dict[object, CudaGraphFunction] = {}
+        self._recorded: dict[object, TensorFunction] = {}
         self._per_image: dict[tuple[str, int], bytes] = {}
         others = [part for part in (settings.surrogate, settings.extra) if part is not None]
         with torch.no_grad(), device.full_precision(example.device):
@@ -181,8 +181,8 @@ class GradientSource:
     def _recording(self, name: object, function: TensorFunction) -> TensorFunction:
         if self.settings.eot is not None:  # a recorded pass would repeat the random numbers that Python drew
             return average_passes(partial(_blockwise, function, self.block), self.settings.eot)
-        if name not in self._recorded:
-            self._recorded[name] = CudaGraphFunction(partial(_blockwise, function, self.block), self._pool)
+        if name not in self._recorded:  # one graph serves all blocks of a batch, however many there are
+            self._recorded[name] = partial(_blockwise, CudaGraphFunction(function, self._pool), self.block)
         return self._recorded[name]
 
     def _value_and_gradient(self, objective: Objective, extra: Extra | None, x: Tensor, y: Tensor,

@@ -27,7 +27,9 @@ from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
 
-CUDA_BLOCK = 512  # images per network pass on CUDA, at most: larger ones are hardly faster, and wasted on few survivors
+# Images per network pass on CUDA: as many as keep it busy, 512 of 32 × 32 pixels, and no more, which would be wasted on
+# few survivors. Of large images fewer do, and need less memory.
+CUDA_BLOCK, CUDA_PIXELS, LEAST_CUDA_BLOCK = 512, 512 * 32 * 32, 64
 CPU_BLOCK = 16  # the same on the CPU: larger ones are hardly faster, and more copies fill up those of few survivors
 LARGE_IMAGE, LARGE_IMAGE_BLOCK = 64 * 64, 8  # from so many pixels on, fewer images, for memory
 BATCH_BLOCK = 128  # images per network pass when an attack is called on a larger batch
@@ -171,9 +173,9 @@ def attack_dataset(
 
     Verdict and margin of an image do not depend on the other images, on the number of processes, or on where a run was
     interrupted; on the CPU not on the batch size either, because every pass sees 16 images there (8 of 64 × 64 pixels
-    or more). On CUDA every pass of a search sees exactly `batch_size` images, at most 512, and one of a verdict 128 or
-    16. All see at most as many as `whole` has. So on CUDA a smaller batch size rounds differently, and so does
-    everywhere a batch halved for lack of memory.
+    or more). On CUDA every pass of a search sees exactly `batch_size` images, at most 512 (128 of 64 × 64 pixels, 64 of
+    larger images), and one of a verdict at most 128 or 16. All see at most as many as `whole` has. So on CUDA a
+    smaller batch size rounds differently, and so does everywhere a batch halved for lack of memory.
 
     Args:
         attack: usually a suite, cheap and strong attacks first.
@@ -200,7 +202,7 @@ def attack_dataset(
         x = pixels(part.images.to(place)).contiguous(memory_format=torch.channels_last)
         return AttackBatch(x, part.labels.to(place), rng.stream(seed, "attack", part.index.to(place)))
 
-    block = min(batch_size, CUDA_BLOCK) if place.type == "cuda" else _cpu_block(data)
+    block = min(batch_size, _cuda_block(data)) if place.type == "cuda" else _cpu_block(data)
     driver = Driver(model, lambda rows: load(data.take(rows)), load(whole.take(torch.arange(EXAMPLES) % len(whole))),
                     threat=threat, precision=precision, slots=min(max(batch_size, block), len(whole)),
                     block=min(block, len(whole)), many_passes=True)
@@ -215,6 +217,13 @@ def attack_dataset(
         driver.run(stages, current, report)
         meter.show()
     return current
+
+
+def _cuda_block(data: Dataset) -> int:
+    """Images per network pass on CUDA, a power of two."""
+    _, height, width = data.image_shape
+    busy = CUDA_PIXELS // (height * width)
+    return max(LEAST_CUDA_BLOCK, min(CUDA_BLOCK, 1 << max(busy.bit_length() - 1, 0)))
 
 
 def _cpu_block(data: Dataset) -> int:
