@@ -1,4 +1,4 @@
-"""Draw the trade-off of every kept comparison: attacked against clean accuracy, one panel per data set.
+"""Draw the trade-off of every kept comparison: attacked against clean accuracy, one panel per pair of models.
 
     python benchmarks/trade_offs.py [--out docs/images] [--png]
 
@@ -36,26 +36,27 @@ class Source:
 
     panel: str  # title
     folder: str
-    detail: str = ""  # added to the names of the methods whose rows do not say it, such as "6 views"
+    detail: str = ""  # added to the names of the methods, such as "6 views"; if empty, the views that their rows name
     only: tuple[str, ...] = ()  # families to draw; all if empty
     part: str = "main"  # of a study of MixedNUTS: `main`, or `curves`, whose points are joined
 
 
 SOURCES = (
+    Source("CIFAR-10, two ResNet-18", "mixtures/resnet18-plain"),
     Source("CIFAR-10, two ResNet-18", "mixtures/resnet18",
-           only=("accurate", "robust", "MixedNUTS", "NUTS map (ours)", "gate", "gate on the NUTS map (ours)")),
-    Source("CIFAR-10, two ResNet-18", "mixtures/resnet18-gates",
-           only=("plain mixing", "confidence switch", "gate on the confidence switch")),
-    Source("CIFAR-10, two ResNet-18", "mixtures/resnet18-views", detail="6 views",
-           only=("robust", "confidence switch", "cascade of views")),
+           only=("MixedNUTS", "NUTS map (ours)", "gate", "gate on the NUTS map (ours)")),
+    Source("CIFAR-10, two ResNet-18", "mixtures/resnet18-gates", only=("gate on the confidence switch",)),
+    Source("CIFAR-10, two ResNet-18", "mixtures/resnet18-views", detail="6 views", only=("robust",)),
+    Source("CIFAR-10, two ResNet-18", "mixtures/resnet18-views", only=("confidence switch", "cascade of views")),
     Source("CIFAR-100, two ResNet-18", "mixtures/cifar100"),
     Source("CIFAR-100, two ResNet-18", "mixtures/cifar100-views", detail="6 views",
            only=("robust", "confidence switch")),
     Source("CIFAR-100, two ResNet-18", "mixednuts/cifar100", detail="β = 0.985",
            only=("MixedNUTS", "confidence switch")),
     Source("CIFAR-100, another pair", "mixtures/cifar100-one-view"),
-    Source("CIFAR-100, another pair", "mixtures/cifar100-six-views", detail="6 views",
-           only=("robust", "confidence switch")),
+    Source("CIFAR-100, another pair", "mixtures/cifar100-six-views", detail="6 views", only=("robust",)),
+    Source("CIFAR-100, another pair", "mixtures/cifar100-six-views", detail="6 views of both",
+           only=("confidence switch",)),
     Source("CIFAR-100, another pair", "mixtures/cifar100-cascade", only=("cascade of views",)),
     Source("CIFAR-100, another pair", "mixtures/cifar100-cascade-more-views", only=("cascade of views",)),
 )
@@ -76,9 +77,9 @@ STYLES = {  # by the beginning of a family's name, the longest first
     "gate": Style("other_2", "v"), "confidence switch": Style("mixed", "o", bold=True),
     "cascade": Style("mixed", "*", bold=True)}
 SHORT = {"gate on the confidence switch": "gate on the switch", "gate on the NUTS map (ours)": "gate on the NUTS map"}
-# Places of a label around its point, in points, the nearest first: right, left, above, below and between.
+# Places of a label around its point, in points, the nearest first; none lies on the interval to the right or left.
 OFFSETS = tuple((x * far, y * far - 3) for far in (7, 12, 18, 25, 33, 42, 52, 64) for x, y in (
-    (1, 0), (-1, 0), (0, 1.2), (0, -1.2), (0.8, 0.8), (-0.8, 0.8), (0.8, -0.8), (-0.8, -0.8)))
+    (0.7, 1), (-0.7, 1), (0.7, -1.2), (-0.7, -1.2), (0, 1.4), (0, -1.6)))
 LEADER = 16  # a label farther away than this has a line to its point
 
 
@@ -111,7 +112,7 @@ def read_points(source: Source) -> list[Point]:
     """The points of a source."""
     folder = RESULTS / source.folder
     points = _compared(folder) if (folder / METHODS).exists() else _of_study(folder, source.part)
-    return [replace(point, detail=point.detail or source.detail) for point in points
+    return [replace(point, detail=source.detail or point.detail) for point in points
             if point.family in source.only or not source.only]
 
 

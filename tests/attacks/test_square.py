@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from torch import Tensor, nn
 
 from conftest import generator
 from equipoise.attacks import Square, attack_dataset, minimum_margin, square
+from equipoise.attacks.gradients import GradientSettings, GradientSource
 from equipoise.attacks.queries_ahead import schedule
+from equipoise.attacks.search_state import SearchState
 from equipoise.attacks.square_patches import Window, make_bumps
 from equipoise.core import rng
 from equipoise.core.checks import InputError
@@ -69,6 +72,28 @@ def test_windows_are_squares_at_uniform_places() -> None:
         assert windows.left[side == edge].unique().tolist() == list(range(lefts))
 
 
+@pytest.mark.parametrize("threat", [Threat("linf", 0.05), Threat("l2", 0.3)], ids=str)
+def test_patches_shrink_after_ten_queries_and_take_their_mass_elsewhere(threat: Threat) -> None:
+    x, stream = torch.rand(16, 3, 32, 32, generator=generator(0)), rng.stream(0, "square", torch.arange(16))
+    source = GradientSource(nn.Sequential(nn.Flatten(), nn.Linear(3072, 4)).eval(), GradientSettings(), "fp32", x)
+    search = square.SEARCHES[threat.norm](source, threat, Square(100), 0, True)
+    proposed: list[Any] = []
+
+    def propose(state: SearchState, patches: Any) -> Tensor:
+        proposed.append(patches)
+        return state.nearest
+
+    search.propose = propose  # type: ignore[method-assign]
+    search.queries_ahead = False
+    search.advance(search.start(x, torch.zeros(16, dtype=torch.int64), stream), stream, [0] * 16, 14)
+    windows = [patches.window if threat.norm == "linf" else patches.here for patches in proposed]
+    edges = [window.rows.sum(dim=1).unique().tolist() for window in windows]
+    first, second = 29, 20 if threat.norm == "linf" else 21  # of 0.8 and 0.4 of 1024 pixels; in ℓ2 odd
+    assert edges == [[first]] * 12 + [[second]] * 2, "the start, queries 0 to 10, and the next"
+    if threat.norm == "l2":
+        assert not all(torch.equal(patches.here.top, patches.there.top) for patches in proposed)
+
+
 class Counting(nn.Module):
     """A small network with random weights that counts its passes."""
 
@@ -97,9 +122,9 @@ def test_queries_made_ahead_change_nothing(threat: Threat, stop_at_success: bool
     def run() -> tuple[Tensor, int]:
         before = model.passes
         if stop_at_success:
-            images = Square(150)(model, x, y, threat=threat, stream=stream)
+            images = Square(200)(model, x, y, threat=threat, stream=stream)
         else:
-            points = minimum_margin(model, x, y, threat=threat, stream=stream, attack=Square(150), skip_broken=True,
+            points = minimum_margin(model, x, y, threat=threat, stream=stream, attack=Square(200), skip_broken=True,
                                     batch_size=16)
             images = points.images[0]
         return images, model.passes - before
@@ -107,7 +132,14 @@ def test_queries_made_ahead_change_nothing(threat: Threat, stop_at_success: bool
     ahead, few = run()
     monkeypatch.setattr(square, "schedule", _one_query_each)
     one_by_one, many = run()
-    assert torch.equal(ahead, one_by_one)
+    real = square._SquareSearch.__init__
+
+    def as_on_a_gpu(search: square._SquareSearch[Any], *arguments: Any) -> None:
+        real(search, *arguments)
+        search.queries_ahead = False
+
+    monkeypatch.setattr(square._SquareSearch, "__init__", as_on_a_gpu)
+    assert torch.equal(ahead, one_by_one) and torch.equal(ahead, run()[0])
     assert few < 0.9 * many, (few, many)
 
 

@@ -71,7 +71,7 @@ def cross_validated(search: MapSearch, family: MapFamily, target: Target) -> flo
         q, score = [], []
         for half in (first, second):
             robust = [column for column, row in enumerate(search.grid.rows.tolist()) if half[row]]
-            allowed = target.allowed(int(half.sum()), len(robust))
+            allowed = Target(target.share).allowed(int(half.sum()), len(robust))
             q.append([float(threshold(margins[robust], allowed)) for margins in table.margins])
             score.append([float(torch.where(gaps <= own, search.accurate_correct, search.correct)[half].double().mean())
                           for gaps, own in zip(table.gaps, q[-1], strict=True)])
@@ -88,7 +88,7 @@ def test_cross_validation_equals_a_direct_computation() -> None:
     logits = make_logits(121)
     search = MapSearch(logits, families("auto", logits, "gelu-monotone"), space=SearchSpace(steps=4))
     for _ in range(2):
-        for target in (lose_at_most(4.0), lose_at_most(10.0)):
+        for target in (lose_at_most(4.0), lose_at_most(10.0), lose_at_most(10.0, 0.9)):
             for family in search.families:
                 scored = search.score(target, search.tables[family])
                 assert search._cross_validate(family, scored, target) == pytest.approx(

@@ -16,7 +16,7 @@ from equipoise.core.rng import Stream
 
 
 class Rows:
-    """Base class of dataclasses of tensors (B, …) whose rows are selected and joined together."""
+    """Base class of dataclasses of tensors (B, …), with the same first axes, that are selected and joined together."""
 
     def select(self, rows: Tensor | slice | tuple[Tensor | slice | int, ...]) -> Self:
         """The given rows."""

@@ -107,13 +107,13 @@ class _SquareSearch(ABC, Generic[Patches]):
         """`passes` queries; all their random words are drawn at once."""
         words = self._draw(stream, ages, passes, self.words + state.x.shape[1])
         before = state.age.unsqueeze(1) + torch.arange(passes, device=state.y.device)  # queries; the first is the start
-        counts = before < self.passes  # (B, passes)
+        is_counted = before < self.passes  # (B, passes)
         patches = self.patches(torch.bucketize(before - 1, self.halvings), words)
         if self.queries_ahead:
-            return self._advance_ahead(state, ages, passes, counts, patches)
+            return self._advance_ahead(state, ages, passes, is_counted, patches)
         for done in range(passes):
             at = slice(None), done
-            candidate, logit_margin, margin, kept = self._query(state, patches.select(at), counts[at],
+            candidate, logit_margin, margin, kept = self._query(state, patches.select(at), is_counted[at],
                                                                 done == 0 and 0 in ages)
             state = replace(
                 state, nearest=where_rows(kept, candidate, state.nearest),
@@ -121,7 +121,7 @@ class _SquareSearch(ABC, Generic[Patches]):
                 logit_margin=torch.where(kept, logit_margin, state.logit_margin))
         return replace(state, age=state.age + passes)
 
-    def _advance_ahead(self, state: _SquareState, ages: Sequence[int], passes: int, counts: Tensor,
+    def _advance_ahead(self, state: _SquareState, ages: Sequence[int], passes: int, is_counted: Tensor,
                        patches: Patches) -> _SquareState:
         """The same, with further queries of the rows in place of the copies that would fill up a pass.
 
@@ -140,7 +140,7 @@ class _SquareSearch(ABC, Generic[Patches]):
             part = state.select(rows)
             part = replace(part, age=part.age + which)
             candidate, logit_margin, margin, kept = self._query(
-                part, patches.select((rows, which)), counts[rows, which],
+                part, patches.select((rows, which)), is_counted[rows, which],
                 any(ages[row] + query == 0 for row, query in queries))
             fooled = ((logit_margin <= 0) & self.stop_at_success).tolist()
             changed: dict[int, int] = {}  # by row: the candidate that takes its place
@@ -157,7 +157,7 @@ class _SquareSearch(ABC, Generic[Patches]):
             old[sorted(copies)] = old[:1].clone()
         return replace(state, age=state.age + passes)
 
-    def _query(self, state: _SquareState, patches: Patches, counts: Tensor,
+    def _query(self, state: _SquareState, patches: Patches, is_counted: Tensor,
                any_starts: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The next candidates, their two margins, and whether they are kept (B,); at age 0 it is the start itself."""
         candidate = self.propose(state, patches)
@@ -168,7 +168,7 @@ class _SquareSearch(ABC, Generic[Patches]):
             kept = (logit_margin < state.logit_margin) & (state.logit_margin > 0)
         else:
             kept = state.is_nearer(logit_margin, margin)
-        return candidate, logit_margin, margin, kept & counts
+        return candidate, logit_margin, margin, kept & is_counted
 
     def _draw(self, stream: Stream, ages: Sequence[int], passes: int, words: int) -> Tensor:
         """(B, passes, words) in one draw per age: thousands of small draws would cost more than the queries."""

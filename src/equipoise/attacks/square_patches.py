@@ -1,6 +1,6 @@
 """The patches of Square [Andriushchenko2020]: their places and signs from random words, and the bumps of ℓ2 and ℓ1.
 
-Those of many queries are computed at once: on a GPU a query is then little more than a pass of the network.
+Those of many queries are computed at once: a query is then few kernels beside a pass of the network.
 """
 
 from __future__ import annotations
