@@ -91,7 +91,7 @@ def test_cross_validation_equals_a_direct_computation() -> None:
         for target in (lose_at_most(4.0), lose_at_most(10.0), lose_at_most(10.0, 0.9)):
             for family in search.families:
                 scored = search.score(target, search.tables[family])
-                assert search._cross_validate(family, scored, target) == pytest.approx(
+                assert search._cross_validate(scored, target) == pytest.approx(
                     cross_validated(search, family, target), abs=1e-6)
         search.refine(TARGET)
 

@@ -122,13 +122,13 @@ def run_searches(
         state = first.advance(state, Stream(key, state.index), [ages[row] for row in filled], chunk)
         ages = [age + chunk for age in ages]
         claims = ((state.logit_margin[: len(live)] <= 0) & stop_at_success).tolist()
-        due = {VERDICT_BLOCK: [row for row, age in enumerate(ages) if age >= passes],
-               CLAIM_BLOCK: [row for row, age in enumerate(ages) if claims[row] and age < passes]}
-        candidates = [row for rows in due.values() for row in rows]
+        due = ((VERDICT_BLOCK, [row for row, age in enumerate(ages) if age >= passes]),
+               (CLAIM_BLOCK, [row for row, age in enumerate(ages) if claims[row] and age < passes]))
+        candidates = [row for _, rows in due for row in rows]
         if not candidates:
             continue
         result = reduce(Rows.join, [_judge(state, rows, live, ages, judge, block, shape, passes)
-                                    for block, rows in due.items() if rows])
+                                    for block, rows in due if rows])
         state = _with_true_margins(state, candidates, result)
         done = [number for number, (row, broken) in enumerate(zip(candidates, result.broken.tolist(), strict=True))
                 if broken or ages[row] >= passes]

@@ -209,7 +209,7 @@ class _LinfSquareSearch(_SquareSearch[SquarePatches]):
 
     def patches(self, halvings: Tensor, words: Tensor) -> SquarePatches:
         window = Window.draw(words[..., :2], self.sides[halvings], *self.example.shape[2:])
-        return SquarePatches(window, signs_of(words[..., 2:]) > 0)
+        return SquarePatches(window, (words[..., 2:] >> 31) == 1)
 
     def propose(self, state: _SquareState, patches: SquarePatches) -> Tensor:
         assert state.low is not None and state.high is not None

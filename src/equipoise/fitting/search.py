@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -115,7 +116,7 @@ class MapSearch:
         self.correct, self.accurate_correct = logits.correct, logits.accurate == logits.labels
         self.spaces = dict.fromkeys(families, self.space)
         self.tables = {family: self._initial_table(family) for family in families}
-        self._sorted_margins: dict[MapFamily, tuple[MarginTable, list[list[Tensor]]]] = {}
+        self._sorted_margins: WeakKeyDictionary[MarginTable, list[list[Tensor]]] = WeakKeyDictionary()
 
     def _initial_table(self, family: MapFamily) -> MarginTable:
         if not family.scale_only:
@@ -139,7 +140,7 @@ class MapSearch:
 
         # Of equal families the one with fewer parameters.
         family = usable[0] if len(usable) == 1 else max(
-            usable, key=lambda family: (self._cross_validate(family, scored[family], target), family.scale_only))
+            usable, key=lambda family: (self._cross_validate(scored[family], target), family.scale_only))
         best = scored[family].best
         return SelectedMap(family, scored[family].table.candidates[best], float(scored[family].score[best]))
 
@@ -178,22 +179,21 @@ class MapSearch:
         """Random halves of the images as masks (N,), the same for all targets."""
         orders = [rng.stream(self.seed, "across", self.logits.index).at(number).words().argsort(stable=True)
                   for number in range(SPLITS)]
-        middle, positions = len(self.logits) // 2, torch.arange(len(self.logits))
-        firsts = [torch.isin(positions, order[:middle]) for order in orders]
+        firsts = [order.argsort() < len(order) // 2 for order in orders]
         return [(first, ~first) for first in firsts]
 
-    def _sorted_halves(self, family: MapFamily) -> list[list[Tensor]]:
+    def _sorted_halves(self, table: MarginTable) -> list[list[Tensor]]:
         """By split and half: the margins (G, r) of its robust images in ascending order, kept for other targets."""
-        table, robust = self.tables[family], self.grid.rows
-        if family not in self._sorted_margins or self._sorted_margins[family][0] is not table:
-            self._sorted_margins[family] = table, [
-                [table.margins[:, rows[robust]].sort(dim=1).values for rows in halves] for halves in self._splits]
-        return self._sorted_margins[family][1]
+        if table not in self._sorted_margins:
+            self._sorted_margins[table] = [
+                [table.margins[:, rows[self.grid.rows]].sort(dim=1).values for rows in halves]
+                for halves in self._splits]
+        return self._sorted_margins[table]
 
-    def _cross_validate(self, family: MapFamily, scored: ScoredTable, target: Target) -> float:
+    def _cross_validate(self, scored: ScoredTable, target: Target) -> float:
         """Mean score, on one random half, of the candidate that the other half selects; each with its own threshold."""
         scores = []
-        for halves, margins in zip(self._splits, self._sorted_halves(family), strict=True):
+        for halves, margins in zip(self._splits, self._sorted_halves(scored.table), strict=True):
             q, score = [], []
             for rows, own in zip(halves, margins, strict=True):
                 # This is no promise; with confidence, so few images would allow no loss at all.
