@@ -86,12 +86,11 @@ def test_patches_shrink_after_ten_queries_and_take_their_mass_elsewhere(threat: 
     search.propose = propose  # type: ignore[method-assign]
     search.queries_ahead = False
     search.advance(search.start(x, torch.zeros(16, dtype=torch.int64), stream), stream, [0] * 16, 14)
-    windows = [patches.window if threat.norm == "linf" else patches.here for patches in proposed]
-    edges = [window.rows.sum(dim=1).unique().tolist() for window in windows]
+    edges = [patches.window.rows.sum(dim=1).unique().tolist() for patches in proposed]
     first, second = 29, 20 if threat.norm == "linf" else 21  # of 0.8 and 0.4 of 1024 pixels; in ℓ2 odd
     assert edges == [[first]] * 12 + [[second]] * 2, "the start, queries 0 to 10, and the next"
     if threat.norm == "l2":
-        assert not all(torch.equal(patches.here.top, patches.there.top) for patches in proposed)
+        assert not all(torch.equal(patches.window.top, patches.emptied.top) for patches in proposed)
 
 
 class Counting(nn.Module):

@@ -248,18 +248,18 @@ class _L2SquareSearch(_SquareSearch[BumpPatches]):
 
     def patches(self, halvings: Tensor, words: Tensor) -> BumpPatches:
         side, size = self.sides[halvings], self.example.shape[2:]
-        here, there = (Window.draw(words[..., first : first + 2], side, *size) for first in (0, 2))
-        return BumpPatches(halvings, here, there, (words[..., 4] >> 31) == 1, signs_of(words[..., 5:]))
+        window, emptied = (Window.draw(words[..., first : first + 2], side, *size) for first in (0, 2))
+        return BumpPatches(halvings, window, emptied, (words[..., 4] >> 31) == 1, signs_of(words[..., 5:]))
 
     def propose(self, state: _SquareState, patches: BumpPatches) -> Tensor:
         """A new bump in one window, with the mass that another window and the rest of the ball give."""
         x, delta = state.x, state.nearest - state.x
-        here, there = patches.here.mask(), patches.there.mask()
-        bump = patches.place(self.bumps) * here
-        old = delta * here
+        inside, emptied = patches.window.mask(), patches.emptied.mask()
+        bump = patches.place(self.bumps) * inside
+        old = delta * inside
         new = patches.signs.to(x.dtype)[:, :, None, None] * bump + old / (1e-12 + self.length(old))
-        new = new / (1e-12 + self.length(new)) * self.new_length(delta, here | there)
-        moved = torch.where(here, new, torch.where(there, torch.zeros_like(delta), delta))
+        new = new / (1e-12 + self.length(new)) * self.new_length(delta, inside | emptied)
+        moved = torch.where(inside, new, torch.where(emptied, torch.zeros_like(delta), delta))
         return geometry.project(self.fill_ball(x, moved), x, self.threat)
 
     def length(self, delta: Tensor, axes: tuple[int, ...] = (2, 3)) -> Tensor:

@@ -1,6 +1,6 @@
 """The patches of Square [Andriushchenko2020]: their places and signs from random words, and the bumps of ℓ2 and ℓ1.
 
-Those of many queries are computed at once: a query is then few kernels beside a pass of the network.
+Those of many queries are computed at once: a query then launches few kernels besides those of the network.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ class SquarePatches(Rows):
     """Patches of ℓ∞ for every query: each channel of a window goes to one end of its range."""
 
     window: Window
-    is_high: Tensor  # (…, C)
+    is_high: Tensor  # (…, C) whether that is the upper end
 
 
 @dataclass(frozen=True, eq=False)
 class BumpPatches(Rows):
-    """Patches of ℓ2 and ℓ1 for every query: a bump in one window takes the mass of another."""
+    """Patches of ℓ2 and ℓ1 for every query: a bump in one window takes the mass of another, which is emptied."""
 
-    halvings: Tensor  # (…,) of the share of pixels, which give the edge of both windows
-    here: Window
-    there: Window
-    is_turned: Tensor  # (…,)
+    halvings: Tensor  # (…,) how often the share of pixels was halved; it gives the edge of both windows
+    window: Window
+    emptied: Window
+    is_turned: Tensor  # (…,) whether the bump is transposed
     signs: Tensor  # (…, C) ±1
 
     def place(self, bumps: Tensor) -> Tensor:
-        """(B, 1, H, W) of patches (B,): those of :func:`make_bumps` at their places; correct inside of `here` only."""
+        """(B, 1, H, W) the bumps of :func:`make_bumps` at the places of patches (B,); correct inside `window` only."""
         height, width = bumps.shape[1:]
         last, flip = min(height, width) - 1, self.is_turned.view(-1, 1, 1)
         i, j = ((torch.arange(size, device=bumps.device) - start.unsqueeze(1)).clamp(0, last)
-                for size, start in ((height, self.here.top), (width, self.here.left)))
+                for size, start in ((height, self.window.top), (width, self.window.left)))
         i, j = i.unsqueeze(2), j.unsqueeze(1)  # (B, H, 1) and (B, 1, W)
         # A turned bump is a transposed one: rows and columns change places.
         which = self.halvings.view(-1, 1, 1), torch.where(flip, j, i), torch.where(flip, i, j)
