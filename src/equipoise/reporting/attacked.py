@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from equipoise.core import aggregation, format
-from equipoise.core.arrays import Array, AttackedArrays
+from equipoise.core.arrays import AttackedArrays
 from equipoise.core.results import BrokenCount
 from equipoise.core.rows import AttackRow
 from equipoise.reporting import charts
@@ -15,10 +16,12 @@ from equipoise.reporting.charts import Palette, Picture
 from equipoise.reporting.section import MISSING, Cell, RunView, Section, Table, model_cell
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 AMPLIFIED = 10  # times, for the pictures of perturbations
+GAP = 0.06  # between pictures, in widths of one
+COLUMNS = 7  # for which the figure has room: six pictures and the names of the rows
+LINE = 12  # characters of a class name
 
 
 def details(run: RunView) -> Section | None:
@@ -97,27 +100,30 @@ def draw_attacked(palette: Palette, arrays: AttackedArrays) -> Figure:
     from matplotlib.figure import Figure
 
     clean, attacked = (np.clip(images.astype(np.float64), 0, 1) for images in (arrays.clean, arrays.attacked))
-    shown = (clean, np.clip(0.5 + AMPLIFIED * (attacked - clean), 0, 1), attacked)
-    figure = Figure(figsize=(charts.WIDTH, 4.2))
-    grid = figure.subplots(3, len(clean), squeeze=False)
-    for row, (images, title) in enumerate(zip(shown, ("clean", f"perturbation ×{AMPLIFIED}", "attacked"), strict=True)):
-        for column, axes in enumerate(grid[row]):
-            values = images[column].transpose(1, 2, 0)
-            axes.imshow(values.squeeze(2) if values.shape[2] == 1 else values, cmap="gray", vmin=0, vmax=1,
-                        interpolation="none")
-            axes.set_xticks([])
-            axes.set_yticks([])
-            if column == 0:
-                axes.set_ylabel(title, color=palette["muted"], fontsize=8)
-    for column, axes in enumerate(grid[0]):
-        axes.set_title(format.class_name(arrays.class_names, int(arrays.label[column])), fontsize=8)
-    for column, axes in enumerate(grid[2]):
-        _mark_prediction(axes, palette, arrays, column)
+    perturbation = np.clip(0.5 + AMPLIFIED * (attacked - clean), 0, 1)
+    shown = {"clean": clean, f"perturbation\n×{AMPLIFIED}": perturbation, "attacked": attacked}
+    count, _, height, width = clean.shape
+    wide, tall = 1 + GAP, height / width + GAP  # of a cell, in widths of a picture
+    # One pair of axes for all pictures: 18 pairs would take most of the time of a report.
+    figure = Figure(figsize=(charts.WIDTH, 0.6 + tall * len(shown) * charts.WIDTH / COLUMNS))
+    axes = figure.subplots()
+    for row, images in enumerate(shown.values()):
+        for column, image in enumerate(images.transpose(0, 2, 3, 1)):
+            left, top = column * wide, row * tall
+            axes.imshow(image.squeeze(2) if image.shape[2] == 1 else image, cmap="gray", vmin=0, vmax=1,
+                        interpolation="none", extent=(left, left + 1, top + height / width, top))
+    axes.set(xlim=(0, count * wide - GAP), ylim=(len(shown) * tall - GAP, 0))
+    axes.grid(False)
+    axes.set_yticks([row * tall + height / width / 2 for row in range(len(shown))], list(shown))
+    middles, correct = [column * wide + 0.5 for column in range(count)], arrays.predicted == arrays.label
+    names, predicted = ([textwrap.fill(format.class_name(arrays.class_names, int(label)).replace("_", " "), LINE)
+                         for label in labels] for labels in (arrays.label, arrays.predicted))
+    above = axes.secondary_xaxis("top")
+    above.set_xticks(middles, names, color=palette["ink"])
+    axes.set_xticks(middles, [name if right else f"✗ {name}" for name, right in zip(predicted, correct, strict=True)])
+    for text, right in zip(axes.get_xticklabels(), correct, strict=True):
+        text.set_color(palette["ink"] if right else palette["wrong"])
+    for part in (axes, above):
+        part.spines[:].set_visible(False)
+        part.tick_params(length=0)
     return figure
-
-
-def _mark_prediction(axes: Axes, palette: Palette, arrays: AttackedArrays, column: int) -> None:
-    predicted: Array = arrays.predicted[column]
-    correct = bool(predicted == arrays.label[column])
-    axes.set_xlabel(f"{'' if correct else '✗ '}{format.class_name(arrays.class_names, int(predicted))}", fontsize=8,
-                    color=palette["ink"] if correct else palette["wrong"])
