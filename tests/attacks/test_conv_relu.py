@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise import models
-from equipoise.attacks.conv_relu import ConvReLU, Projection, fuse_activations, fuse_activations_if
+from equipoise.attacks import conv_relu
+from equipoise.attacks.conv_relu import fuse_activations, fuse_activations_if
 from equipoise.attacks.fused import fuse
+from equipoise.attacks.fused_layers import ConvReLU, Projection
 from equipoise.models.layers.tta import TTAClassifier
 
 
@@ -200,6 +202,42 @@ def test_hooks_of_a_submodule_still_run() -> None:
     copy = fuse_activations(model, torch.float32)
     copy(x)
     assert len(seen) == 1
+
+
+def _resnet() -> nn.Module:
+    torch.manual_seed(0)
+    model = models.build("resnet18", num_classes=10, image_shape=(3, 32, 32)).eval().requires_grad_(False)
+    return fuse(model, torch.rand(4, 3, 32, 32))
+
+
+def test_activations_with_two_readers_have_an_output_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gradient(copy: nn.Module) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return _gradient(copy, x)
+
+    model, x = _resnet(), torch.rand(2, 3, 32, 32)
+    plain = fuse_activations(model, torch.bfloat16)
+    monkeypatch.setattr(conv_relu, "masked_sum", lambda: torch.add)  # the CPU calls none
+    split = fuse_activations(model, torch.bfloat16)
+    assert [sum(layer.readers == 2 for layer in copy.modules() if isinstance(layer, ConvReLU))
+            for copy in (plain, split)] == [0, 8], "the stem and all blocks but the last"
+    assert torch.equal(gradient(plain), gradient(split))
+    half = fuse_activations(model, torch.float16)
+    assert all(layer.readers == 1 for layer in half.modules() if isinstance(layer, ConvReLU)), "without gradients"
+
+
+@pytest.mark.gpu
+def test_gradients_summed_in_the_activation_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gradient(copy: nn.Module) -> Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return _gradient(copy, x)
+
+    model, x = _resnet().cuda(), torch.rand(64, 3, 32, 32, device="cuda")
+    split = fuse_activations(model, torch.bfloat16)
+    assert sum(layer.readers == 2 for layer in split.modules() if isinstance(layer, ConvReLU)) == 8
+    found = gradient(split)
+    monkeypatch.setattr(conv_relu, "masked_sum", lambda: None)
+    assert torch.equal(found, gradient(fuse_activations(model, torch.bfloat16)))
 
 
 @pytest.mark.gpu

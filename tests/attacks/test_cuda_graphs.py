@@ -37,4 +37,4 @@ def test_nothing_is_collected_while_a_pass_is_recorded() -> None:
     recorded = CudaGraphFunction(double)
     for number in range(4):
         assert recorded(torch.full((3,), float(number), device="cuda"))[0].tolist() == [2 * number] * 3
-    assert collecting == [True, True, True, False], "a call, two before the recording, and the recorded one"
+    assert collecting == [True, True, False], "a call, one before the recording, and the recorded one"

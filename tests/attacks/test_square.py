@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from conftest import generator
 from equipoise.attacks import Square, attack_dataset, minimum_margin, square
 from equipoise.attacks.gradients import GradientSettings, GradientSource
-from equipoise.attacks.queries_ahead import schedule
+from equipoise.attacks.queries_ahead import Schedule
 from equipoise.attacks.search_state import SearchState
 from equipoise.attacks.square_patches import Window, make_bumps
 from equipoise.core import rng
@@ -106,10 +105,6 @@ class Counting(nn.Module):
         return torch.tanh(self.layer(x.flatten(1)))
 
 
-def _one_query_each(remaining: Mapping[int, range], block: int) -> list[tuple[int, int]]:
-    return [(row, queries[0]) for row, queries in remaining.items()]
-
-
 @pytest.mark.parametrize("threat", [Threat("linf", 0.05), Threat("l2", 0.3), Threat("l1", 2.0)], ids=str)
 @pytest.mark.parametrize("stop_at_success", [True, False])
 def test_queries_made_ahead_change_nothing(threat: Threat, stop_at_success: bool,
@@ -129,16 +124,15 @@ def test_queries_made_ahead_change_nothing(threat: Threat, stop_at_success: bool
         return images, model.passes - before
 
     ahead, few = run()
-    monkeypatch.setattr(square, "schedule", _one_query_each)
-    one_by_one, many = run()
     real = square._SquareSearch.__init__
 
-    def as_on_a_gpu(search: square._SquareSearch[Any], *arguments: Any) -> None:
+    def one_by_one(search: square._SquareSearch[Any], *arguments: Any) -> None:
         real(search, *arguments)
         search.queries_ahead = False
 
-    monkeypatch.setattr(square._SquareSearch, "__init__", as_on_a_gpu)
-    assert torch.equal(ahead, one_by_one) and torch.equal(ahead, run()[0])
+    monkeypatch.setattr(square._SquareSearch, "__init__", one_by_one)
+    expected, many = run()
+    assert torch.equal(ahead, expected)
     assert few < 0.9 * many, (few, many)
 
 
@@ -155,6 +149,15 @@ def test_images_that_share_a_random_stream_are_all_attacked() -> None:
 
 
 def test_a_pass_has_one_query_of_each_row_and_more_of_those_with_most_left() -> None:
-    queries = schedule({4: range(7, 10), 6: range(10), 9: range(9, 10)}, 8)
-    assert sorted(queries) == [(4, 7), (4, 8), (4, 9), (6, 0), (6, 1), (6, 2), (9, 9)]
-    assert schedule({row: range(3) for row in range(8)}, 8) == [(row, 0) for row in range(8)]
+    schedule = Schedule.new(torch.tensor([4, 6, 9]), torch.tensor([2, 10, 1]), 8)
+    assert schedule.row.tolist() == [6, 4, 9] * 2 + [6, 4] and schedule.ahead.tolist() == [0] * 3 + [1] * 3 + [2] * 2
+    assert schedule.is_left.tolist() == [True] * 5 + [False, True, False]
+
+
+def test_the_first_candidate_that_is_kept_takes_the_place_of_a_row() -> None:
+    schedule = Schedule.new(torch.tensor([4, 6, 9]), torch.tensor([2, 10, 1]), 8)
+    kept = torch.zeros(8, dtype=torch.bool)
+    kept[[2, 3, 6]] = True  # the only query of row 9; the second and third of row 6
+    number, is_moved, behind = schedule.outcome(kept)
+    assert is_moved.tolist() == [True, False, True] and number[is_moved].tolist() == [3, 2]
+    assert behind.tolist() == [2, 2, 1], "the third query of row 6 is made again, both of row 4 were in vain"

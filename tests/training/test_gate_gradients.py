@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise.attacks.conv_relu import ConvReLU
+from equipoise.attacks.fused_layers import ConvReLU
 from equipoise.core import device as devices
 from equipoise.core import losses, rng
 from equipoise.mixing import GatedClassifier, mix, new_gate

@@ -7,12 +7,12 @@ from equipoise.attacks.adapters import from_callable as from_callable
 from equipoise.attacks.adapters import from_foolbox as from_foolbox
 from equipoise.attacks.adapters import from_torchattacks as from_torchattacks
 from equipoise.attacks.apgd import Apgd as Apgd
+from equipoise.attacks.attack_state import AttackState as AttackState
 from equipoise.attacks.batch_attacks import BatchAttack as BatchAttack
 from equipoise.attacks.batch_attacks import Clean as Clean
 from equipoise.attacks.batch_attacks import FunctionAttack as FunctionAttack
 from equipoise.attacks.cached import CACHED as CACHED
 from equipoise.attacks.cached import cached as cached
-from equipoise.attacks.engine import AttackState as AttackState
 from equipoise.attacks.fab import Fab as Fab
 from equipoise.attacks.minimum_margin import margin_suite as margin_suite
 from equipoise.attacks.minimum_margin import minimum_margin as minimum_margin

@@ -60,7 +60,8 @@ class BatchAttack(Attack):
 
     def stages(self) -> tuple[Stage, ...]:
         """One."""
-        return (self.stage(self.name, lambda source, threat, stop_at_success: _SinglePass(self, source, threat), 20),)
+        return (self.stage(self.name, lambda source, threat, stop_at_success: _SinglePass(self, source, threat), 20,
+                           passes=()),)
 
 
 class _SinglePass:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from equipoise.attacks.fused import FullPrecision
+from equipoise.attacks.fused_layers import ConvReLU, Projection, masked_sum
 from equipoise.models.layers.tta import TTAClassifier
 
 CHANNELS = 8  # tensor cores compute with multiples of so many
@@ -58,6 +59,9 @@ def _fuse(module: nn.Module, dtype: torch.dtype) -> nn.Module:
             _fill_up_channels(traced, node)
     for node in list(graph.nodes):
         _fuse_into_convolution(traced, node, dtype)
+    if dtype == torch.bfloat16 and masked_sum() is not None:  # for gradients
+        for node in list(graph.nodes):
+            _split_for_readers(traced, node)
     for name in {node.target for node in graph.nodes if node.op == "call_module"}:
         leaf = traced.get_submodule(name)
         if isinstance(leaf, nn.Conv2d):
@@ -139,6 +143,17 @@ def _move_bias(traced: fx.GraphModule, source: fx.Node, node: fx.Node) -> None:
         conv.bias, other.bias = None, nn.Parameter(bias.detach(), requires_grad=False)
 
 
+def _split_for_readers(traced: fx.GraphModule, node: fx.Node) -> None:
+    """Give two readers of a fused convolution an output each: their gradients are then summed in its own kernel."""
+    conv = traced.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if isinstance(conv, ConvReLU) and len(node.users) == 2:
+        conv.readers, readers = 2, list(node.users)
+        with traced.graph.inserting_after(node):
+            outputs = [traced.graph.call_function(operator.getitem, (node, number)) for number in range(2)]
+        for reader, output in zip(readers, outputs, strict=True):
+            reader.replace_input_with(node, output)
+
+
 def _is_relu(traced: fx.GraphModule, node: fx.Node) -> bool:
     if node.op == "call_module":
         return isinstance(traced.get_submodule(str(node.target)), nn.ReLU)
@@ -182,85 +197,3 @@ def _reduce_convolution(conv: nn.Conv2d, dtype: torch.dtype) -> nn.Module:
     is_projection = (type(conv) is nn.Conv2d and not _has_hooks(conv) and conv.kernel_size == (1, 1)
                      and conv.stride != (1, 1) and conv.padding == (0, 0) and conv.groups == 1)
     return Projection(conv, dtype) if is_projection else conv.to(dtype)
-
-
-class Projection(nn.Module):
-    """A 1×1 convolution with a stride on every stride-th pixel alone; the gradient flows to the images.
-
-    For some shapes cuDNN takes a slow kernel for the stride: 190 instead of 40 µs for 512 × 64 × 32 × 32 on an H200.
-    """
-
-    def __init__(self, conv: nn.Conv2d, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.register_buffer("weight", conv.weight.detach().to(dtype))
-        self.register_buffer("bias", None if conv.bias is None else conv.bias.detach().to(dtype))
-        self.stride = conv.stride
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, C', ⌈H / stride⌉, ⌈W / stride⌉)."""
-        weight, bias = self.get_buffer("weight"), self._buffers["bias"]
-        out: Tensor = _Projection.apply(x.to(weight.dtype), weight, self.stride)  # type: ignore[no-untyped-call]
-        return out if bias is None else out + bias.view(-1, 1, 1)
-
-
-class _Projection(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: tuple[int, int]) -> Any:
-        ctx.save_for_backward(x, weight)
-        ctx.stride = stride
-        pixels = x[:, :, :: stride[0], :: stride[1]]
-        return F.conv2d(pixels.contiguous(memory_format=torch.channels_last), weight)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        return _gradient_to_input(gradients[0].to(x.dtype), x, weight, (ctx.stride, (0, 0), (1, 1))), None, None
-
-
-class ConvReLU(nn.Module):
-    """relu(conv(x) + z) with weights of one precision; gradients flow to x and z, not to the weights."""
-
-    def __init__(self, conv: nn.Conv2d, dtype: torch.dtype) -> None:
-        super().__init__()
-        bias = conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias.detach()
-        self.register_buffer("weight", conv.weight.detach().to(dtype))
-        self.register_buffer("bias", bias.to(dtype))
-        self.settings: tuple[Any, ...] = (conv.stride, conv.padding, conv.dilation)
-
-    def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
-        """(B, C, H, W) → (B, C', H', W'); z has the shape of the result."""
-        weight, bias = self.get_buffer("weight"), self.get_buffer("bias")
-        x, z = x.to(weight.dtype), None if z is None else z.to(weight.dtype)
-        if x.is_cuda:
-            out: Tensor = _CudnnConvReLU.apply(x, z, weight, bias, self.settings)  # type: ignore[no-untyped-call]
-            return out
-        sums = F.conv2d(x, weight, bias, *self.settings)
-        return F.relu(sums if z is None else sums + z)
-
-
-class _CudnnConvReLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, z: Tensor | None, weight: Tensor, bias: Tensor, settings: tuple[Any, ...]) -> Any:
-        if z is None:
-            out = torch.ops.aten.cudnn_convolution_relu(x, weight, bias, *settings, 1)
-        else:
-            out = torch.ops.aten.cudnn_convolution_add_relu(x, weight, z, 1.0, bias, *settings, 1)
-        ctx.save_for_backward(x, weight, out)
-        ctx.settings, ctx.has_z = settings, z is not None
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, out = ctx.saved_tensors
-        gradient = torch.ops.aten.threshold_backward(gradients[0].to(out.dtype), out, 0)
-        to_x = None
-        if ctx.needs_input_grad[0]:
-            to_x = _gradient_to_input(gradient, x, weight, ctx.settings)
-        return to_x, gradient if ctx.has_z else None, None, None, None
-
-
-def _gradient_to_input(gradient: Tensor, x: Tensor, weight: Tensor, settings: tuple[Any, ...]) -> Tensor:
-    gradients = torch.ops.aten.convolution_backward(gradient, x, weight, None, *settings, False, (0, 0), 1,
-                                                    (True, False, False))
-    to_x: Tensor = gradients[0]
-    return to_x

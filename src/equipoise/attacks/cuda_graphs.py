@@ -56,8 +56,7 @@ class CudaGraphFunction:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                for _ in range(2):  # after the call that was not recorded: TorchScript compiles in its second pass
-                    self.function(*buffers)
+                self.function(*buffers)  # after the call that was not recorded: TorchScript compiles in its second pass
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with warnings.catch_warnings():

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import gc
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.attacks.gradients import VERDICT_BLOCK, GradientSettings, GradientSource
+from equipoise.attacks.attack_state import CLEAN, AttackState
+from equipoise.attacks.gradients import GRADIENTS, VERDICT_BLOCK, GradientSettings, GradientSource
 from equipoise.attacks.prepared import PreparedNetworks
 from equipoise.attacks.search import run_searches
 from equipoise.attacks.search_state import AttackBatch, BatchShape, Search, SearchResult
@@ -22,7 +22,6 @@ from equipoise.core.modes import inference
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 
-SURVIVED, CLEAN = -1, 0  # numbers beside those of the stages, which begin at 1
 T = TypeVar("T")
 # Gradient source, threat, stop_at_success → the search; None if the model has too few classes for it.
 MakeSearch = Callable[[GradientSource, Threat, bool], Search[Any] | None]
@@ -39,6 +38,7 @@ class Stage:
     gradients: GradientSettings
     stream_path: tuple[str, ...] = ()  # names of the suites around the stage; each has a random stream of its own
     group: Hashable = None  # consecutive stages of one group differ only in their start, and run at the same time
+    passes: tuple[str, ...] = (GRADIENTS,)  # kinds of its network passes; none if they depend on the whole batch
 
     def runs_with(self, other: Stage) -> bool:
         """Whether both stages can share batches."""
@@ -48,87 +48,6 @@ class Stage:
     def inside(self, suite: str) -> Stage:
         """The stage as a part of the suite of that name."""
         return dataclasses.replace(self, name=f"{suite}/{self.name}", stream_path=(suite, *self.stream_path))
-
-
-@dataclass(eq=False)
-class AttackState:
-    """What is known about N attacked images, on the CPU; a few numbers per image."""
-
-    stages: tuple[str, ...]
-    predicted: Tensor  # (N,) class at the nearest point
-    margin: Tensor  # (N,) smallest signed probability margin so far
-    logit_margin: Tensor  # (N,) smallest signed logit margin so far
-    clean_logit_margin: Tensor  # (N,) that of the clean image
-    broken_stage: Tensor  # (N,) number of the stage that broke the image, 0 if it was misclassified clean, −1 if none
-    passes: Tensor  # (N,) network passes with a gradient so far; one without counts a third
-    next_stage: Tensor  # (N,) number of the first stage the image has not met; the clean image is stage 0
-    images: Tensor | None = None  # (N, C, H, W) nearest points, if they are kept
-
-    @classmethod
-    def new(cls, stages: Sequence[str], count: int, images: Tensor | None = None) -> Self:
-        """The state before anything is known; `images` are the clean images, if nearest points are kept."""
-        checks.require(len(set(stages)) == len(stages), "stages", "have different names", tuple(stages))
-        unknown = torch.full((count,), torch.inf)
-        return cls(tuple(stages), torch.zeros(count, dtype=torch.int64), unknown, unknown.clone(), unknown.clone(),
-                   torch.full((count,), SURVIVED), torch.zeros(count), torch.zeros(count, dtype=torch.int64), images)
-
-    @property
-    def survived(self) -> Tensor:
-        """(N,) images that no stage has broken."""
-        return self.broken_stage == SURVIVED
-
-    @property
-    def margin_ratio(self) -> Tensor:
-        """(N,) the share of its clean logit margin that an image has left; 1 where logits are infinite.
-
-        Neither scaling nor shifting the logits changes it, unlike probability margins: of a network with logits a
-        hundred times as large they are all near 1 until the image breaks.
-        """
-        return (self.logit_margin / self.clean_logit_margin).nan_to_num(nan=1.0)
-
-    def broken_by(self, row: int) -> str | None:
-        """The name of the stage that broke the image, "clean" if it was misclassified clean, None if it survived."""
-        number = int(self.broken_stage[row])
-        return None if number == SURVIVED else ("clean", *self.stages)[number]
-
-    def skip(self, number: int, mask: Tensor) -> None:
-        """Stage `number` is not run on these of the images that it comes next for."""
-        self.next_stage[mask & (self.next_stage == number)] = number + 1
-
-    def update(self, number: int, result: SearchResult, cost: float = 0.0) -> None:
-        """Stage `number`, whose whole search has this cost, has finished with the images of the result."""
-        rows, margin, broken = result.rows, result.margin.float().cpu(), result.broken.cpu()
-        nearer = (margin < self.margin[rows]) | broken
-        self.margin[rows[nearer]] = margin[nearer]
-        logit_margin = result.logit_margin.float().cpu()
-        self.logit_margin[rows] = torch.minimum(self.logit_margin[rows], logit_margin)
-        if number == CLEAN:
-            self.clean_logit_margin[rows] = logit_margin
-        self.predicted[rows[nearer]] = result.predicted.cpu()[nearer]
-        self.broken_stage[rows[broken]] = number
-        self.passes[rows] += cost * result.share
-        self.next_stage[rows] = number + 1
-        if self.images is not None:
-            nearest = result.images[nearer.to(result.images.device)]
-            self.images[rows[nearer].to(self.images.device)] = nearest.to(self.images)
-
-    def resumed(self, known: AttackState) -> AttackState:
-        """A copy of a state from an earlier run, if it is one of these stages and as many images."""
-        checks.require(isinstance(known, AttackState), "state", "be an AttackState", type(known).__name__)
-        checks.require(known.stages == self.stages, "state", f"be of the stages {', '.join(self.stages)}", known.stages)
-        for name in (field.name for field in dataclasses.fields(self) if field.name != "stages"):
-            given, wanted = _signature(getattr(known, name)), _signature(getattr(self, name))
-            checks.require(given == wanted, f"state.{name}", f"be {wanted}", given)
-        last = len(self.stages)
-        for name, low, high in (("broken_stage", SURVIVED, last), ("next_stage", CLEAN, last + 1)):
-            value = getattr(known, name)
-            checks.require(bool(((value >= low) & (value <= high)).all()), f"state.{name}", f"lie in {low}..{high}",
-                           value.tolist())
-        return copy.deepcopy(known)
-
-
-def _signature(value: object) -> str:
-    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
 class Driver:
@@ -153,9 +72,11 @@ class Driver:
         self.model, self.load, self.example, self.threat = model, load, example, threat
         self.precision, self.slots, self.block = precision, slots, block
         self.stop_at_success, self.many_passes = stop_at_success, many_passes
+        self.fits_passes = example.x.is_cuda  # on a CPU, copies in a pass cost little
         self._pool = self._new_pool()
         self._networks = PreparedNetworks(precision, example.x)
         self._sources: dict[tuple[object, ...], GradientSource] = {}
+        self._resized: dict[tuple[object, ...], GradientSource] = {}  # the same sources with smaller passes
 
     def run(self, stages: Sequence[Stage], state: AttackState,
             on_result: Callable[[int, SearchResult], None] = lambda number, result: None,
@@ -210,18 +131,40 @@ class Driver:
         if len(rows) == 0:
             return True
         source = self._source(any_stage.gradients)
-        made = {number: stage.make_search(source, self.threat, self.stop_at_success)
-                for number, stage in group.items()}
-        searches = {number: search for number, search in made.items() if search is not None}
+        searches = self._make_searches(group, source)
         if not searches:
             return True
         next_stage = dict(zip(rows.tolist(), state.next_stage[rows].tolist(), strict=True))
         order = [(number, image) for number in searches for image, stage in next_stage.items() if stage <= number]
+        slots, shape = self.slots, self._shape
+        if self.fits_passes and self.block is not None:
+            slots, size = self._fit_passes(source, any_stage.passes, len(order), self.block)
+            if size < self.block:
+                shape, searches = BatchShape(size, size), self._make_searches(group, self._in_passes_of(size, source))
         for number, result in run_searches(
-                searches, source.judge, load, order, slots=self.slots, shape=self._shape,
+                searches, source.judge, load, order, slots=slots, shape=shape,
                 wanted=lambda images: candidates(state)[images], stop_at_success=self.stop_at_success):
             finish(number, result)
         return True
+
+    def _make_searches(self, group: Mapping[int, Stage], source: GradientSource) -> dict[int, Search[Any]]:
+        """The searches of stages by their numbers, without those for which the model has too few classes."""
+        made = {number: stage.make_search(source, self.threat, self.stop_at_success)
+                for number, stage in group.items()}
+        return {number: search for number, search in made.items() if search is not None}
+
+    def _fit_passes(self, source: GradientSource, passes: Sequence[str], count: int, block: int) -> tuple[int, int]:
+        """Rows to search at a time, and images per pass: at most `block`, with few copies to fill up passes."""
+        rows = _even_share(count, self.slots)
+        own = _even_share(rows, block)
+        size = next((size for size in _pass_sizes(own, block) if source.is_same_in_passes_of(size, passes)), block)
+        return min(size * -(-rows // block), self.slots), size
+
+    def _in_passes_of(self, size: int, source: GradientSource) -> GradientSource:
+        """The source with every pass on so many images; what it records serves all stages."""
+        if (source, size) not in self._resized:
+            self._resized[source, size] = source.in_blocks(size, self._pool)
+        return self._resized[source, size]
 
     def _source(self, settings: GradientSettings) -> GradientSource:
         """The gradient source with these settings, built once."""
@@ -251,10 +194,26 @@ class Driver:
         self.slots, self._pool = (self.slots + 1) // 2, self._new_pool()
         self.block = None if self.block is None else min(self.block, self.slots)
         self._sources = {key: source.in_blocks(self.block, self._pool) for key, source in self._sources.items()}
+        self._resized.clear()
         gc.collect()  # recorded passes and their source refer to each other
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return None
+
+
+def _even_share(count: int, most: int) -> int:
+    """The size of the largest of equal parts of at most so many."""
+    return -(-count // -(-count // most))
+
+
+def _pass_sizes(rows: int, block: int) -> list[int]:
+    """Sizes of passes below `block` that so few rows fill better, the better one first.
+
+    Libraries take other algorithms for much smaller passes. Those of verdicts stay as they are.
+    """
+    step = max(block // 16, 1)
+    sizes = {max(-(-rows // step) * step, least * step) for least in (12, 14)}
+    return sorted(size for size in sizes if VERDICT_BLOCK <= size < block)
 
 
 def _groups(stages: Sequence[Stage]) -> list[dict[int, Stage]]:

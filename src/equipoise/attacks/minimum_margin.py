@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.attacks.apgd import Apgd
-from equipoise.attacks.engine import AttackState, Driver
+from equipoise.attacks.attack_state import AttackState
+from equipoise.attacks.engine import Driver
 from equipoise.attacks.search_state import AttackBatch, SearchResult
 from equipoise.attacks.suite import Attack, Suite
 from equipoise.attacks.targeted import TargetedApgd, first_ranks

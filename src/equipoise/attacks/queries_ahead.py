@@ -1,25 +1,57 @@
-"""Queries of a random search that are made ahead: which rows of a batch need none, and which the next pass has."""
+"""Queries of a random search that are made ahead, in place of copies that would fill up a pass.
+
+Few candidates of a random search are kept. After one that is not, the next query starts from the same point and can be
+made ahead, in the same pass; after one that is kept, queries made ahead are discarded. So the result is that of one
+query after another. A GPU does not wait for the outcome of a pass: rows and their queries are chosen on the device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from equipoise.attacks.search_state import SearchState
 
 
-def copies_of_first(state: SearchState, ages: Sequence[int]) -> set[int]:
-    """The rows that fill up a batch: copies of the first one, whose outcome is that of the first.
+def copies_of_first(state: SearchState, ages: Tensor) -> Tensor:
+    """(B,) the rows that fill up a batch: copies of the first one, whose outcome is that of the first.
 
     Images may share the number of their random stream, so that the number alone does not make a row a copy.
     """
-    same = (state.index == state.index[0]) & (state.y == state.y[0])
-    return {row for row in same.nonzero().flatten().tolist()
-            if row > 0 and ages[row] == ages[0] and bool((state.x[row] == state.x[0]).all())}
+    same = (state.index == state.index[0]) & (state.y == state.y[0]) & (ages == ages[0])
+    same &= (state.x == state.x[:1]).flatten(1).all(dim=1)
+    same[0] = False
+    return same
 
 
-def schedule(remaining: Mapping[int, range], block: int) -> list[tuple[int, int]]:
-    """(row, query) of the next pass: one query of every row, and more of those with most left up to a full block."""
-    order = sorted(remaining, key=lambda row: -len(remaining[row]))
-    each, more = divmod(-len(order) % block, len(order))
-    return [(row, query) for number, row in enumerate(order)
-            for query in remaining[row][: 1 + each + (number < more)]]
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """The queries of one pass, S in all: one of each of R rows, and more of those with most queries left."""
+
+    rows: Tensor  # (R,) different rows; query s is of row s mod R
+    row: Tensor  # (S,)
+    ahead: Tensor  # (S,) how many queries of the same row come before it in this pass
+    is_left: Tensor  # (S,) whether the row still has this query
+
+    @classmethod
+    def new(cls, rows: Tensor, left: Tensor, count: int) -> Schedule:
+        """`count` queries of `rows` (R,), which still have `left` queries (R,) each."""
+        left, order = left.sort(descending=True, stable=True)
+        rows, query = rows[order], torch.arange(count, device=rows.device)
+        number, ahead = query % len(rows), query // len(rows)
+        return cls(rows, rows[number], ahead, ahead < left[number])
+
+    def outcome(self, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Which query of every row takes its place, the first that is kept (S,).
+
+        Returns:
+            (R,) the number of that query, whether there is one, and how many queries are behind the row then.
+        """
+        count, rows = len(self.row), len(self.rows)
+        kept, is_left = (F.pad(values, (0, -count % rows)).view(-1, rows) for values in (kept, self.is_left))
+        first, is_moved = kept.long().argmax(dim=0), kept.any(dim=0)
+        number = (first * rows + torch.arange(rows, device=first.device)).clamp_max(count - 1)
+        return number, is_moved, torch.where(is_moved, first + 1, is_left.sum(dim=0))

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from equipoise.attacks.engine import Stage
-from equipoise.attacks.gradients import GradientSource
-from equipoise.attacks.queries_ahead import copies_of_first, schedule
+from equipoise.attacks.gradients import QUERIES, GradientSource
+from equipoise.attacks.queries_ahead import Schedule, copies_of_first
 from equipoise.attacks.search_state import SearchState
 from equipoise.attacks.square_patches import BumpPatches, SquarePatches, Window, make_bumps, signs_of
 from equipoise.attacks.suite import Attack
@@ -57,7 +57,7 @@ class Square(Attack):
         suffix = "" if self.queries == 5000 else f"@{self.queries}"
         suffix += "" if self.share == 0.8 else f"-{self.share:g}"
         names = [f"square{f'-{restart + 1}' if restart else ''}{suffix}" for restart in range(self.restarts)]
-        return tuple(self.stage(name, partial(self._search, restart), self.queries / 3)
+        return tuple(self.stage(name, partial(self._search, restart), self.queries / 3, passes=(QUERIES,))
                      for restart, name in enumerate(names))
 
     def _search(self, restart: int, source: GradientSource, threat: Threat,
@@ -88,8 +88,7 @@ class _SquareSearch(ABC, Generic[Patches]):
         self.threat, self.restart, self.stop_at_success = threat, restart, stop_at_success
         self.passes = attack.queries + 1  # the start is queried too
         self.margins, self.example, self.block = source.margins(), source.example, source.block or 1
-        # On a GPU nothing may wait for a margin; a randomised model would draw other numbers in other passes.
-        self.queries_ahead = not source.example.is_cuda and not source.settings.is_randomized
+        self.queries_ahead = not source.settings.is_randomized  # which would draw other numbers in other passes
         height, width = self.example.shape[2:]
         pixels = [attack.share * height * width / 2**halvings for halvings in range(len(HALVINGS) + 1)]
         sides = [min(self.round_side(round(math.sqrt(count))), height, width) for count in pixels]
@@ -110,7 +109,7 @@ class _SquareSearch(ABC, Generic[Patches]):
         is_counted = before < self.passes  # (B, passes)
         patches = self.patches(torch.bucketize(before - 1, self.halvings), words)
         if self.queries_ahead:
-            return self._advance_ahead(state, ages, passes, is_counted, patches)
+            return self._advance_ahead(state, ages, passes, patches)
         for done in range(passes):
             at = slice(None), done
             candidate, logit_margin, margin, kept = self._query(state, patches.select(at), is_counted[at],
@@ -121,41 +120,39 @@ class _SquareSearch(ABC, Generic[Patches]):
                 logit_margin=torch.where(kept, logit_margin, state.logit_margin))
         return replace(state, age=state.age + passes)
 
-    def _advance_ahead(self, state: _SquareState, ages: Sequence[int], passes: int, is_counted: Tensor,
-                       patches: Patches) -> _SquareState:
-        """The same, with further queries of the rows in place of the copies that would fill up a pass.
-
-        Few candidates are kept. After one that is not, the next query starts from the same point and can be made ahead;
-        after one that is kept, queries made ahead are discarded. So the result is that of one query after another.
-        """
-        done, copies = [0] * len(ages), copies_of_first(state, ages)
-        searching = ((state.logit_margin > 0) | (not self.stop_at_success)).tolist()
-        ends = [min(passes, self.passes - age) if search else 0 for age, search in zip(ages, searching, strict=True)]
+    def _advance_ahead(self, state: _SquareState, ages: Sequence[int], passes: int, patches: Patches) -> _SquareState:
+        """The same, with further queries of the rows in place of the copies that would fill up a pass."""
         state = replace(state, nearest=state.nearest.clone(), margin=state.margin.clone(),
                         logit_margin=state.logit_margin.clone())
-        active = [row for row in range(len(ages)) if row not in copies]
-        while active := [row for row in active if done[row] < ends[row]]:
-            queries = schedule({row: range(done[row], ends[row]) for row in active}, self.block)
-            rows, which = torch.tensor(queries).T
-            part = state.select(rows)
-            part = replace(part, age=part.age + which)
-            candidate, logit_margin, margin, kept = self._query(
-                part, patches.select((rows, which)), is_counted[rows, which],
-                any(ages[row] + query == 0 for row, query in queries))
-            fooled = ((logit_margin <= 0) & self.stop_at_success).tolist()
-            changed: dict[int, int] = {}  # by row: the candidate that takes its place
-            for number, ((row, query), is_kept) in enumerate(zip(queries, kept.tolist(), strict=True)):
-                if row not in changed:
-                    done[row] = query + 1
-                    if is_kept:
-                        changed[row] = number
-                        ends[row] = 0 if fooled[number] else ends[row]
-            new = torch.tensor(list(changed.values()), dtype=torch.int64)
-            for old, values in ((state.nearest, candidate), (state.margin, margin), (state.logit_margin, logit_margin)):
-                old[rows[new]] = values[new]
-        for old in (state.nearest, state.margin, state.logit_margin):
-            old[sorted(copies)] = old[:1].clone()
+        copies = copies_of_first(state, state.age)
+        rows = (~copies).nonzero().squeeze(1)
+        done, ends, any_starts = torch.zeros_like(state.age), (self.passes - state.age).clamp(0, passes), 0 in ages
+        while len(rows := rows[self._left(state, done, ends)[rows] > 0]):
+            count = len(rows) + -len(rows) % self.block
+            # At least so many passes follow before the rows have to be counted again, for which a GPU waits.
+            for _ in range(max(int(self._left(state, done, ends)[rows].sum()) // count, 1)):
+                schedule = Schedule.new(rows, self._left(state, done, ends)[rows], count)
+                self._query_ahead(state, schedule, done, patches, any_starts)
+                any_starts = False
+        for values in (state.nearest, state.margin, state.logit_margin):
+            values[copies] = values[0].clone()
         return replace(state, age=state.age + passes)
+
+    def _left(self, state: _SquareState, done: Tensor, ends: Tensor) -> Tensor:
+        """(B,) queries that the rows still have; none if the model seems to be fooled."""
+        return torch.where((state.logit_margin > 0) | (not self.stop_at_success), ends - done, 0)
+
+    def _query_ahead(self, state: _SquareState, schedule: Schedule, done: Tensor, patches: Patches,
+                     any_starts: bool) -> None:
+        """One pass of the rows, which are changed in place, like the numbers of their queries that are `done` (B,)."""
+        which = done[schedule.row] + schedule.ahead
+        part = state.select(schedule.row)
+        own = patches.select((schedule.row, which.clamp_max(patches.window.top.shape[1] - 1)))
+        *found, kept = self._query(replace(part, age=part.age + which), own, schedule.is_left, any_starts)
+        number, is_moved, behind = schedule.outcome(kept)
+        for old, values in zip((state.nearest, state.logit_margin, state.margin), found, strict=True):
+            old[schedule.rows] = where_rows(is_moved, values[number], old[schedule.rows])
+        done[schedule.rows] += behind
 
     def _query(self, state: _SquareState, patches: Patches, is_counted: Tensor,
                any_starts: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
