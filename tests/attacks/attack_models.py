@@ -47,23 +47,6 @@ class BatchSizeDependent(nn.Module):
         return logits + 0.3 * torch.sin(torch.arange(6.0) * len(x))
 
 
-class OtherKernelBelow(nn.Module):
-    """Every image is computed alike in batches of `least` and more, and otherwise in smaller ones; remembers sizes."""
-
-    def __init__(self, least: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.head = nn.Linear(105, 40), nn.Linear(40, 6)
-        self.least = least
-        self.batch_sizes: list[int] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.batch_sizes.append(len(x))
-        hidden = torch.relu((x.flatten(1).unsqueeze(1) * self.first.weight).sum(dim=2))  # sums of a row alone
-        logits: Tensor = (hidden.unsqueeze(1) * self.head.weight).sum(dim=2)
-        return logits * (1 if len(x) >= self.least else 1.001)
-
-
 class HardDecision(nn.Module):
     """Logarithm of a one-hot prediction: the same classes as the base, no gradients, logits of −inf."""
 

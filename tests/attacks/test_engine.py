@@ -10,21 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from attack_models import THREAT, BatchSizeDependent, ConvNet, OtherKernelBelow, make_data
+from attack_models import THREAT, BatchSizeDependent, ConvNet, make_data
 from torch import Tensor, nn
 
-from equipoise.attacks import (
-    Apgd,
-    AttackState,
-    Fab,
-    SearchResult,
-    Square,
-    Suite,
-    TargetedApgd,
-    attack_dataset,
-    engine,
-    suite,
-)
+from equipoise.attacks import Apgd, AttackState, Fab, SearchResult, Square, Suite, TargetedApgd, attack_dataset, suite
 from equipoise.attacks.engine import Driver, Stage
 from equipoise.attacks.search_state import AttackBatch
 from equipoise.core import losses, rng
@@ -193,37 +182,6 @@ def test_fixed_blocks_without_a_surviving_image_are_not_computed() -> None:
     second = _run_fixed(model, replace(data, labels=labels), slots=8, block=3)
     assert second.margin[6:].tolist() == first.margin[6:].tolist()
     assert model.batch_sizes.count(3) < 0.6 * blocks
-
-
-@pytest.mark.parametrize(("least", "smaller"), [(14, {14, 15}), (16, set()), (1, {12, 13, 14, 15})])
-def test_passes_have_fewer_images_where_that_changes_nothing(least: int, smaller: set[int],
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "VERDICT_BLOCK", 4)
-    model = OtherKernelBelow(least).eval()
-    data = make_data(model)
-
-    def run(fits_passes: bool) -> AttackState:
-        driver, state = _fixed_size_driver(model, data, slots=16), AttackState.new(NAMES, len(data))
-        driver.fits_passes = fits_passes
-        model.batch_sizes.clear()
-        driver.run(SUITE.stages(), state)
-        return state
-
-    expected = run(False)
-    assert set(model.batch_sizes) <= {8, 16}
-    assert _numbers(run(True)) == _numbers(expected)
-    passes = sum(size in smaller for size in model.batch_sizes)  # those that try a size are few
-    assert passes > 20 if smaller else passes == 0
-
-
-def test_rows_are_spread_evenly_over_passes() -> None:
-    assert engine._even_share(4140, 512) == 460 and engine._even_share(1000, 512) == 500
-    assert engine._even_share(44, 512) == 44 and engine._even_share(512, 512) == 512
-    assert engine._pass_sizes(460, 512) == [480]
-    assert engine._pass_sizes(410, 512) == [416, 448]
-    assert engine._pass_sizes(44, 512) == [384, 448]
-    assert engine._pass_sizes(490, 512) == []
-    assert engine._pass_sizes(20, 128) == [], "verdicts have passes of 128, which stay as they are"
 
 
 class KilledError(Exception):

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from attack_models import BatchSizeDependent, HardDecision, OtherKernelBelow
+from attack_models import BatchSizeDependent, HardDecision
 from torch import Tensor, nn
 
 from conftest import Linear, generator
@@ -66,31 +66,6 @@ def test_blocks_have_one_size() -> None:
     source.margins()(x, y)
     source.value_and_gradient("ce", lambda z, y, target: losses.cross_entropy(z, y))(x, y, y)
     assert model.batch_sizes == [4] * 9
-
-
-def test_smaller_passes_are_the_same_where_the_model_computes_images_alike() -> None:
-    model, x = OtherKernelBelow(12).eval(), _images()
-    source = GradientSource(model, GradientSettings(), "fp32", x)
-    assert not source.is_same_in_passes_of(12, ("gradients",)), "without blocks no size is fixed"
-    source = source.in_blocks(16)
-    for kinds in (("gradients",), ("queries",), ("gradients", "queries")):
-        assert source.is_same_in_passes_of(12, kinds) and not source.is_same_in_passes_of(11, kinds)
-    model.batch_sizes.clear()
-    assert source.is_same_in_passes_of(12, ("queries",)) and not model.batch_sizes, "tried once"
-    assert not source.is_same_in_passes_of(12, ()), "an attack whose passes are not known"
-    randomized = GradientSource(model, GradientSettings(eot=2), "fp32", x).in_blocks(16)
-    assert not randomized.is_same_in_passes_of(12, ("gradients",))
-
-
-def test_passes_are_compared_by_their_gradients_too() -> None:
-    class OtherGradient(OtherKernelBelow):
-        def forward(self, x: Tensor) -> Tensor:
-            y = super().forward(x)
-            return y + (0 if len(x) >= 14 else 1e-3) * (y - y.detach())
-
-    source = GradientSource(OtherGradient(12).eval(), GradientSettings(), "fp32", _images()).in_blocks(16)
-    assert source.is_same_in_passes_of(13, ("queries",)) and not source.is_same_in_passes_of(13, ("gradients",))
-    assert source.is_same_in_passes_of(14, ("gradients", "queries"))
 
 
 def test_one_recorded_pass_serves_all_blocks(linear: Linear, monkeypatch: pytest.MonkeyPatch) -> None:

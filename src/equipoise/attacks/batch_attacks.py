@@ -60,8 +60,7 @@ class BatchAttack(Attack):
 
     def stages(self) -> tuple[Stage, ...]:
         """One."""
-        return (self.stage(self.name, lambda source, threat, stop_at_success: _SinglePass(self, source, threat), 20,
-                           passes=()),)
+        return (self.stage(self.name, lambda source, threat, stop_at_success: _SinglePass(self, source, threat), 20),)
 
 
 class _SinglePass:

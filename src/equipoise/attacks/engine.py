@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.attacks.attack_state import CLEAN, AttackState
-from equipoise.attacks.gradients import GRADIENTS, VERDICT_BLOCK, GradientSettings, GradientSource
+from equipoise.attacks.gradients import VERDICT_BLOCK, GradientSettings, GradientSource
 from equipoise.attacks.prepared import PreparedNetworks
 from equipoise.attacks.search import run_searches
 from equipoise.attacks.search_state import AttackBatch, BatchShape, Search, SearchResult
@@ -38,7 +38,6 @@ class Stage:
     gradients: GradientSettings
     stream_path: tuple[str, ...] = ()  # names of the suites around the stage; each has a random stream of its own
     group: Hashable = None  # consecutive stages of one group differ only in their start, and run at the same time
-    passes: tuple[str, ...] = (GRADIENTS,)  # kinds of its network passes; none if they depend on the whole batch
 
     def runs_with(self, other: Stage) -> bool:
         """Whether both stages can share batches."""
@@ -72,11 +71,9 @@ class Driver:
         self.model, self.load, self.example, self.threat = model, load, example, threat
         self.precision, self.slots, self.block = precision, slots, block
         self.stop_at_success, self.many_passes = stop_at_success, many_passes
-        self.fits_passes = example.x.is_cuda  # on a CPU, copies in a pass cost little
         self._pool = self._new_pool()
         self._networks = PreparedNetworks(precision, example.x)
         self._sources: dict[tuple[object, ...], GradientSource] = {}
-        self._resized: dict[tuple[object, ...], GradientSource] = {}  # the same sources with smaller passes
 
     def run(self, stages: Sequence[Stage], state: AttackState,
             on_result: Callable[[int, SearchResult], None] = lambda number, result: None,
@@ -131,40 +128,18 @@ class Driver:
         if len(rows) == 0:
             return True
         source = self._source(any_stage.gradients)
-        searches = self._make_searches(group, source)
+        made = {number: stage.make_search(source, self.threat, self.stop_at_success)
+                for number, stage in group.items()}
+        searches = {number: search for number, search in made.items() if search is not None}
         if not searches:
             return True
         next_stage = dict(zip(rows.tolist(), state.next_stage[rows].tolist(), strict=True))
         order = [(number, image) for number in searches for image, stage in next_stage.items() if stage <= number]
-        slots, shape = self.slots, self._shape
-        if self.fits_passes and self.block is not None:
-            slots, size = self._fit_passes(source, any_stage.passes, len(order), self.block)
-            if size < self.block:
-                shape, searches = BatchShape(size, size), self._make_searches(group, self._in_passes_of(size, source))
         for number, result in run_searches(
-                searches, source.judge, load, order, slots=slots, shape=shape,
+                searches, source.judge, load, order, slots=self.slots, shape=self._shape,
                 wanted=lambda images: candidates(state)[images], stop_at_success=self.stop_at_success):
             finish(number, result)
         return True
-
-    def _make_searches(self, group: Mapping[int, Stage], source: GradientSource) -> dict[int, Search[Any]]:
-        """The searches of stages by their numbers, without those for which the model has too few classes."""
-        made = {number: stage.make_search(source, self.threat, self.stop_at_success)
-                for number, stage in group.items()}
-        return {number: search for number, search in made.items() if search is not None}
-
-    def _fit_passes(self, source: GradientSource, passes: Sequence[str], count: int, block: int) -> tuple[int, int]:
-        """Rows to search at a time, and images per pass: at most `block`, with few copies to fill up passes."""
-        rows = _even_share(count, self.slots)
-        own = _even_share(rows, block)
-        size = next((size for size in _pass_sizes(own, block) if source.is_same_in_passes_of(size, passes)), block)
-        return min(size * -(-rows // block), self.slots), size
-
-    def _in_passes_of(self, size: int, source: GradientSource) -> GradientSource:
-        """The source with every pass on so many images; what it records serves all stages."""
-        if (source, size) not in self._resized:
-            self._resized[source, size] = source.in_blocks(size, self._pool)
-        return self._resized[source, size]
 
     def _source(self, settings: GradientSettings) -> GradientSource:
         """The gradient source with these settings, built once."""
@@ -194,26 +169,10 @@ class Driver:
         self.slots, self._pool = (self.slots + 1) // 2, self._new_pool()
         self.block = None if self.block is None else min(self.block, self.slots)
         self._sources = {key: source.in_blocks(self.block, self._pool) for key, source in self._sources.items()}
-        self._resized.clear()
         gc.collect()  # recorded passes and their source refer to each other
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return None
-
-
-def _even_share(count: int, most: int) -> int:
-    """The size of the largest of equal parts of at most so many."""
-    return -(-count // -(-count // most))
-
-
-def _pass_sizes(rows: int, block: int) -> list[int]:
-    """Sizes of passes below `block` that so few rows fill better, the better one first.
-
-    Libraries take other algorithms for much smaller passes. Those of verdicts stay as they are.
-    """
-    step = max(block // 16, 1)
-    sizes = {max(-(-rows // step) * step, least * step) for least in (12, 14)}
-    return sorted(size for size in sizes if VERDICT_BLOCK <= size < block)
 
 
 def _groups(stages: Sequence[Stage]) -> list[dict[int, Stage]]:

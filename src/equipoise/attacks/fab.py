@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from equipoise.attacks.engine import Stage
-from equipoise.attacks.gradients import GRADIENTS, QUERIES, GradientSource
+from equipoise.attacks.gradients import GradientSource
 from equipoise.attacks.search_state import SearchState
 from equipoise.attacks.suite import Attack
 from equipoise.attacks.targeted import ORDERS, RANKS, check_ranks, choose_targets, logit_difference
@@ -65,7 +65,7 @@ class Fab(Attack):
         suffix = "" if self.steps == 100 else f"@{self.steps}"
         suffix += "" if self.order == "logits" else f"-{self.order}"
         return tuple(self.stage(f"fab-{rank}{suffix}", partial(self._search, rank), 1.5 * self.steps,
-                                group=(self.name, self.steps), passes=(GRADIENTS, QUERIES))
+                                group=(self.name, self.steps))
                      for rank in self.ranks)
 
     def _search(self, rank: int, source: GradientSource, threat: Threat, stop_at_success: bool) -> FabSearch | None:

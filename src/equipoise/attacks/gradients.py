@@ -8,7 +8,7 @@ itself in full precision, decides whether an image is broken.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,7 +25,6 @@ from equipoise.core import checks, device, losses
 
 Extra = Callable[[Tensor], Tensor]  # images (B, C, H, W) → (B,), added to the objective
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits (B, K), labels and targets (B,) → (B,)
-GRADIENTS, QUERIES = "gradients", "queries"  # network passes with a gradient and without
 VERDICT_BLOCK = 128  # images per pass in full precision, at most
 CLAIM_BLOCK = 16  # the same for images that claim to be broken while others search on: often only a few
 _SMALLEST_LOGIT = -1e4  # a logit of −inf, as a hard decision gives it, would make ratios of margins meaningless
@@ -89,7 +88,6 @@ class GradientSource:
         self._pool = pool
         self._recorded: dict[object, TensorFunction] = {}
         self._per_image: dict[tuple[str, int], bytes] = {}
-        self._same_in: dict[tuple[int, int, str], bool] = {}
         others = [part for part in (settings.surrogate, settings.extra) if part is not None]
         with torch.no_grad(), device.full_precision(example.device):
             bases = shared_bases(model, others, self.example)
@@ -115,31 +113,6 @@ class GradientSource:
         other = copy.copy(self)
         other.block, other._recorded, other._pool = block, {}, pool
         return other
-
-    def is_same_in_passes_of(self, size: int, passes: Sequence[str]) -> bool:
-        """Whether passes of `size` images give what those of a block give, to the last bit: tried on the examples.
-
-        Libraries compute every image alike unless they choose another algorithm for another number of images.
-        """
-        if self.block is None or self.settings.is_randomized or not passes:
-            return False
-        for kind in passes:
-            if (self.block, size, kind) not in self._same_in:
-                self._same_in[self.block, size, kind] = self._try_passes_of(size, self.block, kind)
-        return all(self._same_in[self.block, size, kind] for kind in passes)
-
-    def _try_passes_of(self, size: int, block: int, kind: str) -> bool:
-        x = self.example[torch.arange(block, device=self.example.device) % len(self.example)]
-        y = torch.zeros(block, dtype=torch.int64, device=x.device)
-        if kind == QUERIES:
-            _ = self.forward_model
-
-        def run(count: int) -> tuple[Tensor, ...]:
-            own = x[:count], y[:count]
-            return self._margins(*own) if kind == QUERIES else self._value_and_gradient(
-                _weighted_sum, self.settings.extra, *own, own[1])
-
-        return all(torch.equal(small, large[:size]) for small, large in zip(run(size), run(block), strict=True))
 
     @cached_property
     def forward_model(self) -> nn.Module:
@@ -216,7 +189,7 @@ class GradientSource:
                             target: Tensor) -> tuple[Tensor, ...]:
         with torch.enable_grad():
             point = x.detach().requires_grad_()
-            with self._precision(GRADIENTS):
+            with self._precision("gradients"):
                 outputs = self.fast_source(point)
             z, term, logits = self._read(outputs.to(x.dtype), point, extra)
             value = objective(z, y, target)
@@ -241,13 +214,13 @@ class GradientSource:
             return z, None if extra is None else extra.from_base_outputs(*parts), own.detach()  # type: ignore[attr-defined]
         logits = outputs.detach()
         if surrogate is not None:
-            with torch.no_grad(), self._precision(GRADIENTS):
+            with torch.no_grad(), self._precision("gradients"):
                 logits = self.fast_model(point.detach()).to(point.dtype)
         return outputs, None if extra is None else extra(point), logits
 
     @torch.no_grad()
     def _margins(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        with self._precision(QUERIES):
+        with self._precision("queries"):
             z = self.forward_model(x).to(x.dtype)
         return losses.signed_margin(z, y), losses.probability_margin(z, y)
 
@@ -257,18 +230,12 @@ class GradientSource:
         Random search needs differences that bfloat16 cannot resolve. Half precision on CUDA has the ten bits of TF32,
         which torch allows in convolutions by default, and moves half the bytes.
         """
-        reduced = self.bf16_gradients if passes == GRADIENTS else self._half_precision_model is not None
+        reduced = self.bf16_gradients if passes == "gradients" else self._half_precision_model is not None
         if not reduced:
             return device.full_precision(self.example.device) if self.precision == "fp32" else nullcontext()
         # Casts are not cached: a recorded graph must not point at a cache that is emptied.
-        dtype = torch.bfloat16 if passes == GRADIENTS else torch.float16
+        dtype = torch.bfloat16 if passes == "gradients" else torch.float16
         return torch.autocast(self.example.device.type, dtype=dtype, cache_enabled=False)
-
-
-def _weighted_sum(scores: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """(B,) an objective that depends on all finite scores (B, …)."""
-    scores = torch.where(scores.isfinite(), scores, 0).flatten(1)
-    return (scores * torch.linspace(0.5, 1.5, scores.shape[1], device=scores.device)).sum(dim=1)
 
 
 def _blockwise(function: TensorFunction, block: int | None, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from equipoise.attacks.apgd import apgd_maximize
 from equipoise.attacks.engine import Stage
 from equipoise.attacks.fab import FabSearch
-from equipoise.attacks.gradients import GRADIENTS, QUERIES, GradientSource
+from equipoise.attacks.gradients import GradientSource
 from equipoise.attacks.search_state import SearchState
 from equipoise.attacks.sparse_ascent import radius_phases
 from equipoise.attacks.suite import Attack
@@ -68,7 +68,7 @@ class MinimumNorm(Attack):
         """One: a stage leaves out images that are broken, and here the search goes on after that."""
         per_point = (BISECTIONS + 1) / 3
         cost = self.targets * (1.5 * self.steps + per_point) + self.restarts * (self.steps + 1 + per_point)
-        return (self.stage(self.name, self._search, cost, passes=(GRADIENTS, QUERIES)),)
+        return (self.stage(self.name, self._search, cost),)
 
     def _search(self, source: GradientSource, threat: Threat, stop_at_success: bool) -> MinimumNormSearch:
         return MinimumNormSearch(self, source, threat)

@@ -16,12 +16,19 @@ from torch import Tensor
 from equipoise.attacks.search_state import SearchState
 
 
-def copies_of_first(state: SearchState, ages: Tensor) -> Tensor:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AgedState(SearchState):
+    """Rows that know how many queries they have made."""
+
+    age: Tensor  # (B,)
+
+
+def copies_of_first(state: AgedState) -> Tensor:
     """(B,) the rows that fill up a batch: copies of the first one, whose outcome is that of the first.
 
     Images may share the number of their random stream, so that the number alone does not make a row a copy.
     """
-    same = (state.index == state.index[0]) & (state.y == state.y[0]) & (ages == ages[0])
+    same = (state.index == state.index[0]) & (state.y == state.y[0]) & (state.age == state.age[0])
     same &= (state.x == state.x[:1]).flatten(1).all(dim=1)
     same[0] = False
     return same

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from equipoise.attacks.engine import Stage
-from equipoise.attacks.gradients import QUERIES, GradientSource
-from equipoise.attacks.queries_ahead import Schedule, copies_of_first
-from equipoise.attacks.search_state import SearchState
+from equipoise.attacks.gradients import GradientSource
+from equipoise.attacks.queries_ahead import AgedState, Schedule, copies_of_first
 from equipoise.attacks.square_patches import BumpPatches, SquarePatches, Window, make_bumps, signs_of
 from equipoise.attacks.suite import Attack
 from equipoise.core import checks, geometry
@@ -30,6 +29,8 @@ from equipoise.core.threat import Threat
 
 # The share of pixels in a patch is halved after each of these numbers of queries.
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
+# Share of copies in a batch from which on queries ahead replace them: on a GPU choosing them takes a fifth of a pass.
+CPU_COPIES, CUDA_COPIES = 0.0, 1 / 3
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Square(Attack):
         suffix = "" if self.queries == 5000 else f"@{self.queries}"
         suffix += "" if self.share == 0.8 else f"-{self.share:g}"
         names = [f"square{f'-{restart + 1}' if restart else ''}{suffix}" for restart in range(self.restarts)]
-        return tuple(self.stage(name, partial(self._search, restart), self.queries / 3, passes=(QUERIES,))
+        return tuple(self.stage(name, partial(self._search, restart), self.queries / 3)
                      for restart, name in enumerate(names))
 
     def _search(self, restart: int, source: GradientSource, threat: Threat,
@@ -66,8 +67,7 @@ class Square(Attack):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _SquareState(SearchState):
-    age: Tensor  # (B,) queries made
+class _SquareState(AgedState):
     low: Tensor | None  # (B, C, H, W) bounds of an ℓ∞ ball
     high: Tensor | None
 
@@ -108,8 +108,10 @@ class _SquareSearch(ABC, Generic[Patches]):
         before = state.age.unsqueeze(1) + torch.arange(passes, device=state.y.device)  # queries; the first is the start
         is_counted = before < self.passes  # (B, passes)
         patches = self.patches(torch.bucketize(before - 1, self.halvings), words)
-        if self.queries_ahead:
-            return self._advance_ahead(state, ages, passes, patches)
+        copies = copies_of_first(state)
+        least = CUDA_COPIES if state.x.is_cuda else CPU_COPIES
+        if self.queries_ahead and int(copies.sum()) >= least * len(copies):
+            return self._advance_ahead(state, ages, passes, patches, copies)
         for done in range(passes):
             at = slice(None), done
             candidate, logit_margin, margin, kept = self._query(state, patches.select(at), is_counted[at],
@@ -120,11 +122,11 @@ class _SquareSearch(ABC, Generic[Patches]):
                 logit_margin=torch.where(kept, logit_margin, state.logit_margin))
         return replace(state, age=state.age + passes)
 
-    def _advance_ahead(self, state: _SquareState, ages: Sequence[int], passes: int, patches: Patches) -> _SquareState:
-        """The same, with further queries of the rows in place of the copies that would fill up a pass."""
+    def _advance_ahead(self, state: _SquareState, ages: Sequence[int], passes: int, patches: Patches,
+                       copies: Tensor) -> _SquareState:
+        """The same, with further queries of the rows in place of the copies (B,) that would fill up a pass."""
         state = replace(state, nearest=state.nearest.clone(), margin=state.margin.clone(),
                         logit_margin=state.logit_margin.clone())
-        copies = copies_of_first(state, state.age)
         rows = (~copies).nonzero().squeeze(1)
         done, ends, any_starts = torch.zeros_like(state.age), (self.passes - state.age).clamp(0, passes), 0 in ages
         while len(rows := rows[self._left(state, done, ends)[rows] > 0]):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from equipoise import models
 from equipoise.attacks.attack_state import AttackState
 from equipoise.attacks.engine import Driver, MakeSearch, ProgressMeter, Stage
-from equipoise.attacks.gradients import GRADIENTS, Extra, GradientSettings
+from equipoise.attacks.gradients import Extra, GradientSettings
 from equipoise.attacks.prepared import EXAMPLES
 from equipoise.attacks.search_state import AttackBatch, SearchResult
 from equipoise.core import checks, progress, rng
@@ -67,14 +67,13 @@ class Attack(ABC):
     def stages(self) -> tuple[Stage, ...]:
         """The runs of the algorithm in order, as the driver schedules them: one per restart or target class."""
 
-    def stage(self, name: str, make_search: MakeSearch, cost: float, group: Hashable = None,
-              passes: tuple[str, ...] = (GRADIENTS,)) -> Stage:
+    def stage(self, name: str, make_search: MakeSearch, cost: float, group: Hashable = None) -> Stage:
         """One run, with where its gradients come from; `cost` is in passes with a gradient.
 
         Consecutive runs of one `group` that differ only in their start, such as in their target, share batches.
         """
         gradients = GradientSettings(self.surrogate, self.extra, self.follow, self.eot, self.repeats)
-        return Stage(name, make_search, cost, self.margin_ratio_below, gradients, group=group, passes=passes)
+        return Stage(name, make_search, cost, self.margin_ratio_below, gradients, group=group)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream,
                  precision: str = "auto") -> Tensor:
@@ -175,10 +174,9 @@ def attack_dataset(
 
     Verdict and margin of an image do not depend on the other images, on the number of processes, or on where a run was
     interrupted; on the CPU not on the batch size either, because every pass sees 16 images there (8 of 64 × 64 pixels
-    or more). On CUDA every pass of a search sees `batch_size` images, at most 512 (128 of 64 × 64 pixels, 64 of larger
-    images), or fewer where the model gives the same for fewer, to the last bit; one of a verdict sees at most 128 or
-    16. All see at most as many as `whole` has. So on CUDA a smaller batch size rounds differently, and so does
-    everywhere a batch halved for lack of memory.
+    or more). On CUDA every pass of a search sees exactly `batch_size` images, at most 512 (128 of 64 × 64 pixels, 64 of
+    larger images), and one of a verdict at most 128 or 16. All see at most as many as `whole` has. So on CUDA a
+    smaller batch size rounds differently, and so does everywhere a batch halved for lack of memory.
 
     Args:
         attack: usually a suite, cheap and strong attacks first.
