@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from equipoise.core.checks import InputError
 from equipoise.core.promises import allowed_losses
-from equipoise.fitting.conformal import beta, lose_at_most, threshold
+from equipoise.fitting.conformal import ascending, beta, lose_at_most, threshold
 
 
 @settings(deadline=None)
@@ -29,6 +29,13 @@ def test_threshold_loses_no_more_than_allowed(values: list[float], losses: int) 
 def test_thresholds_of_many_rows() -> None:
     margins = torch.rand(4, 7, generator=torch.Generator().manual_seed(0))
     assert torch.equal(threshold(margins, 2), torch.stack([threshold(row, 2) for row in margins]))
+
+
+def test_ascending_margins_are_those_that_torch_sorts() -> None:
+    margins = torch.rand(5, 300, generator=torch.Generator().manual_seed(0))
+    margins[margins > 0.9] = torch.inf
+    margins[margins < 0.1] = 0.05
+    assert torch.equal(ascending(margins), margins.sort(dim=1).values)
 
 
 def test_allowed_losses() -> None:

@@ -158,6 +158,21 @@ def test_test_time_augmentation_is_part_of_the_identity(folder: Path) -> None:
     assert isinstance(load_model("mixture:M").robust, TTAClassifier)
 
 
+def test_each_model_is_identified_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the comparison of both, the run and the cache of attacks: digests of large weights take long."""
+    identified, identity = list[torch.nn.Module](), models.identity
+
+    def record(model: torch.nn.Module) -> dict[str, Any]:
+        identified.append(model)
+        return identity(model)
+
+    monkeypatch.setattr(models, "identity", record)
+    fitted = fit_files(lose_at_most=20.0, cache=Path("cache"))
+    assert identified == [fitted.mixture.accurate, fitted.mixture.robust]
+    recorded = config.read(folder / "M" / "run.toml")["identity"]["models"]
+    assert recorded == {"accurate": identity(identified[0]), "robust": identity(identified[1])}
+
+
 def test_references_and_command_are_recorded(folder: Path) -> None:
     fit_files(lose_at_most=20.0, command="equipoise fit …")
     recorded = config.read(folder / "M" / "run.toml")["settings"]

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from synthetic_logits import make_logits
 
 from equipoise.fitting.cached_logits import CachedLogits
-from equipoise.fitting.margin_grid import MapFamily, MarginGrid
+from equipoise.fitting.margin_grid import MapFamily, MarginGrid, _power
 from equipoise.mixing import MixedClassifier
+from equipoise.mixing.logit_maps import power
 
 RIVALS_AND_UNITS = [(1.0, 0.0), (0.0, 0.0), (0.5, 0.0), (0.0, 1.3), (1.0, 0.7)]
 ONE = (MapFamily(), torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([-0.4]))
@@ -36,6 +37,31 @@ def test_margins_and_gaps_equal_those_of_the_map(rivals: float, unit: float, cla
         y = logits.labels[survived].expand(len(attacked), -1).unsqueeze(2)
         margin = (attacked.gather(2, y).squeeze(2) - attacked.scatter(2, y, -1).amax(2)).amin(0)
         torch.testing.assert_close(table.margins[row], margin, rtol=1e-4, atol=1e-6)
+
+
+def test_gaps_of_some_images_are_those_of_all() -> None:
+    """Bit by bit, and the margins and the number of reordered inputs do not change."""
+    logits, some = make_logits(60), torch.arange(60) % 3 == 0
+    part, whole = (grid.grid(MapFamily("gelu"), torch.tensor([0.5, 3.0]), torch.tensor([2.5]), torch.tensor([-2.0]))
+                   for grid in (MarginGrid(logits, gaps_of=some), MarginGrid(logits)))
+    assert torch.equal(part.gaps, whole.gaps[:, some]) and int(whole.reordered[0]) > 0
+    assert torch.equal(part.margins, whole.margins) and torch.equal(part.reordered, whole.reordered)
+
+
+@pytest.mark.parametrize("p", [0.5, 1.0, 1.7, 8.0])
+@pytest.mark.parametrize("smallest", [0.0, 1e-35, 1e-3])
+def test_powers_equal_those_of_the_map(p: float, smallest: float) -> None:
+    u = torch.linspace(-3, 3, 1000).view(100, 10)
+    u[0, 0] = smallest
+    assert torch.equal(_power(u, p), power(u, p))
+
+
+def test_joined_tables_sort_the_margins_of_both() -> None:
+    grid, (family, *axes) = MarginGrid(make_logits(60)), ONE
+    first, second = grid.grid(family, *axes), grid.grid(family, 2 * axes[0], *axes[1:])
+    assert torch.equal(first.sorted_margins, first.margins.sort(dim=1).values)
+    joined = first.join(second)
+    assert torch.equal(joined.sorted_margins, torch.cat([first.sorted_margins, second.sorted_margins]))
 
 
 @settings(deadline=None, max_examples=40)

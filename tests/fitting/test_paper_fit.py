@@ -15,6 +15,7 @@ from synthetic_logits import make_logits
 from equipoise.core.checks import InputError
 from equipoise.fitting import FitSettings, fit
 from equipoise.fitting.conformal import beta, lose_at_most
+from equipoise.fitting.margin_grid import MarginGrid
 from equipoise.fitting.paper import PUBLISHED, algorithm_1
 from equipoise.fitting.paper_fit import PaperFit, clean_predictions, fit_paper
 from equipoise.fitting.pipeline import ReusedMap
@@ -133,10 +134,11 @@ def test_conditional_objective() -> None:
 def test_conditional_objective_of_our_search() -> None:
     logits = make_logits(accuracy=0.6)
     search = MapSearch(logits, objective="conditional")
-    table = next(iter(search.tables.values()))
+    family, table = next(iter(search.tables.items()))
     scored = search.score(lose_at_most(5.0), table)
     errors = (logits.clean.argmax(1) != logits.labels) & (logits.accurate == logits.labels)
-    expected = (table.gaps[:, errors] <= scored.q[:, None]).float().mean(1)
+    gaps = MarginGrid(logits, use_accurate=False).grid(family, *search.space.axes()).gaps
+    expected = (gaps[:, errors] <= scored.q[:, None]).float().mean(1)
     assert torch.equal(scored.unfiltered_score, expected)
 
 

@@ -11,9 +11,9 @@ from synthetic_logits import make_logits
 
 from equipoise.core import rng
 from equipoise.core.rng import Stream
-from equipoise.fitting.conformal import Target, lose_at_most, threshold
+from equipoise.fitting.conformal import Target, ascending, lose_at_most, threshold, threshold_of_sorted
 from equipoise.fitting.margin_grid import MapFamily, MarginGrid, MarginTable
-from equipoise.fitting.search import LIMITS, SPLITS, MapSearch, SearchSpace, families, is_fragile
+from equipoise.fitting.search import LIMITS, MIN_Q, SATURATED, SPLITS, MapSearch, SearchSpace, families, is_fragile
 
 TARGET = lose_at_most(5.0)
 FAMILY = MapFamily()
@@ -65,6 +65,7 @@ def test_the_halves_of_cross_validation_are_drawn_once_for_all_targets(monkeypat
 def cross_validated(search: MapSearch, family: MapFamily, target: Target) -> float:
     """The same score, computed for one candidate and one half at a time."""
     table, usable = search.tables[family], search.score(target, search.tables[family]).score.isfinite()
+    all_gaps = MarginGrid(search.logits).at(family, table.candidates[:, 1:], table.candidates[:, :1]).gaps
     scores = []
     for first, second in search._splits:
         assert bool((first ^ second).all()) and int(first.sum()) == len(first) // 2
@@ -74,7 +75,7 @@ def cross_validated(search: MapSearch, family: MapFamily, target: Target) -> flo
             allowed = Target(target.share).allowed(int(half.sum()), len(robust))
             q.append([float(threshold(margins[robust], allowed)) for margins in table.margins])
             score.append([float(torch.where(gaps <= own, search.accurate_correct, search.correct)[half].double().mean())
-                          for gaps, own in zip(table.gaps, q[-1], strict=True)])
+                          for gaps, own in zip(all_gaps, q[-1], strict=True)])
         for one, other in ((0, 1), (1, 0)):
             candidates = [number for number, is_usable in enumerate(usable.tolist()) if is_usable]
             best = max(candidates, key=lambda number: (
@@ -246,3 +247,33 @@ def test_a_threshold_half_way_to_a_saturated_margin_is_fragile() -> None:
                             [0.2, 0.4, torch.inf, torch.inf]])
     q = torch.tensor([0.5, 0.3, 0.05, 0.3])
     assert is_fragile(margins, q).tolist() == [True, False, True, False]
+
+
+def test_fragile_thresholds_equal_their_definition() -> None:
+    """Of margins of which many tie, are saturated or infinite, one row at a time."""
+    random = torch.rand(400, 12, generator=torch.Generator().manual_seed(0))
+    margins = torch.where(random < 0.7, random, (2000 * (random - 0.8)).clamp(0, 1).round(decimals=2))
+    margins = ascending(torch.where(random > 0.95, torch.inf, margins))
+    for losses in range(-1, 13):
+        q = threshold_of_sorted(margins, losses)
+        for fragile, row, own in zip(is_fragile(margins, q).tolist(), margins, q, strict=True):
+            finite, above = row[row.isfinite()], row[row > own]
+            next_saturated = bool(len(above)) and 1 - MIN_Q < float(above.min()) < math.inf
+            most_saturated = 2 * int((finite > 1 - SATURATED).sum()) > len(finite)
+            assert fragile == (not MIN_Q <= float(own) <= 1 - MIN_Q or next_saturated or most_saturated)
+
+
+@pytest.mark.parametrize("objective", ["mixture", "surrogate", "conditional"])
+def test_scores_equal_those_from_all_gaps(objective: str) -> None:
+    """The tables of a search hold the gaps of the images alone on which its score depends on which model decides."""
+    logits = make_logits(90, accuracy=0.8)
+    search = MapSearch(logits, objective=objective, space=SearchSpace(steps=3))
+    scored = search.score(TARGET, search.tables[FAMILY])
+    gaps = MarginGrid(logits, use_accurate=objective == "mixture").grid(FAMILY, *search.space.axes()).gaps
+    by_accurate, errors = gaps <= scored.q.unsqueeze(1), ~logits.correct
+    if objective == "mixture":
+        expected = torch.where(by_accurate, search.accurate_correct, logits.correct).double().mean(dim=1)
+    else:
+        errors &= search.accurate_correct | (objective == "surrogate")
+        expected = by_accurate[:, errors].double().mean(dim=1)
+    torch.testing.assert_close(scored.unfiltered_score.double(), expected, rtol=0, atol=1e-6)

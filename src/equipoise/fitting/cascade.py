@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from equipoise.attacks import Attack, margin_suite
 from equipoise.core.device import single_thread
 from equipoise.fitting.cached_logits import CachedLogits
-from equipoise.fitting.conformal import Target, threshold
+from equipoise.fitting.conformal import Target, ascending, threshold, threshold_of_sorted
 from equipoise.fitting.margin_attack import MarginAttack
 from equipoise.fitting.pipeline import (
     CalibratedMixture,
@@ -177,8 +177,8 @@ def select_first_q(margins: StageMargins, losses: int, views: int, budget: float
     # Half way between two margins, so that rounding does not change which images are sure.
     candidates = (ordered[places] + ordered[following]) / 2
     candidates = torch.cat([candidates[candidates <= 1 - MIN_Q], ordered.new_ones(1)])
-    worst = margins.worst(candidates)
-    q = threshold(worst, losses)
+    worst = ascending(margins.worst(candidates))
+    q = threshold_of_sorted(worst, losses)
     clean, passes = margins.clean(candidates, q), margins.passes(candidates, views)
     keeps_losses = ~is_fragile(worst, q) & ((worst < 0).sum(dim=1) <= FIRST_SHARE * losses)
     score = torch.where(passes <= budget, clean - 1e-6 * passes, -passes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,8 +28,12 @@ def threshold(margins: Tensor, losses: int) -> Tensor:
     q lies half way between two margins, so that rounding cannot change the count, and never above the lower order
     statistic, where interpolation would break the constraint.
     """
-    needed = min(max(losses + 1, 0), margins.shape[-1])
-    return threshold_of_sorted(margins.topk(needed, dim=-1, largest=False).values, losses)
+    return threshold_of_sorted(ascending(margins), losses)
+
+
+def ascending(margins: Tensor) -> Tensor:
+    """The margins (…, n) in ascending order, by numpy, whose sort of fp32 numbers is many times faster than torch's."""
+    return torch.from_numpy(np.sort(margins.numpy(), axis=-1))
 
 
 def threshold_of_sorted(margins: Tensor, losses: int) -> Tensor:

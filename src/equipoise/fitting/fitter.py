@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,8 @@ class _Task:
     like: ReusedMap | None  # the map of another mixture
 
     def __post_init__(self) -> None:
-        different = models.identity(self.accurate) != models.identity(self.robust) or not list(self.robust.parameters())
+        accurate, robust = self.attack.identities
+        different = accurate != robust or not list(self.robust.parameters())
         checks.require(different, "accurate and robust", "be different models", "equal weights")
         checks.require(models.has_gradients(self.robust) or self.settings.gradient_free, "gradient_free",
                        "be set (--gradient-free) for a robust model without gradients", False)
@@ -179,7 +181,7 @@ class _Task:
     def target(self) -> Target:
         return self.settings.target(self.data.num_classes)
 
-    @property
+    @cached_property
     def attack(self) -> MarginAttack:
         return MarginAttack(self.accurate, self.robust, self.data, self.conditions.threat, self.conditions.device,
                             self.settings)
@@ -199,7 +201,7 @@ class _Task:
             "target": {"share": target.share, "of": "robust images" if target.of_robust else "all images",
                        "confidence": target.confidence},
             "search": search, "attack": self.attack.describe(),
-            "models": {side: models.identity(base) for side, base in bases.items()}, "data": self.data.describe(),
+            "models": dict(zip(SIDES, self.attack.identities, strict=True)), "data": self.data.describe(),
             "gate": None if gate is None else models.identity(gate)}
         if gate is not None:
             identity |= {"range_attack": self.settings.range_attack, "adaptive_attacks": ADAPTIVE_VERSION}

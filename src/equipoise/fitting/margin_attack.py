@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,11 @@ class MarginAttack:
     def batch_size(self) -> int:
         """Images attacked at a time."""
         return attack_batch_size(self.settings.batch_size, self.device)
+
+    @cached_property
+    def identities(self) -> list[dict[str, Any]]:
+        """What the accurate and the robust model are; the digests of their weights take long."""
+        return [models.identity(self.accurate), models.identity(self.robust)]
 
     def describe(self) -> dict[str, Any]:
         """Identity of the attack, for `run.toml`."""
@@ -139,8 +145,8 @@ class MarginAttack:
 
     def _key(self, what: dict[str, Any]) -> str:
         """Name of the attack in a cache: equal for equal models, images, threat, settings and attacked model."""
-        identity = {"models": [models.identity(self.accurate), models.identity(self.robust)],
-                    "data": self.data.describe(), "threat": self.threat.to_dict(), "seed": self.settings.seed,
+        identity = {"models": self.identities, "data": self.data.describe(), "threat": self.threat.to_dict(),
+                    "seed": self.settings.seed,
                     **({"rule": "cascade"} if self.settings.rule == "cascade" else {}), **what, **self.describe()}
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
 

@@ -1,17 +1,19 @@
 """Margins of many logit maps at once, from cached logits.
 
-Each step is computed as rarely as possible: the layer norm once, clamp and power once per (p, c), and only sums of
-exponentials for every scale s.
+Each step is computed as rarely as possible: the layer norm once, the clamp once per c, the power once per (p, c), and
+only sums of exponentials for every scale s.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from equipoise.fitting.cached_logits import ANY_CLASS, CachedLogits
+from equipoise.fitting.conformal import ascending
 from equipoise.mixing import LogitMap
 from equipoise.mixing.logit_maps import CLAMPS, centred, layer_norm, power
 from equipoise.mixing.provenance import RULES
@@ -47,12 +49,18 @@ class MarginTable:
 
     candidates: Tensor  # (G, 3): s, p, c
     margins: Tensor  # (G, R) smallest margin of a surviving image over its attacked points; lost from q ≥ margin on
-    gaps: Tensor  # (G, N) margins of the clean images; the accurate model g decides from q ≥ gap on
+    gaps: Tensor  # (G, D) margins of D clean images; the accurate model g decides from q ≥ gap on
     reordered: Tensor  # (G,) number of inputs, clean or attacked, on which the map changes the class of h
 
     def join(self, other: MarginTable) -> MarginTable:
         """The candidates of both tables."""
-        return MarginTable(*map(torch.cat, zip(vars(self).values(), vars(other).values(), strict=True)))
+        return MarginTable(*(torch.cat([getattr(table, field.name) for table in (self, other)])
+                             for field in fields(self)))
+
+    @cached_property
+    def sorted_margins(self) -> Tensor:
+        """(G, R) the margins of every map in ascending order."""
+        return ascending(self.margins)
 
 
 class MarginGrid:
@@ -60,25 +68,28 @@ class MarginGrid:
 
     With r the mapped probabilities of h, the gap of a clean image is r_top − r_j for the class j that g predicts, or
     without `use_accurate` for the runner-up. The margin of an attacked point is r_y − r_j for the class j that g
-    predicts there, or for the worst class (ANY_CLASS).
+    predicts there, or for the worst class (ANY_CLASS). With a mask `gaps_of` (N,), only those images have gaps.
     """
 
-    def __init__(self, logits: CachedLogits, *, use_accurate: bool = True) -> None:
+    def __init__(self, logits: CachedLogits, *, use_accurate: bool = True, gaps_of: Tensor | None = None) -> None:
         self.rows = logits.survived.nonzero().squeeze(1)  # images that h survives
         self.points = logits.attacked.shape[0]
         attacked = logits.attacked[:, self.rows].reshape(-1, logits.clean.shape[1]).float()
         labels = logits.labels[self.rows].repeat(self.points)
         top = logits.clean.argmax(dim=1)
-        predicted = logits.accurate_attacked[:, self.rows].reshape(-1)
-        self.any_class = predicted == ANY_CLASS
         # All logits have their own class (the top one of clean images, the label of attacked ones) in column 0.
-        self.own = (top, labels)
-        both = (logits.clean.float(), attacked)
-        self.logits = [_swap_to_front(z, own) for z, own in zip(both, self.own, strict=True)]
-        self.gap_column = _column(logits.accurate, top) if use_accurate else None
-        self.margin_column = _column(torch.where(self.any_class, labels, predicted), labels)
-        # Where g is correct, no threshold loses the image.
-        self.safe = (self.margin_column.squeeze(1) == 0) & ~self.any_class
+        self.own = torch.cat([top, labels])
+        self.logits = [_swap_to_front(logits.clean.float(), top), _swap_to_front(attacked, labels)]
+        predicted = torch.cat([logits.accurate, logits.accurate_attacked[:, self.rows].reshape(-1)])
+        is_any = predicted == ANY_CLASS
+        # Where g is correct at an attacked point, no threshold loses the image: its margin is infinite.
+        self.least_margin = torch.where((predicted == self.own) & ~is_any, torch.inf, -torch.inf)[len(top):]
+        is_any[:len(top)] = not use_accurate
+        used = torch.ones_like(is_any)
+        used[:len(top)] = True if gaps_of is None else gaps_of
+        self.used = used.nonzero().squeeze(1)  # clean images that have gaps, and all attacked points
+        self.is_any = is_any[self.used]
+        self.column = _column(torch.where(is_any, self.own, predicted), self.own)[self.used]
         self.normalized: dict[float, list[Tensor]] = {}  # by unit
 
     def grid(self, family: MapFamily, scales: Tensor, powers: Tensor, shifts: Tensor) -> MarginTable:
@@ -95,29 +106,58 @@ class MarginGrid:
         if family.unit not in self.normalized:
             self.normalized[family.unit] = [centred(z, family.unit) if family.unit else layer_norm(z)
                                             for z in self.logits]
-        clean, attacked = self.normalized[family.unit]
-        clamp = CLAMPS[family.clamp]
+        clamp, normalized = CLAMPS[family.clamp], self.normalized[family.unit]
+        clamped = {c: [clamp(u + c) for u in normalized] for c in dict.fromkeys(pairs[:, 1].tolist())}
         margins, gaps, reordered = [], [], []
         for (p, c), s in zip(pairs.tolist(), scales.float(), strict=True):
-            v, w = (power(clamp(u + c), p) for u in (clean, attacked))
-            other = v[:, 1:].amax(dim=1) if self.gap_column is None else v.gather(1, self.gap_column).squeeze(1)
-            gaps.append(_probability_margin(v, other, s, family.rivals))
-            rival = torch.where(self.any_class, w[:, 1:].amax(dim=1), w.gather(1, self.margin_column).squeeze(1))
-            margin = torch.where(self.safe, torch.inf, _probability_margin(w, rival, s, family.rivals))
+            # Clean and attacked apart: vector instructions leave the last entries to a power that rounds differently.
+            v = torch.cat([_power(u, p) for u in clamped[c]])
+            largest = v[:, 1:].amax(dim=1)
+            reordered.append(_changed(v, largest, self.own))
+            both = self._probability_margins(v.index_select(0, self.used), largest[self.used], s, family.rivals)
+            gap, margin = both.split([both.shape[1] - len(self.least_margin), len(self.least_margin)], dim=1)
+            gaps.append(gap)
+            margin = margin.maximum(self.least_margin)
             margins.append(margin.view(len(s), self.points, len(self.rows)).amin(dim=1))
-            changed = sum(_changed(u, own).sum() for u, own in zip((v, w), self.own, strict=True))
-            reordered.append(torch.as_tensor(changed).expand(len(s)))
         candidates = torch.cat([scales.reshape(-1, 1), pairs.repeat_interleave(scales.shape[1], dim=0)], dim=1).double()
-        return MarginTable(candidates, torch.cat(margins), torch.cat(gaps), torch.cat(reordered))
+        return MarginTable(candidates, torch.cat(margins), torch.cat(gaps),
+                           torch.tensor(reordered).repeat_interleave(scales.shape[1]))
+
+    def _probability_margins(self, v: Tensor, largest: Tensor, s: Tensor, rivals: float) -> Tensor:
+        """(S, R) r_own − r_other for r = softmax(s·v) with the differences of the other classes weighted by `rivals`.
+
+        `largest` are the largest v of the other classes.
+        """
+        top = largest.maximum(v[:, 0])
+        r = ((v - top.unsqueeze(1)) * s.view(-1, 1, 1)).exp_()
+        total, r_own = r.sum(dim=2), r[:, :, 0]
+        if rivals == 0:
+            return (r_own - (total - r_own) / (v.shape[1] - 1)) / total
+        other = torch.where(self.is_any, largest, v.gather(1, self.column).squeeze(1))
+        r_other = ((other - top) * s.view(-1, 1)).exp_()
+        if rivals == 1:
+            return (r_own - r_other) / total
+        mean = (total - r_own) / (v.shape[1] - 1)
+        return (r_own - rivals * r_other - (1 - rivals) * mean) / total
 
 
-def _changed(u: Tensor, own: Tensor) -> Tensor:
-    """(R,) where class `own`, which is in column 0, is no longer predicted.
+def _power(u: Tensor, p: float) -> Tensor:
+    """:func:`power`, in fewer operations if no entry is so near to 0 that it is linear there."""
+    size = u.abs()
+    return (size**p).copysign_(u) if size.numel() and float(size.amin()) > 1e-29 else power(u, p)
+
+
+def _changed(v: Tensor, largest: Tensor, own: Tensor) -> int:
+    """In how many rows class `own`, which is in column 0, is no longer predicted; `largest` are the largest others.
 
     Of classes that a clamp made equal the first is predicted; those before `own` are in columns 1 to `own`.
     """
-    tied = (u[:, 1:] == u[:, :1]) & (torch.arange(1, u.shape[1]) <= own.unsqueeze(1))
-    return (u[:, 0] < u[:, 1:].amax(dim=1)) | tied.any(dim=1)
+    rows = (largest >= v[:, 0]).nonzero().squeeze(1)
+    if not len(rows):
+        return 0
+    v, largest, own = v[rows], largest[rows], own[rows]
+    tied = (v[:, 1:] == v[:, :1]) & (torch.arange(1, v.shape[1]) <= own.unsqueeze(1))
+    return int(((v[:, 0] < largest) | tied.any(dim=1)).sum())
 
 
 def _swap_to_front(z: Tensor, own: Tensor) -> Tensor:
@@ -133,14 +173,3 @@ def _column(classes: Tensor, own: Tensor) -> Tensor:
     """(R, 1) the column of each class after :func:`_swap_to_front`."""
     moved = torch.where(classes == 0, own, classes)
     return torch.where(classes == own, 0, moved).unsqueeze(1)
-
-
-def _probability_margin(v: Tensor, other: Tensor, s: Tensor, rivals: float) -> Tensor:
-    """(S, R) r_own − r_other for r = softmax(s·v) with the differences of the other classes weighted by `rivals`."""
-    top = v.amax(dim=1)
-    total = ((v - top.unsqueeze(1)) * s.view(-1, 1, 1)).exp_().sum(dim=2)
-    r_own, r_other = (((u - top) * s.view(-1, 1)).exp_() for u in (v[:, 0], other))
-    if rivals == 1:
-        return (r_own - r_other) / total
-    mean = (total - r_own) / (v.shape[1] - 1)
-    return (r_own - rivals * r_other - (1 - rivals) * mean) / total

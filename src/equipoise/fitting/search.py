@@ -13,12 +13,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.core import rng
 from equipoise.core.device import single_thread
 from equipoise.fitting.cached_logits import CachedLogits
-from equipoise.fitting.conformal import Target, threshold, threshold_of_sorted
+from equipoise.fitting.conformal import Target, ascending, threshold_of_sorted
 from equipoise.fitting.margin_grid import MapFamily, MarginGrid, MarginTable
 
 LIMITS = ((0.01, 50.0), (0.5, 8.0), (-3.0, 1.0))  # s, p, c: beyond these, rounding errors change predictions
@@ -112,11 +113,18 @@ class MapSearch:
         self.logits, self.families, self.objective, self.seed = logits, families, objective, seed
         self.space = space or SearchSpace()
         self.notes: list[str] = []
-        self.grid = MarginGrid(logits, use_accurate=objective == "mixture")
         self.correct, self.accurate_correct = logits.correct, logits.accurate == logits.labels
+        self.counted = self._counted()
+        self.grid = MarginGrid(logits, use_accurate=objective == "mixture", gaps_of=self.counted)
         self.spaces = dict.fromkeys(families, self.space)
         self.tables = {family: self._initial_table(family) for family in families}
         self._sorted_margins: WeakKeyDictionary[MarginTable, list[list[Tensor]]] = WeakKeyDictionary()
+
+    def _counted(self) -> Tensor:
+        """(N,) the images on which the score depends on which model decides."""
+        if self.objective == "mixture":
+            return self.correct != self.accurate_correct
+        return ~self.correct & self.accurate_correct if self.objective == "conditional" else ~self.correct
 
     def _initial_table(self, family: MapFamily) -> MarginTable:
         if not family.scale_only:
@@ -146,9 +154,9 @@ class MapSearch:
 
     def score(self, target: Target, table: MarginTable) -> ScoredTable:
         """Thresholds, scores and rejections of all candidates of a table."""
-        q = threshold(table.margins, target.allowed(len(self.logits), len(self.grid.rows)))
+        q = threshold_of_sorted(table.sorted_margins, target.allowed(len(self.logits), len(self.grid.rows)))
         score = self._scores(table, q, torch.ones_like(self.correct))
-        rejected = (table.reordered > 0) | is_fragile(table.margins, q)
+        rejected = (table.reordered > 0) | is_fragile(table.sorted_margins, q)
         return ScoredTable(table, q, torch.where(rejected, -torch.inf, score), score)
 
     def rejected(self, target: Target) -> dict[str, int]:
@@ -166,13 +174,13 @@ class MapSearch:
 
     def _scores(self, table: MarginTable, q: Tensor, rows: Tensor) -> Tensor:
         """(G,) the objective on the images of a mask (N,)."""
-        by_accurate, correct = (table.gaps <= q.unsqueeze(1)).float(), self.correct & rows
+        # Written as numbers: to compare into bools and convert them takes several times as long.
+        by_accurate = torch.le(table.gaps, q.unsqueeze(1), out=torch.empty_like(table.gaps))
+        counted = rows[self.counted].float()
         if self.objective == "mixture":
-            gained = (self.accurate_correct & rows).float() - correct.float()
-            return (correct.sum() + by_accurate @ gained) / rows.sum()
-        errors = ~self.correct & rows
-        errors = errors & self.accurate_correct if self.objective == "conditional" else errors
-        return by_accurate @ errors.float() / errors.sum() if bool(errors.any()) else q
+            gained = torch.where(self.accurate_correct[self.counted], counted, -counted)
+            return ((self.correct & rows).sum() + by_accurate @ gained) / rows.sum()
+        return by_accurate @ counted / counted.sum() if bool(counted.any()) else q
 
     @cached_property
     def _splits(self) -> list[tuple[Tensor, Tensor]]:
@@ -186,13 +194,13 @@ class MapSearch:
         """By split and half: the margins (G, r) of its robust images in ascending order, kept for other targets."""
         if table not in self._sorted_margins:
             self._sorted_margins[table] = [
-                [table.margins[:, rows[self.grid.rows]].sort(dim=1).values for rows in halves]
+                [ascending(table.margins[:, rows[self.grid.rows]]) for rows in halves]
                 for halves in self._splits]
         return self._sorted_margins[table]
 
     def _cross_validate(self, scored: ScoredTable, target: Target) -> float:
         """Mean score, on one random half, of the candidate that the other half selects; each with its own threshold."""
-        scores = []
+        scores, rejected = [], ~scored.score.isfinite()
         for halves, margins in zip(self._splits, self._sorted_halves(scored.table), strict=True):
             q, score = [], []
             for rows, own in zip(halves, margins, strict=True):
@@ -201,7 +209,7 @@ class MapSearch:
                 q.append(threshold_of_sorted(own, allowed))
                 score.append(self._scores(scored.table, q[-1], rows))
             for one, other in ((0, 1), (1, 0)):
-                usable = torch.where(scored.score.isfinite(), score[one], -torch.inf)
+                usable = score[one].masked_fill(rejected, -torch.inf)
                 scores.append(float(score[other][_best(usable, q[one])]))
         return sum(scores) / len(scores)
 
@@ -248,15 +256,17 @@ def families(rule: str, logits: CachedLogits, clamp: str) -> list[MapFamily]:
 
 
 def is_fragile(margins: Tensor, q: Tensor) -> Tensor:
-    """(G,) whether a threshold depends on rounding errors, or lies where the map of (G, R) margins is saturated.
+    """(G,) whether a threshold depends on rounding errors, or lies where the map of (G, R) sorted margins is saturated.
 
     A threshold between saturated margins is 1/2 for no reason but its position half way between 0 and 1. So the margins
     decide, not the threshold: the next one above it must not be near 1, and most must not be rounded to 1, where an
     attack on the mapped model finds no gradient.
     """
-    above = torch.where(margins > q.unsqueeze(1), margins, torch.inf).amin(dim=1)
-    saturated = (margins.clamp_max(1.0) > 1 - SATURATED) & margins.isfinite()
-    most = saturated.float().sum(dim=1) > 0.5 * margins.isfinite().float().sum(dim=1)
+    limits = (1 - SATURATED, torch.finfo(q.dtype).max)
+    ends = torch.stack([q, *(torch.full_like(q, limit) for limit in limits)], dim=1)
+    lost, unsaturated, finite = torch.searchsorted(margins, ends, right=True).unbind(dim=1)
+    above = F.pad(margins, (0, 1), value=torch.inf).gather(1, lost.unsqueeze(1)).squeeze(1)
+    most = finite - unsaturated > 0.5 * finite
     return (q < MIN_Q) | (q > 1 - MIN_Q) | ((above > 1 - MIN_Q) & above.isfinite()) | most
 
 
