@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -50,7 +51,7 @@ def demo(out: options.Out = Path("runs/demo"), device: options.Device = "auto", 
     return Outcome(studies.run_demo(out, device, seed, report=not no_report), out, next=["open", out])
 
 
-@command
+@partial(command, in_processes=True)
 def evaluate(model: options.Models, out: options.Out, data: DataSettings, threat: ThreatSettings,
              settings: EvaluationSettings, load: LoadOptions, device: options.Device = "auto",
              no_report: options.NoReport = False, config: options.Config = None) -> Outcome:
@@ -75,7 +76,7 @@ def fit(accurate: options.Reference, robust: options.Reference, out: options.Out
                    result.frontier_table() if frontier else "")
 
 
-@command
+@partial(command, in_processes=True)
 def certify(model: options.Models, out: options.Out, data: DataSettings, settings: CertificationSettings,
             load: LoadOptions, device: options.Device = "auto", no_report: options.NoReport = False,
             config: options.Config = None) -> Outcome:

@@ -16,13 +16,14 @@ import typer
 
 from equipoise import __version__
 from equipoise.cli.help import GroupedCommand, GroupedCommands
-from equipoise.core import interrupts
+from equipoise.core import interrupts, launch
 from equipoise.core.checks import EquipoiseWarning, InputError, shorten, shown
 from equipoise.core.text import literal
 
 # Typer carries its own copy of click in some releases, so the base class is reached through Typer.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
+IN_PROCESSES = ("evaluate", "certify", "train")  # commands that several processes can share
 _STOPPED = "stopped; repeat the command to resume it"
 
 # In the order of the list that `equipoise --help` shows, with the line that it shows for each.
@@ -98,6 +99,8 @@ def _common(version: Annotated[bool, typer.Option("--version", callback=_version
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
+    if (count := launch.requested(arguments, IN_PROCESSES)) > 1:  # before this process imports torch
+        return launch.run(arguments, count)
     with interrupts.as_exceptions() as received:
         return _run(arguments, received)
 

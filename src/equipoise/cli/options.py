@@ -16,7 +16,7 @@ import typer
 
 from equipoise.cli import output
 from equipoise.cli.help import COMPUTATION, DATA, MODELS, OUTPUT, THREAT
-from equipoise.core import checks, config
+from equipoise.core import checks, config, launch, parallel
 from equipoise.core.settings import Settings
 from equipoise.core.threat import ThreatSettings
 from equipoise.data import DataSettings
@@ -54,6 +54,15 @@ def _defaults_from_file(context: typer.Context, path: Path | None) -> Path | Non
     return path
 
 
+def _check_processes(value: int) -> int:
+    """The processes were started before this one, by `cli/main.py`."""
+    checks.whole("processes", value, least=1, most=launch.MOST)
+    is_torchrun = parallel.processes_started() > 1 and launch.started_here() == 1
+    checks.require(not is_torchrun or value == 1, "processes", "be left out under torchrun", value)
+    checks.require(value in (1, launch.started_here()), "processes", "be typed as an option, and once", value)
+    return value
+
+
 Models = Annotated[list[str], typer.Argument(help="Model references: file:PATH, mixture:DIR, zoo:NAME, "
                                              "python:FILE.py:NAME, timm:NAME, torchvision:NAME, hf:REPOSITORY, "
                                              "exported:PATH, onnx:PATH, robustbench:DATASET/THREAT/ID, http:ADDRESS, "
@@ -74,6 +83,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON in
                                     rich_help_panel=OUTPUT)]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors; with --json, the summary alone.",
                                      rich_help_panel=OUTPUT)]
+Processes = Annotated[int, typer.Option(help="Processes on this machine that divide the images among them, on CUDA "
+                                        "with a GPU each. On several machines use torchrun.",
+                                        callback=_check_processes, rich_help_panel=COMPUTATION)]
 IN_EVERY_COMMAND = {"json": Json, "quiet": Quiet}
 
 
@@ -82,13 +94,15 @@ def typed_command() -> str:
     return shlex.join(["equipoise", *(word for word in sys.argv[1:] if word not in ("--json", "--quiet"))])
 
 
-def command(function: Callable[..., output.Outcome], **settings: type[Settings]) -> Callable[..., None]:
+def command(function: Callable[..., output.Outcome], *, in_processes: bool = False,
+            **settings: type[Settings]) -> Callable[..., None]:
     """A function for Typer that parses the options of `function`'s settings, calls it and prints the outcome.
 
     Args:
         function: its parameters are options as Typer knows them, or annotated with a :class:`Settings` class; a
             settings object as default gives the defaults of its fields. What it returns is printed, also as the
             options `--json` and `--quiet` want it, which every command gets here.
+        in_processes: whether it has the option `--processes`.
         settings: the classes of parameters whose annotation is only a base class.
     """
     hints = {**typing.get_type_hints(function, include_extras=True), **settings}
@@ -104,8 +118,10 @@ def command(function: Callable[..., output.Outcome], **settings: type[Settings])
             options.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint))
     options += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=False)
                 for name, hint in IN_EVERY_COMMAND.items()]
+    if in_processes:
+        options.append(inspect.Parameter("processes", inspect.Parameter.KEYWORD_ONLY, annotation=Processes, default=1))
 
-    def run(json: bool, quiet: bool, **given: Any) -> None:
+    def run(json: bool, quiet: bool, processes: int = 1, **given: Any) -> None:
         # Only its options: a field of the same name that only callers of a function give belongs to another group.
         grouped = {key: cls(**{name: given.pop(name) for name in names}) for key, (cls, names) in groups.items()}
         with output.during(json, quiet):

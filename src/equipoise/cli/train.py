@@ -106,8 +106,10 @@ def _add_commands() -> None:
         line = (inspect.getdoc(cls) or "").splitlines()[0]
         # The list of objectives shows the whole line, without its citation.
         short = re.sub(r" \[\w+[^\]]*\]", "", line)
-        app.command(name, help=line, short_help=short, cls=GroupedCommand)(command(_train, objective=cls))
-    app.command(GateLoss.name, help=GATE_HELP, short_help=GATE_HELP, cls=GroupedCommand)(command(_train_gate))
+        app.command(name, help=line, short_help=short, cls=GroupedCommand)(
+            command(_train, in_processes=True, objective=cls))
+    app.command(GateLoss.name, help=GATE_HELP, short_help=GATE_HELP, cls=GroupedCommand)(
+        command(_train_gate, in_processes=True))
 
 
 _add_commands()

@@ -30,6 +30,8 @@ def resolve(name: str | torch.device) -> torch.device:
     checks.require(name != "cuda" or present, "device", "be one that is present (no CUDA device found)", name)
     if name == "cpu" or not present:
         return torch.device("cpu")
+    processes, count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    checks.require(processes <= count, "processes", f"be at most the number of GPUs, {count}", processes)
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
