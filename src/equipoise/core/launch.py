@@ -1,7 +1,7 @@
 """A command in several processes of this machine, which divide its images.
 
-As with `torchrun`, but without that command's own process, which imports torch before the others start and then takes
-a tenth of two busy cores. Does not import torch.
+As with `torchrun`, but without that command's own process, which imports torch before the others start. Does not import
+torch.
 """
 
 from __future__ import annotations
