@@ -136,6 +136,37 @@ def test_queries_made_ahead_change_nothing(threat: Threat, stop_at_success: bool
     assert few < 0.9 * many, (few, many)
 
 
+def test_images_that_are_fooled_need_no_more_queries() -> None:
+    model, x = Counting(), torch.rand(16, 3, 6, 6, generator=generator(0))
+    y, before = (model(x).argmax(dim=1) + 1) % 4, model.passes  # all are misclassified
+    Square(1000)(model, x, y, threat=Threat("linf", 0.05), stream=rng.stream(0, "square", torch.arange(16)))
+    assert model.passes - before < 20
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.1])
+def test_queries_ahead_do_not_depend_on_the_share_of_copies(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Counting(), torch.rand(24, 3, 6, 6, generator=generator(0))  # of which the last pass has eight
+    y = model(x).argmax(dim=1)
+    data = Dataset("random", "test", (x * 255).round().to(torch.uint8), y, torch.arange(24), tuple("abcd"))
+    expected = attack_dataset(Square(150), model, data, threat=Threat("linf", 0.15), seed=0)
+    monkeypatch.setattr(square, "CPU_COPIES", share)
+    found = attack_dataset(Square(150), model, data, threat=Threat("linf", 0.15), seed=0)
+    assert torch.equal(expected.margin, found.margin) and torch.equal(expected.broken_stage, found.broken_stage)
+    assert 0 < int(found.survived.sum()) < 24
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("threat", [Threat("linf", 0.05), Threat("l2", 0.3), Threat("l1", 2.0)], ids=str)
+def test_queries_made_ahead_on_a_gpu_change_nothing(threat: Threat, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Counting().cuda(), torch.rand(100, 3, 6, 6, generator=generator(0)).cuda()
+    y, stream = model(x).argmax(dim=1), rng.stream(0, "square", torch.arange(100).cuda())
+    images = []
+    for share in (0.0, 1.1):
+        monkeypatch.setattr(square, "CUDA_COPIES", share)
+        images.append(Square(300)(model, x, y, threat=threat, stream=stream))
+    assert torch.equal(*images)
+
+
 def test_images_that_share_a_random_stream_are_all_attacked() -> None:
     model, x = Counting(), torch.rand(16, 3, 6, 6, generator=generator(0))
     y, threat = model(x).argmax(dim=1), Threat("linf", 0.1)
@@ -151,13 +182,13 @@ def test_images_that_share_a_random_stream_are_all_attacked() -> None:
 def test_a_pass_has_one_query_of_each_row_and_more_of_those_with_most_left() -> None:
     schedule = Schedule.new(torch.tensor([4, 6, 9]), torch.tensor([2, 10, 1]), 8)
     assert schedule.row.tolist() == [6, 4, 9] * 2 + [6, 4] and schedule.ahead.tolist() == [0] * 3 + [1] * 3 + [2] * 2
-    assert schedule.is_left.tolist() == [True] * 5 + [False, True, False]
+    assert schedule.is_remaining.tolist() == [True] * 5 + [False, True, False]
 
 
 def test_the_first_candidate_that_is_kept_takes_the_place_of_a_row() -> None:
     schedule = Schedule.new(torch.tensor([4, 6, 9]), torch.tensor([2, 10, 1]), 8)
     kept = torch.zeros(8, dtype=torch.bool)
     kept[[2, 3, 6]] = True  # the only query of row 9; the second and third of row 6
-    number, is_moved, behind = schedule.outcome(kept)
+    number, is_moved, finished = schedule.outcome(kept)
     assert is_moved.tolist() == [True, False, True] and number[is_moved].tolist() == [3, 2]
-    assert behind.tolist() == [2, 2, 1], "the third query of row 6 is made again, both of row 4 were in vain"
+    assert finished.tolist() == [2, 2, 1], "the third query of row 6 is made again, both of row 4 were in vain"

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from equipoise.cli.main import IN_PROCESSES
+from equipoise.cli.main import COMMANDS, IN_PROCESSES, load_command
 from equipoise.core import launch
 from equipoise.core.checks import InputError
 from equipoise.core.device import resolve
@@ -63,6 +64,17 @@ def test_a_file_of_defaults_cannot_start_processes(tmp_path: Path) -> None:
     assert done.returncode == 2 and "`processes` must be typed as an option" in done.stderr
 
 
+def test_an_error_of_any_process_is_printed_and_ends_the_others(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text("""import os, torch
+def net():
+    if os.environ["RANK"] == "1":
+        raise FileNotFoundError(2, "No such file", "weights.bin")
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+""")
+    done = equipoise(tmp_path, "evaluate", "python:nets.py:net", *EVALUATE[2:], "--processes", "2")
+    assert done.returncode == 2 and "weights.bin" in done.stderr and "Traceback" not in done.stderr
+
+
 LONG = [*EVALUATE, "--processes", "2", "--count", "300", "--steps", "5000"]  # of repeated options the last counts
 
 
@@ -71,10 +83,10 @@ def _started(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
     command = subprocess.Popen([sys.executable, "-m", "equipoise", *LONG], cwd=folder, stderr=subprocess.PIPE,
                                stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    while not (folder / "run" / "run.toml").exists() and command.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
+    rows = folder / "run" / "rows.jsonl"  # the first are those of clean images, long before the others
+    while not (rows.exists() and rows.stat().st_size) and command.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert command.poll() is None
-    time.sleep(0.5)
     children = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
     return command, [int(child) for child in children]
 
@@ -87,7 +99,8 @@ def _is_running(process: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are listed under /proc")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [
+    (signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)])
 def test_a_signal_reaches_every_process(number: signal.Signals, code: int, tmp_path: Path) -> None:
     command, processes = _started(tmp_path)
     command.send_signal(number)
@@ -96,6 +109,7 @@ def test_a_signal_reaches_every_process(number: signal.Signals, code: int, tmp_p
     assert "repeat the command to resume it" in errors and "Traceback" not in errors
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are listed under /proc")
 def test_where_one_process_dies_the_others_end(tmp_path: Path) -> None:
     command, processes = _started(tmp_path)
@@ -113,9 +127,20 @@ def test_where_one_process_dies_the_others_end(tmp_path: Path) -> None:
     (["evaluate", "--processes", "2", "--processes=2"], 1),
 ])
 def test_which_arguments_start_processes(arguments: list[str], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert launch.requested(arguments, IN_PROCESSES) == count
+    for alone in ("", "1"):  # the second as launchers of clusters set it
+        if alone:
+            monkeypatch.setenv("WORLD_SIZE", alone)
+        assert launch.requested(arguments, IN_PROCESSES) == count
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert launch.requested(arguments, IN_PROCESSES) == 1, "in a process that was started so"
+
+
+def test_the_commands_that_start_processes_are_those_with_the_option() -> None:
+    def has_option(command: Any) -> bool:
+        own = getattr(command, "commands", {"": command})
+        return all(any(launch.OPTION in parameter.opts for parameter in part.params) for part in own.values())
+
+    assert {name for name in COMMANDS if has_option(load_command(name))} == set(IN_PROCESSES)
 
 
 def test_every_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,5 +152,5 @@ def test_every_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         assert resolve("auto").index == rank
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
         assert resolve("cpu").type == "cpu"
-        with pytest.raises(InputError, match="`processes` must be at most the number of GPUs, 2, got 3"):
+        with pytest.raises(InputError, match=r"`device` must have a GPU for each of the 3 processes, got '2 GPUs'"):
             resolve("cuda")

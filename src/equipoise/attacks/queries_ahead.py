@@ -41,24 +41,24 @@ class Schedule:
     rows: Tensor  # (R,) different rows; query s is of row s mod R
     row: Tensor  # (S,)
     ahead: Tensor  # (S,) how many queries of the same row come before it in this pass
-    is_left: Tensor  # (S,) whether the row still has this query
+    is_remaining: Tensor  # (S,) whether the row still has this query
 
     @classmethod
-    def new(cls, rows: Tensor, left: Tensor, count: int) -> Schedule:
-        """`count` queries of `rows` (R,), which still have `left` queries (R,) each."""
-        left, order = left.sort(descending=True, stable=True)
+    def new(cls, rows: Tensor, remaining: Tensor, count: int) -> Schedule:
+        """`count` queries of `rows` (R,), which still have `remaining` queries (R,) each."""
+        remaining, order = remaining.sort(descending=True, stable=True)
         rows, query = rows[order], torch.arange(count, device=rows.device)
         number, ahead = query % len(rows), query // len(rows)
-        return cls(rows, rows[number], ahead, ahead < left[number])
+        return cls(rows, rows[number], ahead, ahead < remaining[number])
 
     def outcome(self, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Which query of every row takes its place, the first that is kept (S,).
 
         Returns:
-            (R,) the number of that query, whether there is one, and how many queries are behind the row then.
+            (R,) the number of that query, whether there is one, and how many of its queries are finished then.
         """
         count, rows = len(self.row), len(self.rows)
-        kept, is_left = (F.pad(values, (0, -count % rows)).view(-1, rows) for values in (kept, self.is_left))
+        kept, is_remaining = (F.pad(values, (0, -count % rows)).view(-1, rows) for values in (kept, self.is_remaining))
         first, is_moved = kept.long().argmax(dim=0), kept.any(dim=0)
         number = (first * rows + torch.arange(rows, device=first.device)).clamp_max(count - 1)
-        return number, is_moved, torch.where(is_moved, first + 1, is_left.sum(dim=0))
+        return number, is_moved, torch.where(is_moved, first + 1, is_remaining.sum(dim=0))

@@ -129,18 +129,19 @@ class _SquareSearch(ABC, Generic[Patches]):
                         logit_margin=state.logit_margin.clone())
         rows = (~copies).nonzero().squeeze(1)
         done, ends, any_starts = torch.zeros_like(state.age), (self.passes - state.age).clamp(0, passes), 0 in ages
-        while len(rows := rows[self._left(state, done, ends)[rows] > 0]):
+        while len(rows := rows[self._remaining(state, done, ends)[rows] > 0]):
             count = len(rows) + -len(rows) % self.block
-            # At least so many passes follow before the rows have to be counted again, for which a GPU waits.
-            for _ in range(max(int(self._left(state, done, ends)[rows].sum()) // count, 1)):
-                schedule = Schedule.new(rows, self._left(state, done, ends)[rows], count)
+            # A GPU waits where rows are counted again: not before the passes that follow if none is fooled meanwhile.
+            passes_ahead = int(self._remaining(state, done, ends)[rows].sum()) // count if state.x.is_cuda else 1
+            for _ in range(max(passes_ahead, 1)):
+                schedule = Schedule.new(rows, self._remaining(state, done, ends)[rows], count)
                 self._query_ahead(state, schedule, done, patches, any_starts)
                 any_starts = False
         for values in (state.nearest, state.margin, state.logit_margin):
             values[copies] = values[0].clone()
         return replace(state, age=state.age + passes)
 
-    def _left(self, state: _SquareState, done: Tensor, ends: Tensor) -> Tensor:
+    def _remaining(self, state: _SquareState, done: Tensor, ends: Tensor) -> Tensor:
         """(B,) queries that the rows still have; none if the model seems to be fooled."""
         return torch.where((state.logit_margin > 0) | (not self.stop_at_success), ends - done, 0)
 
@@ -150,11 +151,11 @@ class _SquareSearch(ABC, Generic[Patches]):
         which = done[schedule.row] + schedule.ahead
         part = state.select(schedule.row)
         own = patches.select((schedule.row, which.clamp_max(patches.window.top.shape[1] - 1)))
-        *found, kept = self._query(replace(part, age=part.age + which), own, schedule.is_left, any_starts)
-        number, is_moved, behind = schedule.outcome(kept)
+        *found, kept = self._query(replace(part, age=part.age + which), own, schedule.is_remaining, any_starts)
+        number, is_moved, finished = schedule.outcome(kept)
         for old, values in zip((state.nearest, state.logit_margin, state.margin), found, strict=True):
             old[schedule.rows] = where_rows(is_moved, values[number], old[schedule.rows])
-        done[schedule.rows] += behind
+        done[schedule.rows] += finished
 
     def _query(self, state: _SquareState, patches: Patches, is_counted: Tensor,
                any_starts: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -145,7 +145,7 @@ def _run(arguments: Sequence[str], received: interrupts.Received) -> int:
 
 
 def _print_error(sentence: str, code: int) -> int:
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") == "0" or launch.started_here() > 1:  # which shows what others than the first say
         print(f"equipoise: {literal(shorten(sentence))}", file=sys.stderr)
     return code
 

@@ -31,7 +31,7 @@ def resolve(name: str | torch.device) -> torch.device:
     if name == "cpu" or not present:
         return torch.device("cpu")
     processes, count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-    checks.require(processes <= count, "processes", f"be at most the number of GPUs, {count}", processes)
+    checks.require(processes <= count, "device", f"have a GPU for each of the {processes} processes", f"{count} GPUs")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 

@@ -43,7 +43,7 @@ def as_exceptions() -> Iterator[Received]:
         received.number, received.error = number, KeyboardInterrupt()
         raise received.error
 
-    with _installed(handle):
+    with installed(handle):
         yield received
 
 
@@ -62,7 +62,7 @@ def deferred() -> Iterator[Received]:
             _deliver(number, previous)
         received.number = number
 
-    with _installed(handle) as previous:
+    with installed(handle) as previous:
         try:
             yield received
         except KeyboardInterrupt as error:
@@ -87,7 +87,7 @@ def _deliver(number: int, handlers: dict[int, _Handler | int]) -> None:
 
 
 @contextmanager
-def _installed(handle: _Handler) -> Iterator[dict[int, _Handler | int]]:
+def installed(handle: _Handler) -> Iterator[dict[int, _Handler | int]]:
     """Handle the signals that are not ignored; yields the previous handlers. Only the main thread receives signals."""
     previous: dict[int, _Handler | int] = {}
     if threading.current_thread() is threading.main_thread():
@@ -104,5 +104,5 @@ def _installed(handle: _Handler) -> Iterator[dict[int, _Handler | int]]:
 
 
 def _is_one_of_several() -> bool:
-    """Whether `torchrun` started this process: it forwards Ctrl-C to processes that the terminal has sent it to."""
+    """Whether this is one of several processes: who started them forwards Ctrl-C that the terminal sent them, too."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1

@@ -6,27 +6,35 @@ torch.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from itertools import pairwise
 from types import FrameType
+from typing import IO
+
+from equipoise.core import interrupts
 
 OPTION = "--processes"
 MOST = 1024
 _MARK = "EQUIPOISE_PROCESSES"  # their number, in the environment of processes that were started here
 _POLL = 0.05  # seconds
-_PATIENCE = (5.0, 30.0)  # seconds until the others are asked to end, and until they are killed
+_PATIENCE = (5.0, 10.0)  # seconds until the others are asked to end, and from then on until they are killed
+# The path of this process, whether it is a script or was started by `python -m`; not the folder of the user.
+_CODE = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from equipoise.__main__ import main; main()"
 
 
 def requested(arguments: Sequence[str], commands: Sequence[str]) -> int:
     """The number of processes to start for these arguments; 1 if there is nothing to start or to divide."""
-    if not arguments or arguments[0] not in commands or "--help" in arguments or "WORLD_SIZE" in os.environ:
+    is_one_of_several = os.environ.get("WORLD_SIZE", "1") != "1"
+    if not arguments or arguments[0] not in commands or "--help" in arguments or is_one_of_several:
         return 1
     values = [word.removeprefix(f"{OPTION}=") for word in arguments if word.startswith(f"{OPTION}=")]
     values += [value for word, value in pairwise(arguments) if word == OPTION]
@@ -36,41 +44,97 @@ def requested(arguments: Sequence[str], commands: Sequence[str]) -> int:
 
 
 def started_here() -> int:
-    """Of how many processes that were started here this one is; 1 if it is not."""
+    """The number of processes, if :func:`run` started this one; else 1."""
     return int(os.environ.get(_MARK, "1"))
 
 
 def run(arguments: Sequence[str], count: int) -> int:
     """Run `equipoise` with these arguments in so many processes.
 
-    Only the first one prints results. Where one fails the others are ended: they would wait for it.
+    Where one fails the others are ended: they would wait for it. Only the first one prints, unless another has failed.
 
     Returns:
         0, or the exit code of the first that failed.
     """
-    processes: list[subprocess.Popen[bytes]] = []
-    with _passing_signals_on(processes):
-        for rank, environment in enumerate(_environments(count)):
-            processes.append(_start(arguments, rank, environment))
-        while all(code in (None, 0) for code in _codes(processes)) and None in _codes(processes):
-            time.sleep(_POLL)
-        code = next((code for code in _codes(processes) if code), 0)
-        for patience, end in zip(_PATIENCE, (subprocess.Popen.terminate, subprocess.Popen.kill), strict=True):
-            deadline = time.monotonic() + patience
-            while None in _codes(processes) and time.monotonic() < deadline:
-                time.sleep(_POLL)
-            for process in processes:
-                if process.poll() is None:
-                    end(process)
-        for process in processes:
-            process.wait()
+    group = _Processes()
+    with interrupts.installed(group.pass_on):
+        try:
+            for rank, environment in enumerate(_environments(count)):
+                group.start(arguments, rank, environment)
+            failed = group.wait()
+        finally:
+            group.end()
+    if failed is None:
+        return 0
+    code = group.processes[failed].returncode
     if code < 0:
-        print(f"equipoise: a process was ended by signal {-code}; repeat the command to resume it", file=sys.stderr)
+        message = f"equipoise: a process was ended by signal {-code}; repeat the command to resume it"
+        print(message, file=sys.stderr)
     return 128 - code if code < 0 else code
 
 
-def _codes(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    return [process.poll() for process in processes]
+class _Processes:
+    """The processes of one command. Ctrl-C and SIGTERM are for them, which save their state; this one waits."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.errors: list[IO[bytes]] = []  # of all processes but the first
+        self.files = ExitStack()  # holds them open
+        self.received: int | None = None
+
+    def start(self, arguments: Sequence[str], rank: int, environment: dict[str, str]) -> None:
+        command = [sys.executable, "-P", "-c", _CODE, json.dumps([part for part in sys.path if part]), *arguments]
+        if rank == 0:
+            self.processes.append(subprocess.Popen(command, env=environment))
+        else:
+            self.errors.append(self.files.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115
+            self.processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL,
+                                                   stdout=subprocess.DEVNULL, stderr=self.errors[-1]))
+        if self.received is not None:
+            self.processes[-1].send_signal(self.received)
+
+    def pass_on(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal. On Windows the terminal alone can send Ctrl-C to a process."""
+        self.received = None if os.name == "nt" and number == signal.SIGINT else number
+        for process in self.processes:
+            if self.received is not None and process.poll() is None:
+                process.send_signal(number)
+
+    def wait(self) -> int | None:
+        """Wait for all processes, or for the first that fails; returns its number."""
+        while True:
+            codes = [process.poll() for process in self.processes]
+            failed = next((rank for rank, code in enumerate(codes) if code), None)
+            if failed is not None:
+                self._show_errors(failed)
+            if failed is not None or None not in codes:
+                return failed
+            time.sleep(_POLL)
+
+    def _show_errors(self, failed: int) -> None:
+        """Print what a process said that failed alone; of a mistake of the user all say the same."""
+        self._has_ended(_PATIENCE[0])
+        if failed and self.processes[0].poll() in (None, 0):
+            self.errors[failed - 1].seek(0)
+            print(self.errors[failed - 1].read().decode(errors="replace"), end="", file=sys.stderr)
+
+    def _has_ended(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while (running := any(process.poll() is None for process in self.processes)) and time.monotonic() < deadline:
+            time.sleep(_POLL)
+        return not running
+
+    def end(self) -> None:
+        """End the processes that still run."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.terminate()
+        if not self._has_ended(_PATIENCE[1]):
+            for process in self.processes:
+                process.kill()
+        for process in self.processes:
+            process.wait()
+        self.files.close()
 
 
 def _environments(count: int) -> Iterator[dict[str, str]]:
@@ -79,31 +143,7 @@ def _environments(count: int) -> Iterator[dict[str, str]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # What this process imports from, whether it was started as a script or by `python -m`.
-    path = os.pathsep.join(filter(None, sys.path))
     for rank in range(count):
-        yield {"OMP_NUM_THREADS": str(max(cores // count, 1)), **os.environ, "PYTHONPATH": path,
-               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count),
-               "LOCAL_WORLD_SIZE": str(count), "RANK": str(rank), "LOCAL_RANK": str(rank), _MARK: str(count)}
-
-
-def _start(arguments: Sequence[str], rank: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    first = rank == 0
-    return subprocess.Popen([sys.executable, "-P", "-m", "equipoise", *arguments], env=environment,
-                            stdin=None if first else subprocess.DEVNULL, stdout=None if first else subprocess.DEVNULL)
-
-
-@contextmanager
-def _passing_signals_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM are for the processes, which save their state; this one waits for them."""
-    def handle(number: int, frame: FrameType | None) -> None:
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(number)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        yield {"OMP_NUM_THREADS": str(max(cores // count, 1)), **os.environ, "MASTER_ADDR": "127.0.0.1",
+               "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "RANK": str(rank),
+               "LOCAL_RANK": str(rank), _MARK: str(count)}

@@ -1,7 +1,8 @@
-"""Distributed processes under `torchrun`; a single process is a world of size 1.
+"""Distributed processes; a single process is a world of size 1.
 
-Start a command in several processes with `torchrun --nproc-per-node 2 -m -- equipoise evaluate …`. The `--` ends the
-options of `torchrun`, which would otherwise take those of the command for abbreviations of its own.
+`--processes` starts them on one machine (:mod:`equipoise.core.launch`), `torchrun` on several, with `torchrun
+--nproc-per-node 2 -m -- equipoise evaluate …`. There the `--` ends the options of `torchrun`, which would otherwise
+take those of the command for abbreviations of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class World:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[World]:
-    """Join the process group that `torchrun` describes in the environment, if there is one."""
+    """Join the process group that the environment describes, if there is one."""
     if processes_started() == 1 or dist.is_initialized():
         yield world()
         return
@@ -64,7 +65,7 @@ def require_one_process(work: str) -> None:
 
 
 def processes_started() -> int:
-    """The number of processes that `torchrun` started."""
+    """The number of processes that were started together."""
     text = os.environ.get("WORLD_SIZE", "1")
     checks.require(text.isascii() and text.isdigit() and int(text) > 0, "WORLD_SIZE", "be a number of processes", text)
     return int(text)

@@ -49,7 +49,7 @@ class MarginTable:
 
     candidates: Tensor  # (G, 3): s, p, c
     margins: Tensor  # (G, R) smallest margin of a surviving image over its attacked points; lost from q ≥ margin on
-    gaps: Tensor  # (G, D) margins of D clean images; the accurate model g decides from q ≥ gap on
+    gaps: Tensor  # (G, D) margins of the clean images that have gaps; the accurate model g decides from q ≥ gap on
     reordered: Tensor  # (G,) number of inputs, clean or attacked, on which the map changes the class of h
 
     def join(self, other: MarginTable) -> MarginTable:
@@ -107,11 +107,13 @@ class MarginGrid:
             self.normalized[family.unit] = [centred(z, family.unit) if family.unit else layer_norm(z)
                                             for z in self.logits]
         clamp, normalized = CLAMPS[family.clamp], self.normalized[family.unit]
-        clamped = {c: [clamp(u + c) for u in normalized] for c in dict.fromkeys(pairs[:, 1].tolist())}
         margins, gaps, reordered = [], [], []
+        clamped, clamped_at = list[Tensor](), torch.nan  # of the last c: in a grid the next one is the same
         for (p, c), s in zip(pairs.tolist(), scales.float(), strict=True):
+            if c != clamped_at:
+                clamped, clamped_at = [clamp(u + c) for u in normalized], c
             # Clean and attacked apart: vector instructions leave the last entries to a power that rounds differently.
-            v = torch.cat([_power(u, p) for u in clamped[c]])
+            v = torch.cat([_power(u, p) for u in clamped])
             largest = v[:, 1:].amax(dim=1)
             reordered.append(_changed(v, largest, self.own))
             both = self._probability_margins(v.index_select(0, self.used), largest[self.used], s, family.rivals)

@@ -114,13 +114,13 @@ class MapSearch:
         self.space = space or SearchSpace()
         self.notes: list[str] = []
         self.correct, self.accurate_correct = logits.correct, logits.accurate == logits.labels
-        self.counted = self._counted()
-        self.grid = MarginGrid(logits, use_accurate=objective == "mixture", gaps_of=self.counted)
+        self.decisive = self._decisive()
+        self.grid = MarginGrid(logits, use_accurate=objective == "mixture", gaps_of=self.decisive)
         self.spaces = dict.fromkeys(families, self.space)
         self.tables = {family: self._initial_table(family) for family in families}
         self._sorted_margins: WeakKeyDictionary[MarginTable, list[list[Tensor]]] = WeakKeyDictionary()
 
-    def _counted(self) -> Tensor:
+    def _decisive(self) -> Tensor:
         """(N,) the images on which the score depends on which model decides."""
         if self.objective == "mixture":
             return self.correct != self.accurate_correct
@@ -176,11 +176,11 @@ class MapSearch:
         """(G,) the objective on the images of a mask (N,)."""
         # Written as numbers: to compare into bools and convert them takes several times as long.
         by_accurate = torch.le(table.gaps, q.unsqueeze(1), out=torch.empty_like(table.gaps))
-        counted = rows[self.counted].float()
+        weights = rows[self.decisive].float()
         if self.objective == "mixture":
-            gained = torch.where(self.accurate_correct[self.counted], counted, -counted)
+            gained = torch.where(self.accurate_correct[self.decisive], weights, -weights)
             return ((self.correct & rows).sum() + by_accurate @ gained) / rows.sum()
-        return by_accurate @ counted / counted.sum() if bool(counted.any()) else q
+        return by_accurate @ weights / weights.sum() if bool(weights.any()) else q
 
     @cached_property
     def _splits(self) -> list[tuple[Tensor, Tensor]]:
