@@ -151,9 +151,9 @@ class _SquareSearch(ABC, Generic[Patches]):
         which = done[schedule.row] + schedule.ahead
         part = state.select(schedule.row)
         own = patches.select((schedule.row, which.clamp_max(patches.window.top.shape[1] - 1)))
-        *found, kept = self._query(replace(part, age=part.age + which), own, schedule.is_remaining, any_starts)
+        *queried, kept = self._query(replace(part, age=part.age + which), own, schedule.is_remaining, any_starts)
         number, is_moved, finished = schedule.outcome(kept)
-        for old, values in zip((state.nearest, state.logit_margin, state.margin), found, strict=True):
+        for old, values in zip((state.nearest, state.logit_margin, state.margin), queried, strict=True):
             old[schedule.rows] = where_rows(is_moved, values[number], old[schedule.rows])
         done[schedule.rows] += finished
 
