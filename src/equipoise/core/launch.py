@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from itertools import pairwise
 from types import FrameType
 from typing import IO
@@ -26,7 +25,9 @@ OPTION = "--processes"
 MOST = 1024
 _MARK = "EQUIPOISE_PROCESSES"  # their number, in the environment of processes that were started here
 _POLL = 0.05  # seconds
-_PATIENCE = (5.0, 10.0)  # seconds until the others are asked to end, and from then on until they are killed
+# Seconds that the others have after one has failed: to end by themselves, and to end when asked to. After a signal they
+# save their state, which may take longer.
+_PATIENCE, _PATIENCE_WITH_SAVING = (5.0, 10.0), (60.0, 10.0)
 # The path of this process, whether it is a script or was started by `python -m`; not the folder of the user.
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from equipoise.__main__ import main; main()"
 
@@ -79,7 +80,6 @@ class _Processes:
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.errors: list[IO[bytes]] = []  # of all processes but the first
-        self.files = ExitStack()  # holds them open
         self.received: int | None = None
 
     def start(self, arguments: Sequence[str], rank: int, environment: dict[str, str]) -> None:
@@ -87,7 +87,7 @@ class _Processes:
         if rank == 0:
             self.processes.append(subprocess.Popen(command, env=environment))
         else:
-            self.errors.append(self.files.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115
+            self.errors.append(tempfile.TemporaryFile())  # noqa: SIM115
             self.processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL,
                                                    stdout=subprocess.DEVNULL, stderr=self.errors[-1]))
         if self.received is not None:
@@ -113,7 +113,7 @@ class _Processes:
 
     def _show_errors(self, failed: int) -> None:
         """Print what a process said that failed alone; of a mistake of the user all say the same."""
-        self._has_ended(_PATIENCE[0])
+        self._has_ended((_PATIENCE if self.received is None else _PATIENCE_WITH_SAVING)[0])
         if failed and self.processes[0].poll() in (None, 0):
             self.errors[failed - 1].seek(0)
             print(self.errors[failed - 1].read().decode(errors="replace"), end="", file=sys.stderr)
@@ -134,7 +134,8 @@ class _Processes:
                 process.kill()
         for process in self.processes:
             process.wait()
-        self.files.close()
+        for file in self.errors:
+            file.close()
 
 
 def _environments(count: int) -> Iterator[dict[str, str]]:
