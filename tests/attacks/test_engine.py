@@ -379,3 +379,17 @@ def test_equal_stage_names_and_no_images_are_errors(model: nn.Module) -> None:
         attack_dataset(Suite((Apgd(), Apgd())), model, data, threat=THREAT, seed=0)
     with pytest.raises(InputError, match="at least one image"):
         attack_dataset(Apgd("ce", 2), model, data.take(torch.arange(0)), threat=THREAT, seed=0)
+
+
+def test_results_hold_what_an_observed_part_returned(model: nn.Module) -> None:
+    network, seen = nn.Sequential(model, nn.Softplus()), set[int]()
+
+    def check(number: int, result: SearchResult, state: AttackState) -> None:
+        if number:
+            seen.add(number)
+            assert result.observed is not None
+            with torch.no_grad():
+                torch.testing.assert_close(result.observed, model(result.images))
+
+    attack_dataset(SUITE, network, make_data(model), threat=THREAT, seed=0, observe=model, on_result=check)
+    assert len(seen) == len(NAMES)

@@ -139,6 +139,7 @@ def test_the_networks_are_run_once_per_point_and_on_the_pictures_at_the_end(
     run(tmp_path / "run")
     assert calls.count("mixed") == 2, "the pictures, clean and attacked"
     assert calls.count("accurate") == 3, "the same, and all clean images"
+    assert calls.count("robust") == 3, "its outputs at attacked points come with the verdicts"
     assert stored and all(margins == sorted(set(margins), reverse=True) for margins in stored.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,12 @@ from torch import Tensor, nn
 
 from equipoise.core.checks import InputError
 from equipoise.models import Normalize, build
-from equipoise.models.feature_hooks import find_feature_layers, forward_with_features, match_sizes
+from equipoise.models.feature_hooks import (
+    find_feature_layers,
+    forward_with_features,
+    forward_with_output,
+    match_sizes,
+)
 
 C, K = 3, 6
 
@@ -145,3 +151,58 @@ def test_maps_are_pooled_to_the_smaller_size() -> None:
     pooled = match_sizes([small, large])
     assert torch.equal(pooled[0], small) and pooled[1].shape == (2, 1, 4, 5)
     torch.testing.assert_close(pooled[1][0, 0, 0, 0], large[0, 0, :2, :2].mean())
+
+
+@pytest.mark.parametrize("repeats", [0, 1, 2])
+def test_the_output_of_a_part_comes_from_the_same_pass_if_it_runs_once(repeats: int) -> None:
+    passes: list[int] = []
+
+    class Counted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            passes.append(len(x))
+            output: Tensor = super().forward(x)
+            return output
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Counted(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([x, *(self.part(x) for _ in range(repeats))], dim=1)
+
+    model, x = Whole(), torch.rand(5, 4)
+    logits, own = forward_with_output(model, model.part, x)
+    assert len(passes) == (1 if repeats == 1 else repeats + 1)
+    expected = nn.functional.linear(x, model.part.weight, model.part.bias)
+    assert torch.equal(own, expected) and torch.equal(logits, torch.cat([x, *[expected] * repeats], dim=1))
+    assert not model.part._forward_hooks, "the hook is removed"
+
+
+def test_a_model_is_a_part_of_itself_but_not_for_some_of_the_images() -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.part(x[:2]), x[2:, :2]])
+
+    model, x = Halves(), torch.rand(5, 4)
+    assert torch.equal(*forward_with_output(model, model, x))
+    assert torch.equal(forward_with_output(model, model.part, x)[1], model.part(x))
+
+
+def test_passes_of_other_threads_are_not_recorded() -> None:
+    model, other = nn.Linear(4, 2), torch.ones(5, 4)
+
+    class Whole(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            thread = threading.Thread(target=model, args=(other,))
+            thread.start()
+            thread.join()
+            logits: Tensor = model(x)
+            return logits
+
+    x = torch.rand(5, 4)
+    assert torch.equal(forward_with_output(Whole(), model, x)[1], model(x))

@@ -63,14 +63,15 @@ class Driver:
             which images are attacked together; None: as many as are attacked.
         stop_at_success: finish an image as soon as it is broken; otherwise go on for the smallest margin.
         many_passes: so many passes follow that preparing the networks pays.
+        observe: a part of the model whose outputs come with every verdict.
     """
 
     def __init__(self, model: nn.Module, load: Callable[[Tensor], AttackBatch], example: AttackBatch, *, threat: Threat,
                  precision: str, slots: int, block: int | None, stop_at_success: bool = True,
-                 many_passes: bool = False) -> None:
+                 many_passes: bool = False, observe: nn.Module | None = None) -> None:
         self.model, self.load, self.example, self.threat = model, load, example, threat
         self.precision, self.slots, self.block = precision, slots, block
-        self.stop_at_success, self.many_passes = stop_at_success, many_passes
+        self.stop_at_success, self.many_passes, self.observe = stop_at_success, many_passes, observe
         self._pool = self._new_pool()
         self._networks = PreparedNetworks(precision, example.x)
         self._sources: dict[tuple[object, ...], GradientSource] = {}
@@ -146,7 +147,7 @@ class Driver:
         key = (id(settings.surrogate), id(settings.extra), settings.follow, settings.eot, settings.repeats)
         if key not in self._sources:
             source = GradientSource(self.model, settings, self.precision, self.example.x, many_passes=self.many_passes,
-                                    pool=self._pool, networks=self._networks)
+                                    pool=self._pool, networks=self._networks, observe=self.observe)
             self._sources[key] = source.in_blocks(self.block, self._pool)
         return self._sources[key]
 

@@ -22,6 +22,7 @@ from equipoise.attacks.prepared import PreparedNetworks
 from equipoise.attacks.randomized import MAX_PASSES, average_passes, judge_repeatedly
 from equipoise.attacks.shared_bases import shared_bases
 from equipoise.core import checks, device, losses
+from equipoise.models.feature_hooks import forward_with_output
 
 Extra = Callable[[Tensor], Tensor]  # images (B, C, H, W) → (B,), added to the objective
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits (B, K), labels and targets (B,) → (B,)
@@ -37,6 +38,7 @@ class Verdict:
     predicted: Tensor  # (B,) classes
     margin: Tensor  # (B,) signed probability margins of the true class
     logit_margin: Tensor  # (B,) the same of logits, which neither tie nor saturate
+    observed: Tensor | None = None  # (B, …) what the observed part of the model returned in these passes
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,14 @@ class GradientSource:
         many_passes: so many passes follow that tracing the model pays.
         pool: memory that recorded passes share, if any.
         networks: copies that other sources with this precision and these examples have made, if any.
+        observe: a part of the model, images → (B, …), whose outputs come with every verdict.
     """
 
     def __init__(self, model: nn.Module, settings: GradientSettings, precision: str, example: Tensor, *,
-                 many_passes: bool = False, pool: Any = None, networks: PreparedNetworks | None = None) -> None:
+                 many_passes: bool = False, pool: Any = None, networks: PreparedNetworks | None = None,
+                 observe: nn.Module | None = None) -> None:
         self.model, self.settings, self.precision, self.many_passes = model, settings, precision, many_passes
+        self.observe = observe
         if networks is None or settings.is_randomized:  # passes saved would change the random numbers of an attack
             networks = PreparedNetworks(precision, example)
         self.networks, self.example = networks, networks.example
@@ -132,28 +137,37 @@ class GradientSource:
         An image that a randomised model classifies correctly in any of its passes is not broken yet.
         """
         def logits() -> Tensor:
-            return checks.logits(self.logits(x, block), len(x), f"logits of the model {type(self.model).__name__}")
+            return self._checked(self.logits(x, block), len(x))
 
         if self.settings.repeats is not None:
             verdict = judge_repeatedly(logits, y, self.settings.repeats)
             return Verdict(torch.where(verdict.share_correct > 0, y, verdict.predicted), verdict.margin,
                            verdict.logit_margin)
-        z = logits()
-        return Verdict(z.argmax(dim=1), losses.probability_margin(z, y), losses.signed_margin(z, y))
+        outputs = self._full_precision_outputs(self._logits_and_observed, x, block)
+        z = self._checked(outputs[0], len(x))
+        return Verdict(z.argmax(dim=1), losses.probability_margin(z, y), losses.signed_margin(z, y), *outputs[1:])
 
     def logits(self, x: Tensor, block: int = VERDICT_BLOCK) -> Tensor:
         """(B, K) logits of the model itself in full precision."""
-        return self._full_precision_outputs(self.model, x, block)
+        return self._full_precision_outputs(lambda part: (self.model(part),), x, block)[0]
 
     def source_outputs(self, x: Tensor) -> Tensor:
         """(B, …) outputs of the network that gives the gradients, in full precision."""
-        return self._full_precision_outputs(self.settings.surrogate or self.model, x, VERDICT_BLOCK)
+        network = self.settings.surrogate or self.model
+        return self._full_precision_outputs(lambda part: (network(part),), x, VERDICT_BLOCK)[0]
+
+    def _checked(self, logits: Tensor, count: int) -> Tensor:
+        return checks.logits(logits, count, f"logits of the model {type(self.model).__name__}")
+
+    def _logits_and_observed(self, x: Tensor) -> tuple[Tensor, ...]:
+        """(B, K) logits of the model, and what its observed part returned meanwhile, if there is one."""
+        return (self.model(x),) if self.observe is None else forward_with_output(self.model, self.observe, x)
 
     @torch.no_grad()
-    def _full_precision_outputs(self, network: nn.Module, x: Tensor, block: int) -> Tensor:
+    def _full_precision_outputs(self, function: TensorFunction, x: Tensor, block: int) -> tuple[Tensor, ...]:
         with device.full_precision(x.device):
-            return _blockwise(lambda part: (network(device.full_precision_layout(part)),),
-                              self.block and min(self.block, block), x)[0]
+            return _blockwise(lambda part: function(device.full_precision_layout(part)),
+                              self.block and min(self.block, block), x)
 
     def value_and_gradient(self, name: object, objective: Objective, *, with_extra: bool = True) -> TensorFunction:
         """A function x, y, target → value (B,), gradient (B, C, H, W), and the two :meth:`margins` of the model.

@@ -180,7 +180,8 @@ def _judge(state: State, rows: list[int], live: Sequence[tuple[int, int]], ages:
     verdict = judge(x, y, block)
     return SearchResult(torch.tensor([live[row][1] for row in rows]), x[:count], verdict.predicted[:count],
                         verdict.margin[:count], verdict.logit_margin[:count], (verdict.predicted != y)[:count],
-                        torch.tensor([min(ages[row] / passes, 1) for row in rows]))
+                        torch.tensor([min(ages[row] / passes, 1) for row in rows]),
+                        None if verdict.observed is None else verdict.observed[:count])
 
 
 def _with_true_margins(state: State, rows: list[int], result: SearchResult) -> State:

@@ -168,7 +168,7 @@ def attack_dataset(
     attack: Attack, model: nn.Module, data: Dataset, *, threat: Threat, seed: int, precision: str = "auto",
     batch_size: int = 128, device: torch.device | str = "cpu", whole: Dataset | None = None,
     state: AttackState | None = None, on_result: Callable[[int, SearchResult, AttackState], None] | None = None,
-    keep_images: bool = False, title: str = "attacking",
+    keep_images: bool = False, observe: nn.Module | None = None, title: str = "attacking",
 ) -> AttackState:
     """Attack a data set; a batch at a time is in memory, refilled across the whole data set as images break.
 
@@ -190,6 +190,7 @@ def attack_dataset(
         state: of an interrupted run, which is continued; it is copied.
         on_result: called with the number of the stage (0 for the clean images), every result, and the state after it.
         keep_images: also keep the nearest point of every image.
+        observe: a part of the model; results hold what it returned at their points, in the passes of the verdict.
         title: of the progress bar.
     """
     checks.whole("batch_size", batch_size, least=1)
@@ -206,7 +207,7 @@ def attack_dataset(
     block = min(batch_size, _cuda_block(data)) if place.type == "cuda" else _cpu_block(data)
     driver = Driver(model, lambda rows: load(data.take(rows)), load(whole.take(torch.arange(EXAMPLES) % len(whole))),
                     threat=threat, precision=precision, slots=min(max(batch_size, block), len(whole)),
-                    block=min(block, len(whole)), many_passes=True)
+                    block=min(block, len(whole)), many_passes=True, observe=observe)
     with progress.task(title, total=len(data)) as task:
         meter = ProgressMeter(task, stages, current)
 

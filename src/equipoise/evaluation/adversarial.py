@@ -64,7 +64,8 @@ class AdversarialImages:
 
     def callbacks(self) -> dict[str, Any]:
         """What a measurement calls with attacked images."""
-        return {"keep": self.write, **({} if self.points is None else {"record": self.points.record})}
+        points = self.points
+        return {"keep": self.write, **({} if points is None else {"record": points.record, "observe": points.observe})}
 
     def read(self) -> dict[str, dict[int, Tensor]]:
         """Stored images by job and index."""

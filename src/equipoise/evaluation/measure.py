@@ -36,7 +36,9 @@ from equipoise.evaluation.time_estimate import audit_title
 
 BYTES_BLOCK = 16  # images per pass that are judged after rounding to bytes
 KeepImages = Callable[[Job, Sequence[int], Tensor], None]  # job, indices and attacked images
-RecordPoints = Callable[[Job, Sequence[int], Tensor, Tensor], None]  # the same, and margins of probabilities (B,)
+# The same, margins of probabilities (B,), and what the observed part of the model returned, if it is known.
+RecordPoints = Callable[[Job, Sequence[int], Tensor, Tensor, Tensor | None], None]
+Observe = Callable[[Job], nn.Module | None]  # the part of the job's model whose outputs are recorded
 NOTHING: Callable[..., None] = lambda *_: None  # noqa: E731
 RecordExtra = Callable[[nn.Module, Tensor, Tensor], Mapping[str, Sequence[Any]]]
 
@@ -64,21 +66,21 @@ def measure_batches(run: Run, data: Dataset, *, keys: Callable[[int], Sequence[R
 
 
 def measure(job: Job, data: Dataset, run: Run, conditions: Conditions, record_extra: RecordExtra | None = None,
-            keep: KeepImages = NOTHING, record: RecordPoints = NOTHING) -> float:
+            keep: KeepImages = NOTHING, record: RecordPoints = NOTHING, observe: Observe = NOTHING) -> float:
     """Attack every image of `data` that the run has no row for yet.
 
     `record_extra` computes further columns of the rows from model, attacked images (B, C, H, W) and labels (B,). A
     suite is then run batch by batch, because only then the attacked images of a whole batch are available; so is an
     attack on a randomised model, whose random numbers are those of a batch. `keep` gets attacked images with their
     indices before their rows are written: all, or those that a suite breaks. `record` also gets the nearest points of
-    the images that a stage did not break, before the stage is logged.
+    the images that a stage did not break, before the stage is logged, with the outputs of what `observe` names.
 
     Returns:
         The seconds of the audit.
     """
     job.model.to(conditions.device)
     if record_extra is None and not isinstance(job.attack, BatchAttack) and job.attack.repeats is None:
-        return _measure_suite(job, data, run, conditions, keep, record)
+        return _measure_suite(job, data, run, conditions, keep, record, observe(job))
     correct = total = 0
 
     def compute(batch: Dataset) -> list[AttackRow]:
@@ -108,7 +110,7 @@ def _attack_batch(job: Job, batch: Dataset, conditions: Conditions, record_extra
         verdict = judge_with_new_passes(logits, y, stream, job.attack.repeats)
         extra = {} if record_extra is None else record_extra(job.model, x_adv, y)
     keep(job, batch.index.tolist(), x_adv)
-    record(job, batch.index.tolist(), x_adv, verdict.margin)
+    record(job, batch.index.tolist(), x_adv, verdict.margin, None)
     columns = {"label": y.tolist(), "predicted": verdict.predicted.tolist(),
                "correct": (verdict.predicted == y).tolist(),
                "margin": [round(value, 6) for value in verdict.margin.tolist()], **extra}
@@ -157,7 +159,7 @@ def _attack_rows(job: Job, index: Sequence[int], columns: Mapping[str, Sequence[
 
 
 def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions, keep: KeepImages,
-                   record: RecordPoints) -> float:
+                   record: RecordPoints, observe: nn.Module | None) -> float:
     """Run the stages of an attack over this process's share of the images; decided images get a row at once.
 
     With an audit a survivor is not decided before it: the sample is one of the survivors of all processes.
@@ -169,7 +171,7 @@ def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions, ke
     if job.audit is not None:
         logs.append(StageLog(run.folder / STAGES, run.world.rank, job, job.audit.attack, "audit"))
     parallel.barrier()  # no process writes before every process has read
-    final = _run_stages(job, job.attack, missing, data, run, conditions, logs[0], keep, record)
+    final = _run_stages(job, job.attack, missing, data, run, conditions, logs[0], keep, record, observe)
     if job.audit is None:
         run.append(_decided_rows(job, missing, final, torch.arange(len(missing))))
         return 0.0
@@ -182,7 +184,7 @@ def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions, ke
     before.margin, before.predicted = final.margin[rows], final.predicted[rows]
     whole = data.take(torch.isin(data.index, torch.tensor(sample, dtype=torch.int64)).nonzero().squeeze(1))
     audited = _run_stages(job, job.audit.attack, missing.take(rows), whole, run, conditions, logs[1], keep, record,
-                          before)
+                          observe, before)
     run.append(_decided_rows(job, missing.take(rows), audited, torch.arange(len(rows)), is_audit=True))
     return max(parallel.gather(time.monotonic() - start))
 
@@ -196,7 +198,8 @@ def _sample_survivors(job: Job, plan: AuditPlan, held: list[int], run: Run, seed
 
 
 def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: Run, conditions: Conditions,
-                log: StageLog, keep: KeepImages, record: RecordPoints, state: AttackState | None = None) -> AttackState:
+                log: StageLog, keep: KeepImages, record: RecordPoints, observe: nn.Module | None,
+                state: AttackState | None = None) -> AttackState:
     """Run `attack` on images, from where the log ends; images that it breaks get a row, the others a line of the log.
 
     `state` is what is known about the images from other attacks, which an audit has and the attack of a job has not.
@@ -214,7 +217,7 @@ def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: 
         decided = broken if job.audit is not None and not is_audit else broken | (number == len(stages))
         columns: dict[str, Sequence[Any]] = {"broken_as_bytes": [None] * len(broken)}
         if number:
-            record(job, images.index[result.rows].tolist(), result.images, result.margin)
+            record(job, images.index[result.rows].tolist(), result.images, result.margin, result.observed)
         if number and bool(broken.any()):
             keep(job, images.index[result.rows[broken]].tolist(), result.images[result.broken])
             labels = images.labels[result.rows].to(conditions.device)
@@ -230,7 +233,7 @@ def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: 
 
     return attack_dataset(attack, job.model, images, threat=conditions.threat, seed=conditions.seed,
                           precision=conditions.precision, batch_size=conditions.batch_size, device=conditions.device,
-                          whole=whole, state=state, on_result=on_result,
+                          whole=whole, state=state, on_result=on_result, observe=observe,
                           title=audit_title(job) if is_audit else str(job))
 
 

@@ -102,14 +102,21 @@ class PointRecorder:
         """By image: that of the points of the shown model that this process has stored."""
         return {}
 
-    def record(self, job: Job, index: Sequence[int], images: Tensor, margins: Tensor) -> None:
+    def observe(self, job: Job) -> nn.Module | None:
+        """The robust base, if its outputs at the points of this job tell what other mixtures predict there."""
+        serves = self._recorded.get(str(job), set()) & set(self.names[1:])
+        return self.mixture.robust if self.mixture is not None and self._has_frontier and serves else None
+
+    def record(self, job: Job, index: Sequence[int], images: Tensor, margins: Tensor,
+               robust: Tensor | None = None) -> None:
         """Store attacked points (B, C, H, W), before their rows are written; broken or not, of every stage.
 
-        `margins` (B,) are those of the probabilities of the attacked model at the points.
+        `margins` (B,) are those of the probabilities of the attacked model at the points, `robust` the outputs there of
+        what :meth:`observe` names, if they are known.
         """
         names, content = self._recorded.get(str(job), set()), dict[str, Tensor]()
-        if self._has_frontier and self.mixture is not None and names & set(self.names[1:]):
-            content["robust"] = self._outputs(self.mixture.robust, images)
+        if (observed := self.observe(job)) is not None:
+            content["robust"] = self._outputs(observed, images) if robust is None else robust.cpu().contiguous()
         rows = self._nearer(index, margins) if self.shown in names else []
         if rows:
             content["margin"] = margins[torch.tensor(rows, device=margins.device)].float().cpu()

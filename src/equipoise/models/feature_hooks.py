@@ -14,7 +14,8 @@ import difflib
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -53,6 +54,19 @@ def forward_with_features(model: nn.Module, layers: FeatureLayers, x: Tensor, *,
     logits = _forward_with_hooks(model, layers, x, outputs.__setitem__, keeper)
     shallow, deep = (_as_map(name, _mean_over_views(model, outputs.get(name), x), x) for name in layers)
     return logits, (shallow, deep)
+
+
+def forward_with_output(model: nn.Module, part: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What a model returns, and what a part of it (or itself) returns for the same images.
+
+    In one pass, if the model runs the part once on all images; otherwise the part has a pass of its own.
+    """
+    outputs: list[Any] = []
+    with _recording({part: [""]}, lambda _, output: outputs.append(output)):
+        logits: Tensor = model(x)
+    if len(outputs) == 1 and isinstance(outputs[0], Tensor) and len(outputs[0]) == len(x):
+        return logits, outputs[0]
+    return logits, part(x)
 
 
 def _mean_over_views(model: nn.Module, output: Any, x: Tensor) -> Any:
@@ -140,6 +154,14 @@ def _forward_with_hooks(model: nn.Module, names: Sequence[str], x: Tensor, recor
     modules: dict[nn.Module, list[str]] = {}
     for module, name in zip(submodules(model, names), names, strict=True):  # all of them before the first hook is set
         modules.setdefault(module, []).append(name)
+    with _recording(modules, record, keeper):
+        logits: Tensor = model(x)
+    return logits
+
+
+@contextmanager
+def _recording(modules: dict[nn.Module, list[str]], record: Record, keeper: object | None = None) -> Iterator[None]:
+    """A context in which `record` gets the outputs of these modules, under their names."""
     if keeper is None:
         _add_user(modules)
     elif missing := [module for module in modules if not _has_hook(module)]:  # replaced since the last pass
@@ -147,12 +169,11 @@ def _forward_with_hooks(model: nn.Module, names: Sequence[str], x: Tensor, recor
     outer = _this_thread.passes
     _this_thread.passes = (*outer, (modules, record))
     try:
-        logits: Tensor = model(x)
+        yield
     finally:
         _this_thread.passes = outer
         if keeper is None:
             _remove_user([weakref.ref(module) for module in modules])
-    return logits
 
 
 def _record_output(module: nn.Module, inputs: Any, output: Any) -> None:
