@@ -122,7 +122,8 @@ def _accuracy_by_budget(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, 
     accuracies = []
     # No ℓ∞ ball is larger than the box of all images.
     radii = [min(threat.eps * factor, 1.0) if threat.norm == "linf" else threat.eps * factor for factor in BUDGETS]
-    for x_adv in attack.at_threats(model, x, y, threats=[Threat(threat.norm, eps) for eps in radii],
+    # In full precision: preparing networks for another would take longer than these few passes.
+    for x_adv in attack.at_threats(model, x, y, threats=[Threat(threat.norm, eps) for eps in radii], precision="fp32",
                                 streams=[stream.at("symptoms", factor) for factor in BUDGETS]):
         with inference(model):
             verdict = judge_repeatedly(partial(model, x_adv), y, attack.repeats or 1)

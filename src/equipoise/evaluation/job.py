@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -178,9 +179,9 @@ def identity(jobs: Sequence[Job], data: Dataset, conditions: Conditions) -> dict
         name = job.name if job.alpha is None else f"{job.name}@{job.alpha!r}"
         named[name] = job.model
         attacks.setdefault(name, {})[job.attack_name] = job.describe()
+    with ThreadPoolExecutor() as pool:  # digests of weights take long, and leave the interpreter to other threads
+        identities = dict(zip(named, pool.map(models.identity, named.values()), strict=True))
     return {
         "command": "evaluate", "seed": conditions.seed, "precision": conditions.precision,
-        "data": data.describe(), "threat": conditions.threat.to_dict(),
-        "models": {name: models.identity(model) for name, model in named.items()},
-        "attacks": attacks,
+        "data": data.describe(), "threat": conditions.threat.to_dict(), "models": identities, "attacks": attacks,
     }
