@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,12 +13,13 @@ import torch
 from torch import Tensor
 
 MAX_GRAPHS = 4  # per function; a graph holds on to its memory
+FIRST_CALLS = 2  # with the same shapes, which are not recorded: TorchScript compiles in its second pass
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 Recorded = tuple[torch.cuda.CUDAGraph, list[Tensor], tuple[Tensor, ...]]  # graph, its inputs, its outputs
 
 
 class CudaGraphFunction:
-    """Calls `function` on tensors; on CUDA the second call with the same shapes records, later ones replay.
+    """Calls `function` on tensors; on CUDA the third call with the same shapes records, later ones replay.
 
     Anything that cannot be recorded (a model that copies to the host, or branches on values) is simply called, as on
     the CPU. Dropping the object frees its graphs. Functions that never run at the same time can share the memory of a
@@ -27,15 +29,15 @@ class CudaGraphFunction:
     def __init__(self, function: TensorFunction, pool: Any = None) -> None:
         self.function, self.pool = function, pool
         self._graphs: dict[object, Recorded | None] = {}
-        self._seen_once: set[object] = set()
+        self._calls: Counter[object] = Counter()
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """What `function` returns."""
         if inputs[0].device.type != "cuda":
             return self.function(*inputs)
         key = tuple((value.shape, value.dtype, value.stride()) for value in inputs)
-        if key not in self._seen_once:  # recording does not pay for a shape that comes only once
-            self._seen_once.add(key)
+        if self._calls[key] < FIRST_CALLS:
+            self._calls[key] += 1
             return self.function(*inputs)
         if key not in self._graphs:
             while len(self._graphs) >= MAX_GRAPHS:
@@ -53,11 +55,6 @@ class CudaGraphFunction:
     def _record(self, inputs: tuple[Tensor, ...]) -> Recorded | None:
         buffers = [value.detach().clone() for value in inputs]
         try:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self.function(*buffers)  # after the call that was not recorded: TorchScript compiles in its second pass
-            torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with warnings.catch_warnings():
                 # A model that computes on the host raises an error, and before that the graph warns that it is empty.
