@@ -4,11 +4,14 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from equipoise.attacks.cuda_graphs import CudaGraphFunction, TensorFunction
 from equipoise.attacks.gradients import GradientSettings, GradientSource
 from equipoise.core import device
 from equipoise.core.checks import InputError
@@ -67,3 +70,32 @@ def test_one_thread_inside_and_as_many_as_before_outside() -> None:
     with device.single_thread():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
+
+
+def test_two_networks_side_by_side() -> None:
+    x = torch.rand(2, 3, 4, 4)
+    assert [result.tolist() for result in device.side_by_side(x, torch.neg, torch.square)] == [
+        (-x).tolist(), (x * x).tolist()]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recorded", [False, True])
+def test_networks_on_two_streams_give_what_they_give_one_after_the_other(recorded: bool) -> None:
+    """Outputs and gradients are equal to the last bit, also where memory is used again at once."""
+    torch.manual_seed(0)
+    first, second = (nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3),
+                                   nn.Flatten(), nn.Linear(14 * 14 * width, 10)).cuda().requires_grad_(False)
+                     for width in (64, 96))
+
+    def gradient(x: Tensor, beside: bool) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            point = x.detach().requires_grad_()
+            f, g = device.side_by_side(point, first, second) if beside else (first(point), second(point))
+            return f.detach(), g.detach(), torch.autograd.grad((f * g.exp()).sum(), point)[0]
+
+    images = [torch.rand(64, 3, 16, 16, device="cuda") for _ in range(6)]
+    expected = [gradient(x, beside=False) for x in images]
+    function: TensorFunction = partial(gradient, beside=True)
+    function = CudaGraphFunction(function) if recorded else function
+    for x, wanted in zip(images, expected, strict=True):
+        assert all(torch.equal(own, other) for own, other in zip(function(x), wanted, strict=True))

@@ -7,9 +7,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from equipoise.core import checks
 from equipoise.core.settings import setting
 
+First = TypeVar("First")
+Second = TypeVar("Second")
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "bf16")
 
@@ -32,7 +34,21 @@ def resolve(name: str | torch.device) -> torch.device:
         return torch.device("cpu")
     processes, count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     checks.require(processes <= count, "device", f"have a GPU for each of the {processes} processes", f"{count} GPUs")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    _load_libraries(place)
+    return place
+
+
+@functools.cache
+def _load_libraries(place: torch.device) -> None:
+    """Start loading CUDA's libraries, which takes half a second, in a thread beside what a command does first."""
+    def load() -> None:
+        with suppress(RuntimeError), torch.no_grad():  # what is wrong with this GPU shows where it is used
+            x = torch.zeros(8, 4, 8, 8, device=place)
+            nn.functional.conv2d(x, x[:, :, :3, :3])
+            x.flatten(1) @ x.flatten(1).T
+
+    threading.Thread(target=load, name="load CUDA's libraries").start()
 
 
 BF16_TRIAL = """
@@ -103,6 +119,32 @@ def exclusive(device: torch.device) -> AbstractContextManager[object]:
     There the precision is a setting of the whole process, so that another thread's passes would change the results.
     """
     return _cuda_lock if device.type == "cuda" else nullcontext()
+
+
+def side_by_side(x: Tensor, first: Callable[[Tensor], First], second: Callable[[Tensor], Second]) -> (
+        tuple[First, Second]):
+    """What two networks return for the same images; on CUDA the second runs on a stream of its own, beside the first.
+
+    Most kernels leave a part of the GPU idle at their end: a gradient of two ResNet-18 takes 5.6 instead of 6.3 ms (512
+    images, H200). Gradients flow back on the same streams.
+    """
+    if not x.is_cuda or torch.compiler.is_compiling():
+        return first(x), second(x)
+    here, beside = torch.cuda.current_stream(x.device), _second_stream(x.device)
+    # The second network gets a view that was made on this stream, so that both gradients are summed here.
+    beside.wait_stream(here)
+    view = x.view_as(x)
+    result = first(x)
+    with torch.cuda.stream(beside):
+        other = second(view)
+    # Waiting here also keeps the memory of both streams from being used again too early.
+    here.wait_stream(beside)
+    return result, other
+
+
+@functools.cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def move(model: nn.Module, device: torch.device) -> nn.Module:
