@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -34,21 +34,7 @@ def resolve(name: str | torch.device) -> torch.device:
         return torch.device("cpu")
     processes, count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     checks.require(processes <= count, "device", f"have a GPU for each of the {processes} processes", f"{count} GPUs")
-    place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    _load_libraries(place)
-    return place
-
-
-@functools.cache
-def _load_libraries(place: torch.device) -> None:
-    """Start loading CUDA's libraries, which takes half a second, in a thread beside what a command does first."""
-    def load() -> None:
-        with suppress(RuntimeError), torch.no_grad():  # what is wrong with this GPU shows where it is used
-            x = torch.zeros(8, 4, 8, 8, device=place)
-            nn.functional.conv2d(x, x[:, :, :3, :3])
-            x.flatten(1) @ x.flatten(1).T
-
-    threading.Thread(target=load, name="load CUDA's libraries").start()
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 BF16_TRIAL = """
