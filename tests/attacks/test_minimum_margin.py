@@ -48,6 +48,23 @@ def test_pool_is_sorted_true_and_diverse(norm: str, attack: Square, linear: Line
     assert not torch.equal(points.images[0], points.images[1])
 
 
+@pytest.mark.parametrize(("pool", "skip_broken"), [(2, False), (3, True), (20, True)])
+def test_the_outputs_of_a_part_are_those_at_the_points(pool: int, skip_broken: bool, linear: Linear) -> None:
+    """Also of images that no stage attacks, and where a pool is larger than the number of stages."""
+    x = stream(3, "x", torch.arange(6)).uniform(3, 5, 7).double()
+    with torch.no_grad():
+        y = linear(x).argmax(dim=1)
+    y[0] = (y[0] + 1) % 6
+    points = minimum_margin(nn.Sequential(linear, nn.Softplus()), x, y, threat=Threat("linf", 0.02), pool=pool,
+                            stream=stream(0, "a", torch.arange(6)), attack=margin_suite(6, 2), skip_broken=skip_broken,
+                            observe=linear)
+    assert points.observed is not None
+    for images, outputs in zip(points.images, points.observed, strict=True):
+        torch.testing.assert_close(outputs, linear(images).detach())
+    if skip_broken:
+        assert torch.equal(points.images[:, 0], x[:1].expand(pool, -1, -1, -1)), "misclassified clean"
+
+
 def test_more_targets_only_lower_the_margin(linear: Linear) -> None:
     x = stream(3, "x", torch.arange(6)).uniform(3, 5, 7).double()
     with torch.no_grad():

@@ -114,7 +114,7 @@ class Driver:
         verdict, n = source.judge(batch.x, batch.y), len(rows)
         predicted, broken = verdict.predicted[:n], (verdict.predicted != batch.y)[:n]
         return SearchResult(rows, batch.x[:n], predicted, verdict.margin[:n], verdict.logit_margin[:n], broken,
-                            torch.ones(n))
+                            torch.ones(n), None if verdict.observed is None else verdict.observed[:n])
 
     def _search(self, group: Mapping[int, Stage], state: AttackState, candidates: Callable[[AttackState], Tensor],
                 finish: Callable[[int, SearchResult], None]) -> bool:

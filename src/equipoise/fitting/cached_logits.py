@@ -23,7 +23,7 @@ class Outputs(NamedTuple):
     """What both models return for images, or at P points of each of them."""
 
     h: Tensor  # (…, K) logits of h
-    g: Tensor  # (…) classes of g, or for images its logits (…, K)
+    g: Tensor | None  # (…) classes of g, or for images its logits (…, K); None if they are not needed
     first: Tensor | None = None  # (…, K) logits of the first view of h, for a cascade
 
 
@@ -92,6 +92,7 @@ class CachedLogits:
 
         classes = torch.full((len(points.h), len(self)), ANY_CLASS)
         if use_accurate:
+            assert points.g is not None
             classes[:, rows] = points.g
         first = None if points.first is None or self.first_attacked is None else spread(self.first_attacked,
                                                                                          points.first)

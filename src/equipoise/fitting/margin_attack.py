@@ -19,7 +19,7 @@ from equipoise import models
 from equipoise.attacks import Attack, Square, margin_suite, minimum_margin
 from equipoise.core import arrays, checks, files, memory, progress, rng
 from equipoise.core.checks import InputError
-from equipoise.core.device import attack_batch_size
+from equipoise.core.device import attack_batch_size, full_precision
 from equipoise.core.modes import inference
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
@@ -85,6 +85,7 @@ class MarginAttack:
                 lambda rows: self._outputs(pixels(self.data.images[rows].to(self.device))), len(self.data),
                 self.batch_size)]
         h, g, first = _join(outputs, dim=0)
+        assert g is not None
         return CachedLogits(h, h.new_empty(0, *h.shape), self.data.labels, self.data.index, _classes(g),
                             torch.empty(0, len(h), dtype=torch.int64), g if g.dim() == 2 else None, first,
                             None if first is None else h.new_empty(0, *h.shape))
@@ -92,15 +93,15 @@ class MarginAttack:
     def _outputs(self, x: Tensor) -> Outputs:
         """Logits of h, and logits or classes of g."""
         first = None
-        if self.settings.rule == "cascade":
-            assert isinstance(self.robust, TTAClassifier)
-            first = self.robust.first_view(x)
-            h, g = self.robust.complete(x, first).float(), self.accurate(x)
-        else:
-            h, g = self.robust(x).float(), self.accurate(x)
-        for name, output in (("robust", h), ("accurate", g)):
-            if not bool(output.isfinite().all()):
-                raise InputError(f"the {name} model must output finite logits, got NaN or inf")
+        with full_precision(x.device):
+            if self.settings.rule == "cascade":
+                assert isinstance(self.robust, TTAClassifier)
+                first = self.robust.first_view(x)
+                h = self.robust.complete(x, first)
+            else:
+                h = self.robust(x)
+            g = self.accurate(x)
+        h, g = _finite(h, "robust").float(), _finite(g, "accurate")
         if g.dim() == 2:
             checks.require(g.shape == h.shape, "accurate and robust", "have equal numbers of classes",
                            (g.shape[1], h.shape[1]))
@@ -176,6 +177,8 @@ class MarginAttack:
         attack = square if settings.gradient_free else suite
         # On CUDA networks are prepared and passes recorded once for several batches.
         is_cuda = self.device.type == "cuda"
+        # What g predicts at the points counts against both models alone, and is part of what a cache holds.
+        only_robust = settings.against == "any" and settings.cache is None and settings.rule != "cascade"
 
         def run(rows: slice) -> Outputs:
             part = self.data.take(torch.arange(rows.start, rows.stop))
@@ -183,10 +186,13 @@ class MarginAttack:
             points = minimum_margin(
                 model, x, y, threat=self.threat, stream=rng.stream(settings.seed, "fit", part.index.to(self.device)),
                 attack=attack, pool=settings.pool, skip_broken=skip_broken,
-                batch_size=self.batch_size if is_cuda else None)
+                batch_size=self.batch_size if is_cuda else None, observe=self.robust if only_robust else None)
+            if points.observed is not None:
+                return Outputs(_finite(points.observed, "robust").float().cpu(), None)
             with inference(self.accurate, self.robust), torch.no_grad():
                 h, g, first = _join([_join([self._outputs(images) for images in point.split(self.batch_size)], dim=0)
                                      for point in points.images])
+            assert g is not None
             return Outputs(h, _classes(g), first)
 
         parts: list[Outputs] = []
@@ -209,8 +215,15 @@ def _join(parts: Sequence[Outputs], dim: int | None = None) -> Outputs:
         return None if not known else torch.stack(known) if dim is None else torch.cat(known, dim=dim)
 
     h, g, first = (join(side) for side in zip(*parts, strict=True))
-    assert h is not None and g is not None
+    assert h is not None
     return Outputs(h, g, first)
+
+
+def _finite(output: Tensor, name: str) -> Tensor:
+    """The output of a model, which must be finite."""
+    if not bool(output.isfinite().all()):
+        raise InputError(f"the {name} model must output finite logits, got NaN or inf")
+    return output
 
 
 def _classes(g: Tensor) -> Tensor:
