@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,15 @@ def test_entry_points_join_the_builtin_entries(package: Path) -> None:
     assert registry["one"] == 1 and registry.get_entry("answer") == 42 and "answer" in registry
 
 
+def test_entry_points_are_not_read_for_a_builtin_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise AssertionError("read")
+
+    monkeypatch.setattr(metadata, "entry_points", fail)
+    registry = Registry("test.things", "thing", {"one": 1})
+    assert registry.get_entry("one") == 1 and registry["one"] == 1 and "one" in registry
+
+
 def test_a_builtin_name_cannot_be_replaced(package: Path) -> None:
     with pytest.raises(InputError, match="must not replace a built-in thing"):
         list(Registry("test.things", "thing", {"answer": 1}))
@@ -37,3 +47,5 @@ def test_a_builtin_name_cannot_be_replaced(package: Path) -> None:
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(InputError, match=r"`thing` must be one of one, two, got 'twp' \(did you mean 'two'\?\)"):
         Registry("test.none", "thing", {"one": 1, "two": 2}).get_entry("twp")
+    with pytest.raises(InputError, match=r"`thing` must be one of one, two"):
+        Registry("test.none", "thing", {"one": 1, "two": 2}).get_entry(["one"])  # type: ignore[arg-type]

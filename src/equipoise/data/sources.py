@@ -96,7 +96,8 @@ def load_data(name: str, split: str = "test", start: int = 0, count: int | None 
         checks.require(bool(path), "data", f"name a path, {scheme}:PATH", name)
         dataset = PATHS[scheme](Path(path).expanduser(), split)
     else:
-        checks.one_of("data", name, [*DATASETS, *(f"{scheme}:PATH" for scheme in PATHS)])
+        if name not in DATASETS:
+            checks.one_of("data", name, [*DATASETS, *(f"{scheme}:PATH" for scheme in PATHS)])
         checks.one_of("split", split, SPLITS)
         dataset = DATASETS[name](split, data_directory(data_dir))
     return part.of(dataset)
