@@ -28,14 +28,18 @@ def equipoise(folder: Path, *arguments: str, **environment: str) -> subprocess.C
 
 def test_several_processes_write_the_rows_of_one_and_the_first_prints(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise RuntimeError")  # the folder of the user is none to import from
+    temporary = tmp_path / "a place for temporary files"
+    temporary.mkdir()
     done = [subprocess.run([sys.executable, "-P", "-m", "equipoise", *EVALUATE[:-1], name, "--processes", number],
-                           cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+                           cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+                           env={**os.environ, "TMPDIR": str(temporary)})
             for name, number in (("one", "1"), ("two", "2"))]
     assert [run.returncode for run in done] == [0, 0], done[1].stderr
     one, two = (sorted((tmp_path / name / "rows.jsonl").read_text().splitlines()) for name in ("one", "two"))
     assert one == two and len(one) == 24
     assert done[1].stdout.count("summary.json") == 1 and "Traceback" not in done[1].stderr
     assert done[0].stdout.replace("one", "two") == done[1].stdout
+    assert not list(temporary.iterdir()), "the file in which they met is removed"
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [

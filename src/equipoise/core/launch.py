@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
@@ -24,6 +25,7 @@ from equipoise.core import interrupts
 OPTION = "--processes"
 MOST = 1024
 _MARK = "EQUIPOISE_PROCESSES"  # their number, in the environment of processes that were started here
+_MEETING_FILE = "EQUIPOISE_MEETING_FILE"  # likewise
 _POLL = 0.05  # seconds
 # Seconds that the others have after one has failed: to end by themselves, and to end when asked to. After a signal they
 # save their state, which may take longer.
@@ -49,6 +51,11 @@ def started_here() -> int:
     return int(os.environ.get(_MARK, "1"))
 
 
+def meeting_file() -> str | None:
+    """The path, which is free, of a file in which processes find each other, if :func:`run` started this one."""
+    return os.environ.get(_MEETING_FILE)
+
+
 def run(arguments: Sequence[str], count: int) -> int:
     """Run `equipoise` with these arguments in so many processes.
 
@@ -58,9 +65,9 @@ def run(arguments: Sequence[str], count: int) -> int:
         0, or the exit code of the first that failed.
     """
     group = _Processes()
-    with interrupts.installed(group.pass_on):
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, interrupts.installed(group.pass_on):
         try:
-            for rank, environment in enumerate(_environments(count)):
+            for rank, environment in enumerate(_environments(count, Path(folder) / "meeting")):
                 group.start(arguments, rank, environment)
             failed = group.wait()
         finally:
@@ -138,8 +145,8 @@ class _Processes:
             file.close()
 
 
-def _environments(count: int) -> Iterator[dict[str, str]]:
-    """What `torchrun` would tell every process."""
+def _environments(count: int, meeting: Path) -> Iterator[dict[str, str]]:
+    """What `torchrun` would tell every process, and where they meet."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -147,4 +154,4 @@ def _environments(count: int) -> Iterator[dict[str, str]]:
     for rank in range(count):
         yield {"OMP_NUM_THREADS": str(max(cores // count, 1)), **os.environ, "MASTER_ADDR": "127.0.0.1",
                "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "RANK": str(rank),
-               "LOCAL_RANK": str(rank), _MARK: str(count)}
+               "LOCAL_RANK": str(rank), _MARK: str(count), _MEETING_FILE: str(meeting)}

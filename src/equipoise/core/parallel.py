@@ -8,6 +8,7 @@ take those of the command for abbreviations of its own.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from equipoise.core import checks
+from equipoise.core import checks, launch
 
+PATIENCE = timedelta(days=7)  # shards may differ in duration by hours; the first to finish waits
+_groups = itertools.count()  # each has a file of its own
 T = TypeVar("T")
 
 
@@ -49,8 +52,14 @@ def process_group(device: torch.device) -> Iterator[World]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    # Shards may differ in duration by hours; the first to finish waits.
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=7))
+        dist.init_process_group("nccl", timeout=PATIENCE)
+    elif (path := launch.meeting_file()) is None:
+        dist.init_process_group("gloo", timeout=PATIENCE)
+    else:
+        # Through a port, a process that comes before the first one tries again only after 0.7 s.
+        store = dist.FileStore(f"{path}-{next(_groups)}", processes_started())  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=processes_started(),
+                                timeout=PATIENCE)
     try:
         yield world()
     finally:
