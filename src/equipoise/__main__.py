@@ -3,6 +3,7 @@
 import atexit
 import os
 import sys
+import threading
 
 
 def main() -> None:
@@ -14,9 +15,20 @@ def main() -> None:
     except KeyboardInterrupt:
         print("equipoise: stopped", file=sys.stderr)
         code = 130
-    if "torch" in sys.modules:
+    if "torch" in sys.modules and not _has_work_left():
         _exit_at_once(code)
     sys.exit(code)
+
+
+def _has_work_left() -> bool:
+    """Whether threads or processes, which a user's model may have started, or a profiler must end by themselves."""
+    from multiprocessing import active_children
+
+    threads = [thread for thread in threading.enumerate() if not (thread.daemon or thread is threading.main_thread())]
+    is_observed = sys.getprofile() is not None or sys.gettrace() is not None
+    if sys.version_info >= (3, 12):
+        is_observed |= any(sys.monitoring.get_tool(number) is not None for number in range(6))
+    return bool(threads or active_children() or is_observed)
 
 
 def _exit_at_once(code: int) -> None:
@@ -29,7 +41,7 @@ def _exit_at_once(code: int) -> None:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
-    except OSError:
+    except (OSError, ValueError):  # of a full disk, and of a stream that was closed
         return
     os._exit(code)
 

@@ -8,7 +8,7 @@ from attack_models import inner_images
 from torch import Tensor, nn
 
 from conftest import Linear, generator
-from equipoise.attacks import Square, margin_suite, minimum_margin
+from equipoise.attacks import Apgd, Square, Suite, margin_suite, minimum_margin
 from equipoise.core import geometry, losses
 from equipoise.core.rng import stream
 from equipoise.core.threat import NORMS, Threat
@@ -63,6 +63,14 @@ def test_the_outputs_of_a_part_are_those_at_the_points(pool: int, skip_broken: b
         torch.testing.assert_close(outputs, linear(images).detach())
     if skip_broken:
         assert torch.equal(points.images[:, 0], x[:1].expand(pool, -1, -1, -1)), "misclassified clean"
+
+
+def test_verdicts_of_several_passes_have_no_outputs_of_a_part(linear: Linear) -> None:
+    x = stream(3, "x", torch.arange(6)).uniform(3, 5, 7).double()
+    attack = Suite((Apgd(steps=3), Apgd("dlr", steps=3, repeats=2)))
+    points = minimum_margin(linear, x, torch.zeros(6, dtype=torch.int64), threat=Threat("linf", 0.02), attack=attack,
+                            stream=stream(0, "a", torch.arange(6)), observe=linear)
+    assert points.observed is None and bool(points.margins.isfinite().all())
 
 
 def test_more_targets_only_lower_the_margin(linear: Linear) -> None:

@@ -90,6 +90,34 @@ def test_an_evaluation_imports_nothing_large_that_it_does_not_use() -> None:
     assert not modules & {"scipy.stats", "scipy.optimize", "matplotlib", "sympy", "torch._dynamo", "torch._inductor"}
 
 
+def ended_with(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """The command, after this code has run in its process."""
+    (tmp_path / "command.py").write_text(f"{code}\nimport sys\nif __name__ == '__main__':\n"
+                                         f"    sys.argv = ['equipoise', *{EVALUATE!r}]\n    start()\n"
+                                         "    from equipoise.__main__ import main\n    main()\n")
+    return subprocess.run([sys.executable, "command.py"], capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize("start", [
+    "    threading.Thread(target=lambda: (time.sleep(5), print('the thread has ended', flush=True))).start()",
+    "    pool = concurrent.futures.ProcessPoolExecutor(1)\n    pool.submit(abs, 1).result()",
+    "    sys.stdout = open('output', 'w')\n    atexit.register(sys.stdout.close)",
+    "    pass",
+], ids=["thread", "pool", "closed", "nothing"])
+def test_a_command_ends_with_its_code_whatever_else_runs(start: str, tmp_path: Path) -> None:
+    """Threads end by themselves, processes of a pool are ended, and output that was closed is no error."""
+    modules = "import atexit, concurrent.futures, sys, threading, time"
+    done = ended_with(tmp_path, f"{modules}\ndef start():\n{start}\n    atexit.register(lambda: open('ended', 'w'))")
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert ("the thread has ended" in done.stdout) == ("Thread" in start) and (tmp_path / "ended").exists()
+
+
+def test_a_profile_of_a_command_is_written(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cProfile", "-o", "profile", "-m", "equipoise", *EVALUATE]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert (tmp_path / "profile").stat().st_size
+
+
 def test_the_list_of_commands_is_that_of_the_commands() -> None:
     """The list is written down apart from the commands, so that it is shown without loading them."""
     lines = {name: " ".join((command.help or "").split())

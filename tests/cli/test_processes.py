@@ -42,6 +42,25 @@ def test_several_processes_write_the_rows_of_one_and_the_first_prints(tmp_path: 
     assert not list(temporary.iterdir()), "the file in which they met is removed"
 
 
+def test_processes_meet_in_a_file_that_those_below_them_do_not_know(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text("""import os, torch
+from torch.distributed.distributed_c10d import _get_default_store
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(64, 10)
+    def forward(self, x):
+        if torch.distributed.is_initialized():
+            store = _get_default_store().underlying_store
+            with open("met-" + os.environ["RANK"], "w") as file:
+                print(type(store).__name__, "EQUIPOISE_MEETING_FILE" in os.environ, file=file)
+        return self.last(x.flatten(1))
+""")
+    done = equipoise(tmp_path, "evaluate", "python:nets.py:Net", *EVALUATE[2:], "--processes", "2")
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"met-{rank}").read_text() for rank in (0, 1)] == ["FileStore False\n"] * 2
+
+
 @pytest.mark.parametrize(("arguments", "sentence"), [
     (["evaluate", "zoo:no-such", *EVALUATE[2:], "--processes", "2"], "no-such"),
     ([*EVALUATE, "--processes", "0"], "`processes` must be a whole number of at least 1, got 0"),

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -78,6 +79,82 @@ def test_two_networks_side_by_side() -> None:
         (-x).tolist(), (x * x).tolist()]
 
 
+class _Stream:
+    """Takes note of what it waits for, and of what is on it."""
+
+    log: ClassVar[list[str]] = []
+    now = "first"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def wait_stream(self, other: _Stream) -> None:
+        self.log.append(f"{self.name} waits for {other.name}")
+
+    def __enter__(self) -> None:
+        _Stream.now = self.name
+
+    def __exit__(self, *_: object) -> None:
+        _Stream.now = "first"
+
+
+class _OnCuda(torch.Tensor):
+    is_cuda = True
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A CPU that claims to be a GPU with two streams; the log of what they do."""
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: _Stream("first"))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(device, "_second_stream", lambda device: _Stream("second"))
+    monkeypatch.setattr(_Stream, "log", [])
+    return _Stream.log
+
+
+def _noted(x: Tensor) -> Tensor:
+    _Stream.log.append(f"on {_Stream.now}")
+    return x
+
+
+def test_networks_use_two_streams_in_an_attack_alone(streams: list[str]) -> None:
+    x = torch.rand(2, 3).as_subclass(_OnCuda)
+    device.side_by_side(x, _noted, _noted)
+    assert streams == ["on first", "on first"]
+    streams.clear()
+    with device.exclusive(torch.device("cuda")):
+        device.side_by_side(x, _noted, _noted)
+        thread = threading.Thread(target=device.side_by_side, args=(x, _noted, _noted))  # not the one that attacks
+        thread.start()
+        thread.join()
+    assert streams == ["second waits for first", "on first", "on second", "first waits for second", "on first",
+                       "on first"]
+
+
+def test_networks_inside_of_others_use_one_stream(streams: list[str]) -> None:
+    """A mixture of mixtures: memory of the second stream would be used again too early."""
+    def inner(x: Tensor) -> Tensor:
+        return device.side_by_side(x, _noted, _noted)[0]
+
+    with device.exclusive(torch.device("cuda")):
+        device.side_by_side(torch.rand(2, 3).as_subclass(_OnCuda), inner, inner)
+    assert streams == ["second waits for first", "on first", "on first", "on second", "on second",
+                       "first waits for second"]
+
+
+def test_streams_are_joined_after_an_error(streams: list[str]) -> None:
+    def fail(x: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError
+
+    x = torch.rand(2, 3).as_subclass(_OnCuda)
+    with device.exclusive(torch.device("cuda")):
+        with pytest.raises(torch.OutOfMemoryError):
+            device.side_by_side(x, fail, _noted)
+        assert streams == ["second waits for first", "first waits for second"]
+        device.side_by_side(x, _noted, _noted)
+    assert "on second" in streams, "the next pass has both again"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("recorded", [False, True])
 def test_networks_on_two_streams_give_what_they_give_one_after_the_other(
@@ -98,6 +175,9 @@ def test_networks_on_two_streams_give_what_they_give_one_after_the_other(
     images = [torch.rand(64, 3, 16, 16, device="cuda") for _ in range(6)]
     expected = [gradient(x, beside=False) for x in images]
     function: TensorFunction = partial(gradient, beside=True)
-    function = CudaGraphFunction(function) if recorded else function
-    for x, wanted in zip(images, expected, strict=True):
-        assert all(torch.equal(own, other) for own, other in zip(function(x), wanted, strict=True))
+    graphs = CudaGraphFunction(function)
+    with device.exclusive(images[0].device):
+        for x, wanted in zip(images, expected, strict=True):
+            outputs = graphs(x) if recorded else function(x)
+            assert all(torch.equal(own, other) for own, other in zip(outputs, wanted, strict=True))
+    assert len(graphs._graphs) == recorded and None not in graphs._graphs.values()

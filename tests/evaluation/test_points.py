@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,35 @@ def test_the_networks_are_run_once_per_point_and_on_the_pictures_at_the_end(
     assert calls.count("accurate") == 3, "the same, and all clean images"
     assert calls.count("robust") == 3, "its outputs at attacked points come with the verdicts"
     assert stored and all(margins == sorted(set(margins), reverse=True) for margins in stored.values())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_base_has_the_same_estimate(tmp_path: Path) -> None:
+    """It takes no hooks, which read the outputs of other networks."""
+    mixed = mixture()
+    scripted = MixedClassifier(mixed.accurate, torch.jit.script(mixed.robust), mixed.alpha, logit_map=SWITCH, hard=True,
+                               frontier=FRONTIER).eval()
+    frontiers = []
+    for name, model in (("eager", mixed), ("scripted", scripted)):
+        evaluate(model, labelled_by(mixed, 12), threat=Threat("linf", EPS), attack=SUITE, out=tmp_path / name,
+                 device="cpu", adaptive="none")
+        frontiers.append(frontier_of(tmp_path / name))
+    for own, other in zip(*(frontier.standing for frontier in frontiers), strict=True):
+        assert np.array_equal(own, other)
+
+
+def test_a_base_that_the_measured_model_does_not_run_is_left_as_it_is(tmp_path: Path) -> None:
+    """The robust base has equal weights with a model that is attacked for both, and is in training mode."""
+    mixed = MixedClassifier(linear_model(), SmallNet(), 1 / 1.4, logit_map=SWITCH, hard=True)
+    data, own = random_images(12, labels_of=mixed), copy.deepcopy(mixed.robust)
+    mixed.train()
+    norm = mixed.robust.norm
+    assert isinstance(norm, torch.nn.BatchNorm2d) and norm.running_mean is not None
+    before = norm.running_mean.clone()
+    evaluate({"own": own, "mixed": mixed}, data, threat=Threat("linf", EPS), attack=SUITE,
+             out=tmp_path / "run", device="cpu", adaptive="none")
+    assert torch.equal(norm.running_mean, before) and norm.training
+    assert frontier_of(tmp_path / "run").standing.size
 
 
 def test_recording_changes_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,6 +193,14 @@ def test_a_model_is_a_part_of_itself_but_not_for_some_of_the_images() -> None:
     assert torch.equal(forward_with_output(model, model.part, x)[1], model.part(x))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_part_has_a_pass_of_its_own() -> None:
+    part, x = nn.Linear(4, 2), torch.rand(5, 4)
+    scripted = torch.jit.script(part)
+    logits, own = forward_with_output(nn.Sequential(scripted, nn.Softplus()), scripted, x)
+    assert torch.equal(own, part(x)) and torch.equal(logits, nn.functional.softplus(part(x)))
+
+
 def test_passes_of_other_threads_are_not_recorded() -> None:
     model, other = nn.Linear(4, 2), torch.ones(5, 4)
 

@@ -89,7 +89,7 @@ class Driver:
             on_result(number, result)
 
         surrogates = [stage.gradients.surrogate for stage in stages]
-        with device.exclusive(self.example.x.device), inference(self.model, *surrogates):
+        with device.exclusive(self.example.x.device), inference(self.model, self.observe, *surrogates):
             settings = stages[0].gradients if stages else GradientSettings()
             while len(rows := (state.next_stage == CLEAN).nonzero().squeeze(1)[: self.slots]):
                 result = self._attempt(partial(self._classify, rows, settings))

@@ -55,6 +55,8 @@ def minimum_margin(
     checks.whole("pool", pool, least=1)
     slots = len(x) if batch_size is None else min(checks.whole("batch_size", batch_size, least=1), len(x))
     batch, stages = AttackBatch(x, y, stream).checked(), (margin_suite() if attack is None else attack).stages()
+    if any(stage.gradients.repeats is not None for stage in stages):
+        observe = None  # verdicts of several passes have no single output
     x = batch.x
     margins = x.new_full((pool, len(x)), torch.inf)
     kept: dict[str, Tensor] = {}  # (P, B, …) values of the points with these margins
@@ -69,8 +71,8 @@ def minimum_margin(
                 continue
             if name not in kept:
                 kept[name] = values.new_zeros(pool, len(x), *values.shape[1:])
-            both = torch.cat([kept[name][:, rows], values.unsqueeze(0)])
-            kept[name][:, rows] = both[order, torch.arange(len(rows), device=x.device)]
+            candidates = torch.cat([kept[name][:, rows], values.unsqueeze(0)])
+            kept[name][:, rows] = candidates[order, torch.arange(len(rows), device=x.device)]
 
     driver = Driver(model, batch.select, batch, threat=threat, precision=precision, slots=slots,
                     block=None if batch_size is None else slots, stop_at_success=False, observe=observe)

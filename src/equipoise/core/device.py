@@ -99,32 +99,57 @@ def full_precision_layout(x: Tensor) -> Tensor:
     return x.contiguous() if x.is_cuda else x
 
 
-def exclusive(device: torch.device) -> AbstractContextManager[object]:
+class _ThisThread(threading.local):
+    has_second_stream = False  # whether networks may run on two CUDA streams
+
+
+_this_thread = _ThisThread()
+
+
+@contextmanager
+def exclusive(device: torch.device) -> Iterator[None]:
     """A context for attacks, which only one thread at a time enters on CUDA.
 
-    There the precision is a setting of the whole process, so that another thread's passes would change the results.
+    There the precision is a setting of the whole process, so that another thread's passes would change the results. Two
+    networks may run :func:`side_by_side` inside, because no other thread uses the second stream.
     """
-    return _cuda_lock if device.type == "cuda" else nullcontext()
+    with _cuda_lock if device.type == "cuda" else nullcontext(), _second_stream_allowed(device.type == "cuda"):
+        yield
+
+
+@contextmanager
+def _second_stream_allowed(allowed: bool) -> Iterator[None]:
+    before = _this_thread.has_second_stream
+    _this_thread.has_second_stream = allowed
+    try:
+        yield
+    finally:
+        _this_thread.has_second_stream = before
 
 
 def side_by_side(x: Tensor, first: Callable[[Tensor], First], second: Callable[[Tensor], Second]) -> (
         tuple[First, Second]):
-    """What two networks return for the same images; on CUDA the second runs on a stream of its own, beside the first.
+    """What two networks return for the same images; in an attack on CUDA the second runs on a stream of its own.
 
     Most kernels leave a part of the GPU idle at their end: a gradient of two ResNet-18 takes 5.6 instead of 6.3 ms (512
-    images, H200). Gradients flow back on the same streams.
+    images, H200). Gradients flow back on the same streams. Networks inside of these, as of a mixture of mixtures, run
+    one after the other: memory of the second stream could be used again while the first still reads it.
     """
-    if not x.is_cuda or torch.compiler.is_compiling():
+    if not x.is_cuda or torch.compiler.is_compiling() or not _this_thread.has_second_stream:
         return first(x), second(x)
     here, beside = torch.cuda.current_stream(x.device), _second_stream(x.device)
     # The second network gets a view that was made on this stream, so that both gradients are summed here.
     beside.wait_stream(here)
-    view = x.view_as(x)
-    result = first(x)
-    with torch.cuda.stream(beside):
-        other = second(view)
-    # Waiting here also keeps the memory of both streams from being used again too early.
-    here.wait_stream(beside)
+    try:
+        with _second_stream_allowed(False):
+            view = x.view_as(x)
+            result = first(x)
+            with torch.cuda.stream(beside):
+                other = second(view)
+    finally:
+        # Also after an error, or a graph that is being recorded could not end. Waiting keeps the memory of both streams
+        # from being used again too early.
+        here.wait_stream(beside)
     return result, other
 
 

@@ -6,6 +6,7 @@ torch.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -51,9 +52,13 @@ def started_here() -> int:
     return int(os.environ.get(_MARK, "1"))
 
 
+@functools.cache
 def meeting_file() -> str | None:
-    """The path, which is free, of a file in which processes find each other, if :func:`run` started this one."""
-    return os.environ.get(_MEETING_FILE)
+    """Where processes may make a file in which they find each other, if :func:`run` started this one.
+
+    It is removed from the environment: processes that this one starts do not belong to them.
+    """
+    return os.environ.pop(_MEETING_FILE, None)
 
 
 def run(arguments: Sequence[str], count: int) -> int:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from equipoise.core import checks, launch
 
-PATIENCE = timedelta(days=7)  # shards may differ in duration by hours; the first to finish waits
+TIMEOUT = timedelta(days=7)  # shards may differ in duration by hours; the first to finish waits
 _groups = itertools.count()  # each has a file of its own
 T = TypeVar("T")
 
@@ -52,14 +52,14 @@ def process_group(device: torch.device) -> Iterator[World]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group("nccl", timeout=PATIENCE)
+        dist.init_process_group("nccl", timeout=TIMEOUT)
     elif (path := launch.meeting_file()) is None:
-        dist.init_process_group("gloo", timeout=PATIENCE)
+        dist.init_process_group("gloo", timeout=TIMEOUT)
     else:
         # Through a port, a process that comes before the first one tries again only after 0.7 s.
         store = dist.FileStore(f"{path}-{next(_groups)}", processes_started())  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=processes_started(),
-                                timeout=PATIENCE)
+                                timeout=TIMEOUT)
     try:
         yield world()
     finally:

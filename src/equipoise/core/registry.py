@@ -31,7 +31,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @cached_property
     def external(self) -> dict[str, metadata.EntryPoint]:
-        """Entry points of installed packages; a built-in name cannot be replaced."""
+        """Entry points of installed packages; one that would replace a built-in name is an error."""
         points = {point.name: point for point in metadata.entry_points(group=self.group)}
         for name, point in points.items():
             if name in self.builtin:

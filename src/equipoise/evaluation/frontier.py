@@ -40,9 +40,11 @@ def compute_frontier(mixture: MixedClassifier, names: tuple[str, ...], index: Te
     steps = _steps(mixture)
     own = next(step for lost, step in steps if lost is None and step.alpha == mixture.alpha)
     by_map = {id(step.logit_map): step for _, step in steps}  # one of all that differ in alpha alone
-    attacked = {key: _smallest_margins(partial(_mapped, step), points, labels) for key, step in by_map.items()}
+    attacked = {key: _smallest_margins(partial(_robust_probabilities, step), points, labels)
+                for key, step in by_map.items()}
     columns = [_predict(step, g, h, attacked[id(step.logit_map)], labels) for _, step in steps]
-    sides: tuple[Callable[[Tensor], Tensor], ...] = (lambda z: z.float().softmax(dim=1), partial(_mapped, own))
+    sides: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda z: z.float().softmax(dim=1), partial(_robust_probabilities, own))
     gaps, clean_margins, margins = [], [], []
     for probabilities in sides:
         top = probabilities(h).topk(2, dim=1).values
@@ -75,19 +77,19 @@ def _steps(own: MixedClassifier) -> list[tuple[float | None, MixedClassifier]]:
         accurate_temperature=own.accurate_temperature)) for alpha in sorted(alphas | {own.alpha}))]
 
 
-def _predict(step: MixedClassifier, g: Tensor, h: Tensor, attacked: Tensor, labels: Tensor) -> (
+def _predict(step: MixedClassifier, g: Tensor, h: Tensor, smallest_margins: Tensor, labels: Tensor) -> (
         tuple[Array, Array, Array]):
     """(N,) classes of clean images, where g can change them, and which images stand at every point whatever g says.
 
-    `attacked` (N,) are the smallest margins over all points.
+    `smallest_margins` (N,) are those over all points.
     """
     classes = step.from_base_outputs(g, h).argmax(dim=1)
-    standing = (classes == labels) & (attacked > step.q)
+    standing = (classes == labels) & (smallest_margins > step.q)
     largest = np.uint8 if h.shape[1] <= 256 else np.uint16
     return (classes.numpy().astype(largest), step.needs_accurate(step.map_robust(h)).numpy(), standing.numpy())
 
 
-def _mapped(step: MixedClassifier, z: Tensor) -> Tensor:
+def _robust_probabilities(step: MixedClassifier, z: Tensor) -> Tensor:
     """(B, K) probabilities of the robust side from the logits of the robust model."""
     return step.map_robust(z).exp()
 

@@ -103,7 +103,12 @@ class PointRecorder:
         return {}
 
     def observe(self, job: Job) -> nn.Module | None:
-        """The robust base, if its outputs at the points of this job tell what other mixtures predict there."""
+        """The robust base, if its outputs at the points of this job are wanted and the attacked model runs it."""
+        robust = self._wanted(job)
+        return robust if robust in set(job.model.modules()) else None
+
+    def _wanted(self, job: Job) -> nn.Module | None:
+        """The robust base, if its outputs tell what other mixtures predict at the points of this job."""
         serves = self._recorded.get(str(job), set()) & set(self.names[1:])
         return self.mixture.robust if self.mixture is not None and self._has_frontier and serves else None
 
@@ -115,8 +120,8 @@ class PointRecorder:
         what :meth:`observe` names, if they are known.
         """
         names, content = self._recorded.get(str(job), set()), dict[str, Tensor]()
-        if (observed := self.observe(job)) is not None:
-            content["robust"] = self._outputs(observed, images) if robust is None else robust.cpu().contiguous()
+        if (wanted := self._wanted(job)) is not None:
+            content["robust"] = self._outputs(wanted, images) if robust is None else robust.cpu().contiguous()
         rows = self._nearer(index, margins) if self.shown in names else []
         if rows:
             content["margin"] = margins[torch.tensor(rows, device=margins.device)].float().cpu()

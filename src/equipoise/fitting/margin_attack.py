@@ -177,7 +177,7 @@ class MarginAttack:
         attack = square if settings.gradient_free else suite
         # On CUDA networks are prepared and passes recorded once for several batches.
         is_cuda = self.device.type == "cuda"
-        # What g predicts at the points counts against both models alone, and is part of what a cache holds.
+        # What g predicts at the points matters only with `against="pair"`, and is part of what a cache holds.
         only_robust = settings.against == "any" and settings.cache is None and settings.rule != "cascade"
 
         def run(rows: slice) -> Outputs:

@@ -62,6 +62,8 @@ def forward_with_output(model: nn.Module, part: nn.Module, x: Tensor) -> tuple[T
     In one pass, if the model runs the part once on all images; otherwise the part has a pass of its own.
     """
     outputs: list[Any] = []
+    if isinstance(part, torch.jit.ScriptModule):  # which takes no hooks
+        return model(x), part(x)
     with _recording({part: [""]}, lambda _, output: outputs.append(output)):
         logits: Tensor = model(x)
     if len(outputs) == 1 and isinstance(outputs[0], Tensor) and len(outputs[0]) == len(x):
