@@ -99,11 +99,11 @@ def full_precision_layout(x: Tensor) -> Tensor:
     return x.contiguous() if x.is_cuda else x
 
 
-class _ThisThread(threading.local):
-    has_second_stream = False  # whether networks may run on two CUDA streams
+class _ThreadStreams(threading.local):
+    has_second = False  # whether networks may run on two CUDA streams
 
 
-_this_thread = _ThisThread()
+_streams = _ThreadStreams()
 
 
 @contextmanager
@@ -119,12 +119,12 @@ def exclusive(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _second_stream_allowed(allowed: bool) -> Iterator[None]:
-    before = _this_thread.has_second_stream
-    _this_thread.has_second_stream = allowed
+    before = _streams.has_second
+    _streams.has_second = allowed
     try:
         yield
     finally:
-        _this_thread.has_second_stream = before
+        _streams.has_second = before
 
 
 def side_by_side(x: Tensor, first: Callable[[Tensor], First], second: Callable[[Tensor], Second]) -> (
@@ -135,7 +135,7 @@ def side_by_side(x: Tensor, first: Callable[[Tensor], First], second: Callable[[
     images, H200). Gradients flow back on the same streams. Networks inside of these, as of a mixture of mixtures, run
     one after the other: memory of the second stream could be used again while the first still reads it.
     """
-    if not x.is_cuda or torch.compiler.is_compiling() or not _this_thread.has_second_stream:
+    if not x.is_cuda or torch.compiler.is_compiling() or not _streams.has_second:
         return first(x), second(x)
     here, beside = torch.cuda.current_stream(x.device), _second_stream(x.device)
     # The second network gets a view that was made on this stream, so that both gradients are summed here.
