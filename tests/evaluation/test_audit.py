@@ -17,7 +17,7 @@ from small_models import CONDITIONS, SmallNet, linear_model, random_images
 
 from equipoise import reporting
 from equipoise.attacks import Apgd, Attack, Clean, Fab, Square, Suite
-from equipoise.core import aggregation, parallel, records, stats
+from equipoise.core import aggregation, records, stats
 from equipoise.core.audits import Audit
 from equipoise.core.checks import InputError
 from equipoise.core.records import Run
@@ -26,6 +26,7 @@ from equipoise.core.rows import AttackRow
 from equipoise.core.threat import Threat
 from equipoise.evaluation import AuditPlan, Evaluation, Job, evaluate, measure, open_run, run_jobs
 from equipoise.mixing import MixedClassifier
+from simulated_processes import run_processes
 
 WEAK = Suite((Square(2), Square(3)))
 STRONG: Attack = Suite((Apgd("relative-margin", 12), Fab(8, (1, 2)), Square(40)))
@@ -160,7 +161,7 @@ def test_the_adaptive_attack_on_a_mixture_is_audited_by_its_own_version(monkeypa
 
 SHARDED = """
 import sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from pathlib import Path
 from test_audit import DATA, THREAT_CONDITIONS, run_audit
 from equipoise.core import parallel
@@ -169,23 +170,21 @@ with parallel.process_group(THREAT_CONDITIONS.device):
 """
 
 
-def test_shares_of_two_processes_are_audited_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, each told the survivors of both."""
-    expected, _ = run_audit(tmp_path / "one", 9)
-    survivors = [row.index for row in expected if row.correct or row.audit_passes is not None]
-    for rank in (0, 1):
-        with monkeypatch.context() as patch:
-            patch.setattr(parallel, "world", lambda rank=rank: parallel.World(rank, 2))
-            patch.setattr(parallel, "gather", lambda own: [own, survivors] if isinstance(own, list) else [own])
-            patch.setattr(Run, "finish", lambda run: records.read_rows(run.folder))
-            measure(audited_job(9), DATA, Run(tmp_path / "two", {"command": "test"}, {}), THREAT_CONDITIONS)
-    assert attack_rows(tmp_path / "two") == expected
+@pytest.mark.parametrize("processes", [2, 3])
+def test_several_processes_audit_the_sample_of_one(processes: int, tmp_path: Path) -> None:
+    expected, audit = run_audit(tmp_path / "one", 9)
+    done = run_processes(processes, lambda rank: run_audit(tmp_path / "several", 9))
+    assert all(rows == expected for rows, _ in done)
+    assert replace(read_summary(tmp_path / "several").audits[0], seconds=audit.seconds) == audit
+    parts = (tmp_path / "several" / "rows.jsonl").read_text().splitlines()
+    assert len(parts) == 2 * len(DATA), "a clean row and one of the attack for every image"
 
 
 @pytest.mark.slow
 def test_two_processes_audit_the_sample_of_one(tmp_path: Path) -> None:
     expected, _ = run_audit(tmp_path / "one", 9)
-    script = SHARDED.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "two"))
+    tests = [str(folder) for folder in Path(__file__).parents[:2]]
+    script = SHARDED.format(tests=tests, folder=str(tmp_path / "two"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

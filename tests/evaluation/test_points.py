@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import safetensors.torch
 import torch
 from killed_runs import run_until_killed
 from mixture_pairs import SWITCH, labelled_by, random_pair
-from small_models import SmallNet, linear_model, random_images
+from small_models import CONDITIONS, SmallNet, linear_model, random_images
 
 from equipoise.attacks import Apgd, Square, Suite
 from equipoise.core import aggregation
@@ -21,10 +22,11 @@ from equipoise.core.arrays import AttackedArrays, FrontierArrays, PictureArrays
 from equipoise.core.rows import AttackRow
 from equipoise.core.threat import Threat
 from equipoise.data import pixels
-from equipoise.evaluation import Evaluation, evaluate
+from equipoise.evaluation import Evaluation, Job, evaluate
 from equipoise.evaluation.plan import EvaluationPlan
 from equipoise.evaluation.points import MAX_PIXELS, MIN_PICTURES, PointRecorder, sampled
 from equipoise.mixing import FrontierMixture, MixedClassifier
+from simulated_processes import run_processes
 
 EPS, COUNT = 0.01, 24
 SUITE = Suite((Apgd(steps=4), Square(queries=8)), name="short")
@@ -142,6 +144,32 @@ def test_the_networks_are_run_once_per_point_and_on_the_pictures_at_the_end(
     assert calls.count("accurate") == 3, "the same, and all clean images"
     assert calls.count("robust") == 3, "its outputs at attacked points come with the verdicts"
     assert stored and all(margins == sorted(set(margins), reverse=True) for margins in stored.values())
+
+
+def test_several_processes_store_what_one_stores(tmp_path: Path) -> None:
+    """Images change their process between stages, and models are checked by different processes."""
+    alone = quick(tmp_path / "one")
+    for other in run_processes(2, lambda rank: quick(tmp_path / "two")):
+        assert other.rows == alone.rows and other.results == alone.results
+        assert other.summary.sanity_checks == alone.summary.sanity_checks and alone.summary.sanity_checks
+    for kind in (PictureArrays, FrontierArrays):
+        one, two = (kind.load(tmp_path / name) for name in ("one", "two"))
+        assert one is not None and two is not None
+        for name, value in vars(one).items():
+            assert np.array_equal(value, getattr(two, name), equal_nan=isinstance(value, np.ndarray)
+                                  and value.dtype.kind == "f"), name
+
+
+def test_of_equal_points_the_first_is_shown_whatever_process_found_it(tmp_path: Path) -> None:
+    mixed, data = mixture(), labelled_by(mixture(), 12)
+    job = Job("mixed", mixed, "adaptive", SUITE)
+    points = [torch.full((1, *data.image_shape), value) for value in (0.1, 0.2, 0.3)]
+    for rank, point in zip((1, 0, 1), points, strict=True):
+        run = SimpleNamespace(folder=tmp_path, world=SimpleNamespace(rank=rank))
+        recorder = PointRecorder(run, data, CONDITIONS, [job])  # type: ignore[arg-type]
+        recorder.record(job, [int(data.index[0])], point, torch.tensor([0.5]))
+    nearest = recorder._nearest(recorder._read(), {int(data.index[0])})
+    assert torch.equal(nearest[int(data.index[0])], points[0][0])
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

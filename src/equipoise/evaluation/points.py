@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import safetensors.torch
@@ -130,7 +131,7 @@ class PointRecorder:
         if content:
             folder = self.run.folder / POINTS
             folder.mkdir(exist_ok=True)
-            number = sum(path.name.startswith(f"{self.run.world.rank}-") for path in folder.glob("*.safetensors"))
+            number = len(list(folder.glob("*.safetensors")))  # above those of all parts that are there
             content |= {"index": torch.tensor(list(index)), "job": torch.tensor(list(str(job).encode())).byte()}
             files.write_atomic(folder / f"{self.run.world.rank}-{number}.safetensors", safetensors.torch.save(content))
 
@@ -163,10 +164,9 @@ class PointRecorder:
             shutil.rmtree(self.run.folder / REMOVED)
 
     def _read(self) -> list[tuple[str, dict[str, Tensor]]]:
-        """The stored points, with the text of their job, those of a process in the order of their numbers."""
+        """The stored points, with the text of their job; those of one image in the order in which they were found."""
         parts = []
-        paths = (self.run.folder / POINTS).glob("*.safetensors")
-        for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
+        for path in sorted((self.run.folder / POINTS).glob("*.safetensors"), key=_order):
             try:
                 content = safetensors.torch.load(path.read_bytes())
                 parts.append((bytes(content["job"].tolist()).decode(errors="replace"), content))
@@ -255,6 +255,12 @@ class PointRecorder:
             if not needed <= stored.get(str(duplicates.get(str(job), job)), set()):
                 return False
         return True
+
+
+def _order(path: Path) -> tuple[int, str, str]:
+    """The place of a file of points, which is called RANK-NUMBER: also of an image that changes its process."""
+    rank, _, number = path.stem.partition("-")
+    return len(number), number, rank
 
 
 def _top_classes(logits: Tensor, labels: Tensor) -> tuple[Array, Array]:

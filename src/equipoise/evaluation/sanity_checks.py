@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 
 from equipoise.attacks import SANITY_CHECK_PASSES, Clean, black_box_check, run_sanity_checks
-from equipoise.core import memory, progress, rng
+from equipoise.core import memory, parallel, progress, rng
 from equipoise.core.checks import InputError
 from equipoise.core.records import Run
 from equipoise.core.results import SanityCheck, read_summary
@@ -34,28 +35,30 @@ def _is_checked(job: Job) -> bool:
 
 def check_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: Run,
                rows: Sequence[Row], duplicates: Mapping[str, Job]) -> list[SanityCheck]:
-    """The sanity checks of every attacked model.
+    """The sanity checks of every attacked model, in every process.
 
-    They are measured once, by one process, on the first images; a finished run keeps those it has, and `duplicates`
-    have those of the original job. A mixture at one alpha of several is skipped: a sweep makes no claim about
-    robustness.
+    They are measured once, on the first images, and divided among the processes by model; a finished run keeps those it
+    has, and `duplicates` have those of the original job. A mixture at one alpha of several is skipped: a sweep makes no
+    claim about robustness.
     """
-    if not run.world.is_leader:
-        return []
     try:
         known = read_summary(run.folder).sanity_checks
     except InputError:
         known = ()
-    checks: list[SanityCheck] = []
-    checked = [job for job in jobs if _is_checked(job)]
-    with progress.task(TITLE, total=len(checked)) as task:
-        for job in checked:
-            original = duplicates.get(str(job), job)
-            own = [replace(check, model=job.name, attack=job.attack_name) for check in (*known, *checks)
-                   if (check.model, check.attack) == (original.name, original.attack_name)]
-            checks += own or _measure(job, data, conditions, rows)
+    originals = {str(job): duplicates.get(str(job), job) for job in jobs if _is_checked(job)}
+    has_checks = {(check.model, check.attack) for check in known}
+    missing = [job for job in {str(job): job for job in originals.values()}.values()
+               if (job.name, job.attack_name) not in has_checks]
+    own = missing[run.world.rank :: run.world.size]
+    measured: list[SanityCheck] = []
+    with progress.task(TITLE, total=len(own)) as task:
+        for job in own:
+            measured += _measure(job, data, conditions, rows)
             task.advance(1)
-    return checks
+    checks = [*known, *chain.from_iterable(parallel.gather(measured))]
+    return [replace(check, model=job.name, attack=job.attack_name) for job in jobs if _is_checked(job)
+            for check in checks if (check.model, check.attack) == (originals[str(job)].name,
+                                                                   originals[str(job)].attack_name)]
 
 
 def _measure(job: Job, data: Dataset, conditions: Conditions, rows: Sequence[Row]) -> list[SanityCheck]:
