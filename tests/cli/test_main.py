@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import shutil
 import subprocess
 import sys
@@ -72,6 +73,7 @@ def imported_by(*line: str) -> set[str]:
     code = ("import atexit, sys; atexit.register(lambda: print('modules', *sys.modules))\n"
             f"sys.argv = ['equipoise', *{list(line[1:])!r}]\n{line[0]}")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "modules " in done.stdout
     return set(done.stdout.rpartition("modules ")[2].split())
 
 
@@ -100,16 +102,22 @@ def ended_with(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("start", [
     "    threading.Thread(target=lambda: (time.sleep(5), print('the thread has ended', flush=True))).start()",
-    "    pool = concurrent.futures.ProcessPoolExecutor(1)\n    pool.submit(abs, 1).result()",
+    "    global pool\n    pool = concurrent.futures.ProcessPoolExecutor(1)\n    pool.submit(abs, 1).result()",
     "    sys.stdout = open('output', 'w')\n    atexit.register(sys.stdout.close)",
+    "    global log\n    log = open('log', 'w')\n    log.write('the log')",
+    "    global log\n    log = gzip.open('log', 'wt')\n    log.write('the log')",
     "    pass",
-], ids=["thread", "pool", "closed", "nothing"])
+], ids=["thread", "pool", "closed", "file", "gzip", "nothing"])
 def test_a_command_ends_with_its_code_whatever_else_runs(start: str, tmp_path: Path) -> None:
-    """Threads end by themselves, processes of a pool are ended, and output that was closed is no error."""
-    modules = "import atexit, concurrent.futures, sys, threading, time"
+    """Threads end by themselves, processes of a pool are ended, files are written, closed output is no error."""
+    modules = "import atexit, concurrent.futures, gzip, sys, threading, time"
     done = ended_with(tmp_path, f"{modules}\ndef start():\n{start}\n    atexit.register(lambda: open('ended', 'w'))")
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert ("the thread has ended" in done.stdout) == ("Thread" in start) and (tmp_path / "ended").exists()
+    if "log" in start:
+        opened = gzip.open if "gzip" in start else open
+        with opened(tmp_path / "log", "rt") as file:
+            assert file.read() == "the log"
 
 
 def test_a_profile_of_a_command_is_written(tmp_path: Path) -> None:

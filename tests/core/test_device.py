@@ -108,6 +108,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: _Stream("first"))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
     monkeypatch.setattr(device, "_second_stream", lambda device: _Stream("second"))
+    monkeypatch.setattr(device, "_stays_on_one_stream", threading.Event())
     monkeypatch.setattr(_Stream, "log", [])
     return _Stream.log
 
@@ -140,6 +141,13 @@ def test_networks_inside_of_others_use_one_stream(streams: list[str]) -> None:
         device.side_by_side(torch.rand(2, 3).as_subclass(_OnCuda), inner, inner)
     assert streams == ["second waits for first", "on first", "on first", "on second", "on second",
                        "first waits for second"]
+
+
+def test_networks_can_be_kept_on_one_stream(streams: list[str]) -> None:
+    device.stay_on_one_stream()
+    with device.exclusive(torch.device("cuda")):
+        device.side_by_side(torch.rand(2, 3).as_subclass(_OnCuda), _noted, _noted)
+    assert streams == ["on first", "on first"]
 
 
 def test_streams_are_joined_after_an_error(streams: list[str]) -> None:

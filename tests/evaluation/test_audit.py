@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from killed_runs import run_until_killed
 from small_models import CONDITIONS, SmallNet, linear_model, random_images
+from torch import nn
 
 from equipoise import reporting
 from equipoise.attacks import Apgd, Attack, Clean, Fab, Square, Suite
@@ -34,16 +35,14 @@ DATA = random_images(41, labels_of=SmallNet())
 THREAT_CONDITIONS = replace(CONDITIONS, threat=Threat("linf", 0.04), batch_size=16)
 
 
-def audited_job(count: int) -> Job:
-    return Job("m", SmallNet().eval(), "weak", WEAK, audit=AuditPlan("strong", STRONG, count))
-
-
 def attack_rows(folder: Path) -> list[AttackRow]:
     return [row for row in records.read_rows(folder) if isinstance(row, AttackRow)]
 
 
-def run_audit(folder: Path, count: int) -> tuple[list[AttackRow], Audit]:
-    jobs = [Job("m", SmallNet().eval(), "clean", Clean()), audited_job(count)]
+def run_audit(folder: Path, count: int, model: nn.Module | None = None) -> tuple[list[AttackRow], Audit]:
+    model = SmallNet().eval() if model is None else model
+    jobs = [Job("m", model, "clean", Clean()),
+            Job("m", model, "weak", WEAK, audit=AuditPlan("strong", STRONG, count))]
     run = open_run(folder, jobs, DATA, THREAT_CONDITIONS)
     summary = run_jobs(jobs, DATA, THREAT_CONDITIONS, run)
     return [row for row in attack_rows(folder) if row.attack == "weak"], summary.audits[0]
@@ -173,7 +172,8 @@ with parallel.process_group(THREAT_CONDITIONS.device):
 @pytest.mark.parametrize("processes", [2, 3])
 def test_several_processes_audit_the_sample_of_one(processes: int, tmp_path: Path) -> None:
     expected, audit = run_audit(tmp_path / "one", 9)
-    done = run_processes(processes, lambda rank: run_audit(tmp_path / "several", 9))
+    models = [SmallNet().eval() for _ in range(processes)]  # made before the threads, which share the random state
+    done = run_processes(processes, lambda rank: run_audit(tmp_path / "several", 9, models[rank]))
     assert all(rows == expected for rows, _ in done)
     assert replace(read_summary(tmp_path / "several").audits[0], seconds=audit.seconds) == audit
     parts = (tmp_path / "several" / "rows.jsonl").read_text().splitlines()

@@ -193,6 +193,21 @@ def test_a_model_is_a_part_of_itself_but_not_for_some_of_the_images() -> None:
     assert torch.equal(forward_with_output(model, model.part, x)[1], model.part(x))
 
 
+def test_a_part_that_gets_other_images_has_a_pass_of_its_own() -> None:
+    class Rounds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rounded: torch.Tensor = self.part(x.round())
+            return rounded
+
+    model, x = Rounds(), torch.rand(5, 4)
+    logits, own = forward_with_output(model, model.part, x)
+    assert torch.equal(own, model.part(x)) and torch.equal(logits, model.part(x.round()))
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_scripted_part_has_a_pass_of_its_own() -> None:
     part, x = nn.Linear(4, 2), torch.rand(5, 4)

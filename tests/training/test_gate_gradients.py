@@ -69,7 +69,7 @@ def test_values_and_gradients_while_the_gate_is_trained(make: Callable[..., Loss
     model, x, y = example(device)
     with devices.full_precision(torch.device(device)):  # TF32 errors would be as large as those looked for
         evaluate, before = make(model, x), expected(model, x, y)
-        assert all(is_close(evaluate(x, y), before) for _ in range(4))  # CUDA: the second call captures, later replay
+        assert all(is_close(evaluate(x, y), before) for _ in range(4))  # CUDA captures the third
         with torch.no_grad():
             for weight in model.network.parameters():
                 weight.mul_(1.2)

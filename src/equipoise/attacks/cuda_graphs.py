@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.core import device
+
 MAX_GRAPHS = 4  # per function; a graph holds on to its memory
 FIRST_CALLS = 2  # with the same shapes, which are not recorded: TorchScript compiles in its second pass
 TensorFunction = Callable[..., tuple[Tensor, ...]]
@@ -59,13 +61,18 @@ class CudaGraphFunction:
             with warnings.catch_warnings():
                 # A model that computes on the host raises an error, and before that the graph warns that it is empty.
                 warnings.filterwarnings("ignore", "The CUDA Graph is empty")
-                # Other threads may allocate memory meanwhile.
-                with without_collection(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                # The stream is restored also where the end of the recording fails. Other threads may allocate memory
+                # meanwhile.
+                with without_collection(), torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(
+                        graph, pool=self.pool, capture_error_mode="thread_local"):
                     outputs = self.function(*buffers)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError:
+        except RuntimeError as error:
             torch.cuda.synchronize()
+            device.stay_on_one_stream()
+            if isinstance(error.__context__, torch.OutOfMemoryError):  # after which the recording could not end either
+                raise error.__context__ from None
             return None
         return graph, buffers, outputs
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from equipoise.attacks.apgd import Apgd
 from equipoise.attacks.randomized import judge_repeatedly
-from equipoise.core import losses, rng
+from equipoise.core import device, losses, rng
 from equipoise.core.ascent import value_and_gradient
 from equipoise.core.modes import inference
 from equipoise.core.results import SanityCheck
@@ -47,7 +47,7 @@ def run_sanity_checks(
     Some tens of images suffice. The model comes in whatever mode it is used; an attack would get its gradients from the
     surrogate, averaged over `eot` passes, and success is judged by `repeats` passes, where these are given.
     """
-    with rng.seed_global(stream.at("passes")):
+    with rng.seed_global(stream.at("passes")), device.full_precision(x.device):
         return _run_sanity_checks(model, x, y, threat, stream, Apgd(steps=STEPS, surrogate=surrogate, eot=eot,
                                                                     repeats=repeats))
 
@@ -122,7 +122,7 @@ def _accuracy_by_budget(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, 
     accuracies = []
     # No ℓ∞ ball is larger than the box of all images.
     radii = [min(threat.eps * factor, 1.0) if threat.norm == "linf" else threat.eps * factor for factor in BUDGETS]
-    # In full precision: preparing networks for another would take longer than these few passes.
+    # Preparing networks for another precision would take longer than these few passes.
     for x_adv in attack.at_threats(model, x, y, threats=[Threat(threat.norm, eps) for eps in radii], precision="fp32",
                                 streams=[stream.at("symptoms", factor) for factor in BUDGETS]):
         with inference(model):

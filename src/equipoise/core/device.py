@@ -104,6 +104,7 @@ class _ThreadStreams(threading.local):
 
 
 _streams = _ThreadStreams()
+_stays_on_one_stream = threading.Event()
 
 
 @contextmanager
@@ -133,9 +134,11 @@ def side_by_side(x: Tensor, first: Callable[[Tensor], First], second: Callable[[
 
     Most kernels leave a part of the GPU idle at their end: a gradient of two ResNet-18 takes 5.6 instead of 6.3 ms (512
     images, H200). Gradients flow back on the same streams. Networks inside of these, as of a mixture of mixtures, run
-    one after the other: memory of the second stream could be used again while the first still reads it.
+    one after the other: their outputs would lie in memory that the outer network on the second stream could overwrite
+    while the first stream still reads them.
     """
-    if not x.is_cuda or torch.compiler.is_compiling() or not _streams.has_second:
+    if (not x.is_cuda or torch.compiler.is_compiling() or not _streams.has_second
+            or _stays_on_one_stream.is_set()):
         return first(x), second(x)
     here, beside = torch.cuda.current_stream(x.device), _second_stream(x.device)
     # The second network gets a view that was made on this stream, so that both gradients are summed here.
@@ -151,6 +154,14 @@ def side_by_side(x: Tensor, first: Callable[[Tensor], First], second: Callable[[
         # from being used again too early.
         here.wait_stream(beside)
     return result, other
+
+
+def stay_on_one_stream() -> None:
+    """From now on :func:`side_by_side` uses one stream.
+
+    After a recording that failed torch may keep, until the process ends, all memory that crosses streams.
+    """
+    _stays_on_one_stream.set()
 
 
 @functools.cache

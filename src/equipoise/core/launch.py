@@ -72,7 +72,8 @@ def run(arguments: Sequence[str], count: int) -> int:
     group = _Processes()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, interrupts.installed(group.pass_on):
         try:
-            for rank, environment in enumerate(_environments(count, Path(folder) / "meeting")):
+            meeting = Path(folder) / "meeting" if _can_lock_files(Path(folder)) else None
+            for rank, environment in enumerate(_environments(count, meeting)):
                 group.start(arguments, rank, environment)
             failed = group.wait()
         finally:
@@ -150,8 +151,20 @@ class _Processes:
             file.close()
 
 
-def _environments(count: int, meeting: Path) -> Iterator[dict[str, str]]:
-    """What `torchrun` would tell every process, and where they meet."""
+def _can_lock_files(folder: Path) -> bool:
+    """Whether files in this folder can be locked, as processes that meet in one do it; not on every network disk."""
+    try:
+        import fcntl
+
+        with (folder / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def _environments(count: int, meeting: Path | None) -> Iterator[dict[str, str]]:
+    """What `torchrun` would tell every process, and in which file they meet, if not through the port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -159,4 +172,5 @@ def _environments(count: int, meeting: Path) -> Iterator[dict[str, str]]:
     for rank in range(count):
         yield {"OMP_NUM_THREADS": str(max(cores // count, 1)), **os.environ, "MASTER_ADDR": "127.0.0.1",
                "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "RANK": str(rank),
-               "LOCAL_RANK": str(rank), _MARK: str(count), _MEETING_FILE: str(meeting)}
+               "LOCAL_RANK": str(rank), _MARK: str(count),
+               **({} if meeting is None else {_MEETING_FILE: str(meeting)})}

@@ -29,7 +29,7 @@ FeatureLayers = tuple[str, str]  # names of two submodules of a classifier, shal
 FeatureMaps = tuple[Tensor, Tensor]
 MAX_DEPTH = 4  # levels of nested submodules that are searched for feature layers
 MAX_PREFIX = 8  # class and register tokens that may precede the image tokens
-Record = Callable[[str, Any], None]  # gets the name and the output of a submodule
+Record = Callable[[str, Any, Any], None]  # gets the name, the inputs and the output of a submodule
 
 
 class _ThisThread(threading.local):  # which torch.compile understands, unlike a ContextVar
@@ -51,7 +51,7 @@ def forward_with_features(model: nn.Module, layers: FeatureLayers, x: Tensor, *,
     the model, and other threads may run or copy it at the same time.
     """
     outputs: dict[str, Any] = {}
-    logits = _forward_with_hooks(model, layers, x, outputs.__setitem__, keeper)
+    logits = _forward_with_hooks(model, layers, x, lambda name, _, output: outputs.update({name: output}), keeper)
     shallow, deep = (_as_map(name, _mean_over_views(model, outputs.get(name), x), x) for name in layers)
     return logits, (shallow, deep)
 
@@ -59,16 +59,23 @@ def forward_with_features(model: nn.Module, layers: FeatureLayers, x: Tensor, *,
 def forward_with_output(model: nn.Module, part: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """What a model returns, and what a part of it (or itself) returns for the same images.
 
-    In one pass, if the model runs the part once on all images; otherwise the part has a pass of its own.
+    In one pass, if the model runs the part once, on these very images; otherwise the part has a pass of its own.
     """
-    outputs: list[Any] = []
+    calls: list[tuple[Any, Any]] = []
     if isinstance(part, torch.jit.ScriptModule):  # which takes no hooks
         return model(x), part(x)
-    with _recording({part: [""]}, lambda _, output: outputs.append(output)):
+    with _recording({part: [""]}, lambda _, inputs, output: calls.append((inputs, output))):
         logits: Tensor = model(x)
-    if len(outputs) == 1 and isinstance(outputs[0], Tensor) and len(outputs[0]) == len(x):
-        return logits, outputs[0]
+    if len(calls) == 1:
+        inputs, output = calls[0]
+        if len(inputs) == 1 and _is_same_memory(inputs[0], x) and isinstance(output, Tensor):
+            return logits, output
     return logits, part(x)
+
+
+def _is_same_memory(value: Any, x: Tensor) -> bool:
+    return isinstance(value, Tensor) and (value.data_ptr(), value.shape, value.stride(), value.dtype) == (
+        x.data_ptr(), x.shape, x.stride(), x.dtype)
 
 
 def _mean_over_views(model: nn.Module, output: Any, x: Tensor) -> Any:
@@ -125,7 +132,7 @@ def find_feature_layers(model: nn.Module, example: Tensor) -> FeatureLayers:
     """
     grids: dict[str, tuple[int, int]] = {}  # in the order of the forward pass
 
-    def record(name: str, output: Any) -> None:
+    def record(name: str, inputs: Any, output: Any) -> None:
         grid = _grid_of(_mean_over_views(model, output, example), example)
         if grid is not None and grid != (1, 1):
             grids[name] = grid
@@ -152,7 +159,7 @@ def find_feature_layers(model: nn.Module, example: Tensor) -> FeatureLayers:
 
 def _forward_with_hooks(model: nn.Module, names: Sequence[str], x: Tensor, record: Record,
                         keeper: object | None = None) -> Tensor:
-    """The logits of a forward pass; `record` gets the name and output of every named submodule."""
+    """The logits of a forward pass; `record` gets the name, inputs and output of every named submodule."""
     modules: dict[nn.Module, list[str]] = {}
     for module, name in zip(submodules(model, names), names, strict=True):  # all of them before the first hook is set
         modules.setdefault(module, []).append(name)
@@ -163,7 +170,7 @@ def _forward_with_hooks(model: nn.Module, names: Sequence[str], x: Tensor, recor
 
 @contextmanager
 def _recording(modules: dict[nn.Module, list[str]], record: Record, keeper: object | None = None) -> Iterator[None]:
-    """A context in which `record` gets the outputs of these modules, under their names."""
+    """A context in which `record` gets the inputs and outputs of these modules, under their names."""
     if keeper is None:
         _add_user(modules)
     elif missing := [module for module in modules if not _has_hook(module)]:  # replaced since the last pass
@@ -182,7 +189,7 @@ def _record_output(module: nn.Module, inputs: Any, output: Any) -> None:
     """The forward hook of all feature layers."""
     for names, record in _this_thread.passes:
         for name in names.get(module, ()):
-            record(name, output)
+            record(name, inputs, output)
 
 
 def _has_hook(module: nn.Module) -> bool:

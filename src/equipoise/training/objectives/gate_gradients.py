@@ -69,7 +69,7 @@ class FusedMixture:
             self.model = faster
 
     def loss_and_gradient(self, loss: Loss, key: Hashable) -> LossAndGradient:
-        """As :func:`loss_and_gradient`, of the copy; captured when it is called for the second time."""
+        """As :func:`loss_and_gradient`, of the copy; captured when it is called for the third time."""
         if key not in self.captured:
             self.captured[key] = CudaGraphFunction(partial(_loss_and_gradient, loss, self.model), self.pool)
         return self.captured[key]
