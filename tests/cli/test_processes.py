@@ -99,11 +99,13 @@ def net():
 
 
 LONG = [*EVALUATE, "--processes", "2", "--count", "300", "--steps", "5000"]  # of repeated options the last counts
+# One of the two images survives: the process that has none waits for the other.
+WAITING = [*LONG, "--count", "2", "--steps", "200000"]
 
 
-def _started(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
+def _started(folder: Path, line: list[str]) -> tuple[subprocess.Popen[str], list[int]]:
     """A long command and its processes, after they have begun to work."""
-    command = subprocess.Popen([sys.executable, "-m", "equipoise", *LONG], cwd=folder, stderr=subprocess.PIPE,
+    command = subprocess.Popen([sys.executable, "-m", "equipoise", *line], cwd=folder, stderr=subprocess.PIPE,
                                stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     rows = folder / "run" / "rows.jsonl"  # the first are those of clean images, long before the others
@@ -122,10 +124,11 @@ def _is_running(process: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are listed under /proc")
-@pytest.mark.parametrize(("number", "code"), [
-    (signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)])
-def test_a_signal_reaches_every_process(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    command, processes = _started(tmp_path)
+@pytest.mark.parametrize(("number", "code", "line"), [
+    (signal.SIGINT, 130, WAITING), pytest.param(signal.SIGINT, 130, LONG, marks=pytest.mark.slow),
+    pytest.param(signal.SIGTERM, 143, LONG, marks=pytest.mark.slow)], ids=["waiting", "interrupt", "terminate"])
+def test_a_signal_reaches_every_process(number: signal.Signals, code: int, line: list[str], tmp_path: Path) -> None:
+    command, processes = _started(tmp_path, line)
     command.send_signal(number)
     _, errors = command.communicate(timeout=60)
     assert command.returncode == code and len(processes) == 2 and not any(map(_is_running, processes))
@@ -135,7 +138,7 @@ def test_a_signal_reaches_every_process(number: signal.Signals, code: int, tmp_p
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are listed under /proc")
 def test_where_one_process_dies_the_others_end(tmp_path: Path) -> None:
-    command, processes = _started(tmp_path)
+    command, processes = _started(tmp_path, LONG)
     os.kill(processes[1], signal.SIGKILL)
     _, errors = command.communicate(timeout=60)
     assert command.returncode == 137 and not any(map(_is_running, processes))
