@@ -33,7 +33,6 @@ from equipoise.attacks.sanity_checks import SANITY_CHECK_PASSES as SANITY_CHECK_
 from equipoise.attacks.sanity_checks import black_box_check as black_box_check
 from equipoise.attacks.sanity_checks import run_sanity_checks as run_sanity_checks
 from equipoise.attacks.search_state import SearchResult as SearchResult
-from equipoise.attacks.shares import Shares as Shares
 from equipoise.attacks.square import Square as Square
 from equipoise.attacks.straight_through import straight_through as straight_through
 from equipoise.attacks.suite import Attack as Attack

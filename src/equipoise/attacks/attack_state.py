@@ -79,23 +79,6 @@ class AttackState:
             nearest = result.images[nearer.to(result.images.device)]
             self.images[rows[nearer].to(self.images.device)] = nearest.to(self.images)
 
-    def take(self, rows: Tensor) -> AttackState:
-        """What is known about these images."""
-        part = copy.copy(self)
-        for name, values in self._columns().items():
-            setattr(part, name, values[rows])
-        return part
-
-    def put(self, rows: Tensor, known: AttackState) -> None:
-        """Replace what is known about these images."""
-        for name, values in known._columns().items():
-            getattr(self, name)[rows] = values
-
-    def _columns(self) -> dict[str, Tensor]:
-        """The fields that have a value for each image."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
     def resumed(self, known: AttackState) -> AttackState:
         """A copy of a state from an earlier run, if it is one of these stages and as many images."""
         checks.require(isinstance(known, AttackState), "state", "be an AttackState", type(known).__name__)

@@ -78,13 +78,11 @@ class Driver:
 
     def run(self, stages: Sequence[Stage], state: AttackState,
             on_result: Callable[[int, SearchResult], None] = lambda number, result: None,
-            candidates: Callable[[AttackState], Tensor] = lambda state: state.survived,
-            before_stage: Callable[[AttackState], None] = lambda state: None) -> None:
+            candidates: Callable[[AttackState], Tensor] = lambda state: state.survived) -> None:
         """Run the stages that the state says are still to do.
 
         After each result the state is updated and `on_result` is called, with the number of the stage (0 for the clean
-        images). `candidates` are the images that a stage may attack (N,). `before_stage` may change them, and the state
-        of the others; it is called before every group of stages that share their batches.
+        images). `candidates` are the images that a stage may attack (N,).
         """
         def finish(number: int, result: SearchResult) -> None:
             state.update(number, result, stages[number - 1].cost if number else 1 / 3)
@@ -93,12 +91,11 @@ class Driver:
         surrogates = [stage.gradients.surrogate for stage in stages]
         with device.exclusive(self.example.x.device), inference(self.model, self.observe, *surrogates):
             settings = stages[0].gradients if stages else GradientSettings()
-            while len(rows := (candidates(state) & (state.next_stage == CLEAN)).nonzero().squeeze(1)[: self.slots]):
+            while len(rows := (state.next_stage == CLEAN).nonzero().squeeze(1)[: self.slots]):
                 result = self._attempt(partial(self._classify, rows, settings))
                 if result is not None:
                     finish(CLEAN, result)
             for group in _groups(stages):
-                before_stage(state)
                 limit = next(iter(group.values())).margin_ratio_below
                 if limit is not None:
                     far = candidates(state) & (state.margin_ratio >= limit)

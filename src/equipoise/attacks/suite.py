@@ -23,7 +23,6 @@ from equipoise.attacks.engine import Driver, MakeSearch, ProgressMeter, Stage
 from equipoise.attacks.gradients import Extra, GradientSettings
 from equipoise.attacks.prepared import EXAMPLES
 from equipoise.attacks.search_state import AttackBatch, SearchResult
-from equipoise.attacks.shares import Shares
 from equipoise.core import checks, progress, rng
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
@@ -169,7 +168,7 @@ def attack_dataset(
     attack: Attack, model: nn.Module, data: Dataset, *, threat: Threat, seed: int, precision: str = "auto",
     batch_size: int = 128, device: torch.device | str = "cpu", whole: Dataset | None = None,
     state: AttackState | None = None, on_result: Callable[[int, SearchResult, AttackState], None] | None = None,
-    keep_images: bool = False, observe: nn.Module | None = None, shares: Shares | None = None, title: str = "attacking",
+    keep_images: bool = False, observe: nn.Module | None = None, title: str = "attacking",
 ) -> AttackState:
     """Attack a data set; a batch at a time is in memory, refilled across the whole data set as images break.
 
@@ -192,7 +191,6 @@ def attack_dataset(
         on_result: called with the number of the stage (0 for the clean images), every result, and the state after it.
         keep_images: also keep the nearest point of every image.
         observe: a part of the model; results hold what it returned at their points, in the passes of the verdict.
-        shares: which of the images each process attacks, if several attack them together; the state is that of all.
         title: of the progress bar.
     """
     checks.whole("batch_size", batch_size, least=1)
@@ -218,11 +216,7 @@ def attack_dataset(
                 on_result(number, result, current)
             meter.show()
 
-        if shares is None:
-            driver.run(stages, current, report)
-        else:
-            driver.run(stages, current, report, lambda state: state.survived & shares.own, shares.deal)
-            shares.exchange(current)
+        driver.run(stages, current, report)
         meter.show()
     return current
 

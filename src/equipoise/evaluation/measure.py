@@ -9,8 +9,7 @@ decided yet is logged under `stages/`, so that a killed run repeats at most the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from equipoise.attacks import (
     BatchAttack,
     Clean,
     SearchResult,
-    Shares,
     attack_dataset,
     judge_with_new_passes,
     radii_of,
@@ -162,51 +160,58 @@ def _attack_rows(job: Job, index: Sequence[int], columns: Mapping[str, Sequence[
 
 def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions, keep: KeepImages,
                    record: RecordPoints, observe: nn.Module | None) -> float:
-    """Run the stages of an attack on the images that have no row; decided images get a row at once.
+    """Run the stages of an attack over this process's share of the images; decided images get a row at once.
 
-    Several processes divide the images. With an audit a survivor is not decided before it: the sample is one of the
-    survivors of all processes.
+    With an audit a survivor is not decided before it: the sample is one of the survivors of all processes.
     """
-    share = run.world.shard(torch.arange(len(data))).tolist()
-    own = [position for position in share if job.key(int(data.index[position])) not in run.done]
+    share = data.take(run.world.shard(torch.arange(len(data))))
+    missing = share.take(torch.tensor([row for row, index in enumerate(share.index.tolist())
+                                       if job.key(index) not in run.done], dtype=torch.int64))
     logs = [StageLog(run.folder / STAGES, run.world.rank, job, job.attack)]
     if job.audit is not None:
         logs.append(StageLog(run.folder / STAGES, run.world.rank, job, job.audit.attack, "audit"))
-    # No process writes before every process has read.
-    positions = torch.tensor(sorted(chain.from_iterable(parallel.gather(own))), dtype=torch.int64)
-    missing, shares = data.take(positions), Shares(torch.isin(positions, torch.tensor(own, dtype=torch.int64)))
-    final = _run_stages(job, job.attack, missing, data, run, conditions, logs[0], keep, record, observe, shares)
+    parallel.barrier()  # no process writes before every process has read
+    final = _run_stages(job, job.attack, missing, data, run, conditions, logs[0], keep, record, observe)
     if job.audit is None:
-        run.append(_decided_rows(job, missing, final, shares.own.nonzero().squeeze(1)))
+        run.append(_decided_rows(job, missing, final, torch.arange(len(missing))))
         return 0.0
-    start, sample = time.monotonic(), _sample_survivors(job, job.audit, missing.index[final.survived], run, conditions)
-    is_sampled = torch.isin(missing.index, sample)
-    run.append(_decided_rows(job, missing, final, (shares.own & final.survived & ~is_sampled).nonzero().squeeze(1)))
-    rows = (final.survived & is_sampled).nonzero().squeeze(1)
-    before = AttackState.new([stage.name for stage in job.audit.attack.stages()], len(rows))
-    before.margin, before.predicted = final.margin[rows], final.predicted[rows]
+    held = final.survived.nonzero().squeeze(1)
+    survivors = _gather_survivors(missing.index[held], final.margin[held], final.predicted[held])
+    sample = _sample_survivors(job, job.audit, survivors, run, conditions.seed)
+    start, sampled = time.monotonic(), torch.isin(missing.index[held], sample)
+    run.append(_decided_rows(job, missing, final, held[~sampled]))
     whole = data.take(torch.isin(data.index, sample).nonzero().squeeze(1))
-    shares = Shares(shares.own[rows])
-    audited = _run_stages(job, job.audit.attack, missing.take(rows), whole, run, conditions, logs[1], keep, record,
-                          observe, shares, before)
-    run.append(_decided_rows(job, missing.take(rows), audited, shares.own.nonzero().squeeze(1), is_audit=True))
+    # The sample is divided anew: as one of the survivors of every process, its parts would differ in size.
+    rows = run.world.shard(torch.tensor([row for row, index in enumerate(whole.index.tolist()) if index in survivors],
+                                        dtype=torch.int64))
+    own = whole.take(rows)
+    before = AttackState.new([stage.name for stage in job.audit.attack.stages()], len(own))
+    for row, index in enumerate(own.index.tolist()):
+        before.margin[row], before.predicted[row] = survivors[index]
+    audited = _run_stages(job, job.audit.attack, own, whole, run, conditions, logs[1], keep, record, observe, before)
+    run.append(_decided_rows(job, own, audited, torch.arange(len(own)), is_audit=True))
     return max(parallel.gather(time.monotonic() - start))
 
 
-def _sample_survivors(job: Job, plan: AuditPlan, held: Tensor, run: Run, conditions: Conditions) -> Tensor:
-    """The numbers of the images in the sample, from the survivors that are held and those that already have a row."""
+def _gather_survivors(index: Tensor, margin: Tensor, predicted: Tensor) -> dict[int, tuple[float, int]]:
+    """By image of any process that survived the attack: its margin and class so far."""
+    own = list(zip(index.tolist(), margin.tolist(), predicted.tolist(), strict=True))
+    return {image: (least, label) for part in parallel.gather(own) for image, least, label in part}
+
+
+def _sample_survivors(job: Job, plan: AuditPlan, survivors: Collection[int], run: Run, seed: int) -> Tensor:
+    """The numbers of the sampled images, from the survivors of all processes and those that already have a row."""
     with_row = {row.index for row in run.read_rows() if row.key == job.key(row.index)
                 and isinstance(row, AttackRow) and (row.correct or row.audit_passes is not None)}
-    return torch.tensor(plan.sample(with_row.union(held.tolist()), conditions.seed), dtype=torch.int64)
+    return torch.tensor(plan.sample(with_row.union(survivors), seed), dtype=torch.int64)
 
 
 def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: Run, conditions: Conditions,
-                log: StageLog, keep: KeepImages, record: RecordPoints, observe: nn.Module | None, shares: Shares,
+                log: StageLog, keep: KeepImages, record: RecordPoints, observe: nn.Module | None,
                 state: AttackState | None = None) -> AttackState:
     """Run `attack` on images, from where the log ends; images that it breaks get a row, the others a line of the log.
 
-    `shares` are those of the processes. `state` is what is known about the images from other attacks, which an audit
-    has and the attack of a job has not.
+    `state` is what is known about the images from other attacks, which an audit has and the attack of a job has not.
     """
     is_audit, stages = state is not None, [stage.name for stage in attack.stages()]
     state = AttackState.new(stages, len(images)) if state is None else state
@@ -237,7 +242,7 @@ def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: 
 
     return attack_dataset(attack, job.model, images, threat=conditions.threat, seed=conditions.seed,
                           precision=conditions.precision, batch_size=conditions.batch_size, device=conditions.device,
-                          whole=whole, state=state, on_result=on_result, observe=observe, shares=shares,
+                          whole=whole, state=state, on_result=on_result, observe=observe,
                           title=audit_title(job) if is_audit else str(job))
 
 
