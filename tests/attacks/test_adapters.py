@@ -117,6 +117,8 @@ def test_foolbox() -> None:
     theirs = foolbox.attacks.LinfFastGradientAttack(random_start=False)
     expected = theirs(foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu"), x, y, epsilons=THREAT.eps)[1]
     attack = attacks.from_foolbox(theirs)
+    with pytest.raises(eq.InputError, match="must be an attack in linf, the norm of the threat, got 'l2'"):
+        eq.attack(model, x, y, threat=THREAT, attack=attacks.from_foolbox(foolbox.attacks.L2PGD(steps=1)))
     assert attack.describe()["settings"] == {"random_start": False, "rel_stepsize": 1.0, "steps": 1}
     assert torch.equal(eq.attack(model, x, y, threat=THREAT, attack=attack), expected)
 

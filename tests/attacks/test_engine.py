@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from attack_models import THREAT, BatchSizeDependent, ConvNet, make_data
 from torch import Tensor, nn
 
 from equipoise.attacks import Apgd, AttackState, Fab, SearchResult, Square, Suite, TargetedApgd, attack_dataset, suite
-from equipoise.attacks.engine import Driver, Stage
+from equipoise.attacks.engine import Driver, ProgressMeter, Stage
 from equipoise.attacks.search_state import AttackBatch
 from equipoise.core import losses, rng
 from equipoise.core.checks import InputError
@@ -371,6 +372,20 @@ def test_progress_counts_images_and_those_that_are_robust(model: nn.Module, monk
     state = attack_dataset(SUITE, model, make_data(model), threat=THREAT, seed=0)
     assert sum(amount for amount, _ in shown) == 37 and all(amount >= 0 for amount, _ in shown)
     assert shown[-1][1] == {"robust": f"{int(state.survived.sum())}/37"}
+
+
+@pytest.mark.parametrize(("limit", "ratio", "done"), [(None, 0.4, 1), (0.5, 0.4, 1), (0.5, 0.6, 4)])
+def test_progress_is_that_of_the_passes(limit: float | None, ratio: float, done: int) -> None:
+    """Three of four images broke in the first stage, a tenth of the passes of the other: it is not three quarters."""
+    shown: list[int] = []
+    task: Any = SimpleNamespace(advance=lambda amount, **values: shown.append(amount))
+    stages = Suite((Apgd(steps=9), Apgd("dlr", steps=90, margin_ratio_below=limit))).stages()
+    state = AttackState.new([stage.name for stage in stages], 4)
+    meter = ProgressMeter(task, stages, state)
+    state.passes[:], state.next_stage[:], state.broken_stage[1:] = stages[0].cost, 2, 1
+    state.clean_logit_margin[:], state.logit_margin[:] = 1.0, ratio
+    meter.show()
+    assert shown == [done]
 
 
 def test_equal_stage_names_and_no_images_are_errors(model: nn.Module) -> None:

@@ -81,6 +81,7 @@ def test_an_audit_exposes_what_fast_leaves_of_steep_waves() -> None:
     (audit,) = result.summary.audits
     assert audit.audited == audit.survivors and audit.broken >= by_standard - by_fast > 0
     assert f"{audit.broken} broken" in str(result)
+    assert "black box beats white box" in {check.name for check in result.summary.sanity_checks if check.alarm}
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from equipoise import reporting, studies
 from equipoise.cli import next_commands, output
 from equipoise.cli.main import COMMANDS, run
 from equipoise.core.audits import Audit
-from equipoise.core.results import SanityCheck, Summary
+from equipoise.core.results import Result, SanityCheck, Summary
 from equipoise.data.verification import MISSING, OFFICIAL, VerifiedFiles
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*[1-9][0-9;]*m")
@@ -211,18 +211,26 @@ def helped(command: list[str]) -> list[str]:
 
 def test_the_next_command_after_a_doubtful_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["equipoise", "evaluate", "m.pt", "--out=r", "--steps", "3", "--eps", "4/255"])
-    check = SanityCheck(name="c", value=1.0, alarm=True, explanation="e", model="m", attack="fast")
+    check = SanityCheck(name="c", value=1.0, alarm=True, explanation="e", model="m", attack="fast",
+                        advice="The attack is too weak: run --attack standard.")
     audit = Audit(model="m", attack="fast", stronger="standard", n=10, survivors=9, audited=3, broken=1, excess=0.2,
                   passes=1, seconds=1.0)
     fine = Summary(command="evaluate", seconds=1.0)
 
-    def after(summary: Summary) -> list[object]:
-        return next_commands.after_evaluate(summary, Path("r"), "fast")
+    def after(summary: Summary, attack: str = "fast") -> list[object]:
+        return next_commands.after_evaluate(summary, Path("r"), attack)
 
     assert after(fine) == ["open", Path("r")]
     expected = ["evaluate", "m.pt", "--eps", "4/255", "--attack", "standard", "--out", "r-standard"]
     assert after(Summary(command="evaluate", seconds=1.0, sanity_checks=(check,))) == expected
-    assert after(Summary(command="evaluate", seconds=1.0, audits=(audit,))) == expected
+    audited = Summary(command="evaluate", seconds=1.0, audits=(audit,))
+    assert after(audited) == after(audited, "fast,square") == expected
+    for strongest in ("standard", "fast,autoattack"):
+        assert after(audited, strongest) == ["open", Path("r")]
+    in_the_model = replace(check, advice="Return logits instead of probabilities.")
+    assert after(replace(fine, sanity_checks=(in_the_model,))) == ["open", Path("r")], "no attack would change that"
+    broken = Result(model="m", metric="worst", value=0.0, low=0.0, high=0.1, n=10)
+    assert after(replace(fine, sanity_checks=(check,), results=(broken,))) == ["open", Path("r")], "nothing is left"
     random = Summary(command="evaluate", seconds=1.0, sanity_checks=(replace(check, name="randomness"),))
     for attack in ("fast", "standard"):
         assert next_commands.after_evaluate(random, Path("r"), attack) == [

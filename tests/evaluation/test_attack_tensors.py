@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from small_models import SmallNet, random_images
 from torch import Tensor
 
 import equipoise as eq
-from equipoise.attacks import Apgd
+from equipoise.attacks import Apgd, Attack, Square
 from equipoise.core.threat import Threat
 from equipoise.data import pixels
 
@@ -41,6 +42,29 @@ def test_tensors_give_a_tensor_inside_the_ball(attack: Any) -> None:
 def test_the_default_is_fast() -> None:
     model, x, y = example()
     assert torch.equal(eq.attack(model, x, y, threat=THREAT), eq.attack(model, x, y, threat=THREAT, attack="fast"))
+
+
+@pytest.mark.parametrize("given", ["apgd,square", ["apgd", Square(30)], "apgd,apgd,square"])
+def test_several_attacks_run_one_after_the_other(given: str | list[str | Attack]) -> None:
+    """Each on the images that those before left."""
+    model, x, y = example()
+    first = eq.attack(model, (x, y), threat=Threat("linf", 0.03), attack="apgd", steps=20)
+    both = eq.attack(model, (x, y), threat=Threat("linf", 0.03), attack=given, steps=20)
+    assert 0 < int(both.robust.sum()) <= int(first.robust.sum()) < len(x)
+    assert torch.equal(both.images[~first.robust], first.images[~first.robust])
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    (lambda model, x, y: x, "`attack` must be the name of an attack, an Attack (attacks.from_callable"),
+    ("apgd,minimum-norm", "`attack` must be alone if it measures radii"),
+    ("standard,apgd", "`attack` must name every attack once, also those in a suite"),
+])
+def test_what_is_no_attack(given: Any, message: str) -> None:
+    model, x, y = example()
+    with pytest.raises(eq.InputError, match=re.escape(message)):
+        eq.attack(model, x, y, threat=THREAT, attack=given)
+    with pytest.raises(eq.InputError, match=re.escape('be a Threat, such as Threat("linf", "8/255"), got \'tuple\'')):
+        eq.attack(model, x, y, threat=("linf", 0.1))  # type: ignore[call-overload]
 
 
 def test_numpy_arrays() -> None:

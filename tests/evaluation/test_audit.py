@@ -26,6 +26,7 @@ from equipoise.core.results import read_summary
 from equipoise.core.rows import AttackRow
 from equipoise.core.threat import Threat
 from equipoise.evaluation import AuditPlan, Evaluation, Job, evaluate, measure, open_run, run_jobs
+from equipoise.evaluation.stage_log import StageLog
 from equipoise.mixing import MixedClassifier
 from simulated_processes import run_processes
 
@@ -111,6 +112,23 @@ def test_a_killed_audit_resumes_to_the_same_rows(tmp_path: Path, fail_at: int, m
     written = (tmp_path / "run" / "summary.json").read_bytes()
     assert run_audit(tmp_path / "run", 9)[1] == resumed, "a finished run keeps its audit, with its seconds"
     assert (tmp_path / "run" / "summary.json").read_bytes() == written
+
+
+def test_the_seconds_of_earlier_starts_are_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was killed during its audit says how many passes it made, and not how long the end of it took."""
+    stopped = StageLog.write
+
+    def write(log: StageLog, *arguments: Any) -> None:
+        stopped(log, *arguments)
+        if log.job[-1] == "audit":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(StageLog, "write", write)
+        run_audit(tmp_path / "run", 9)
+    _, audit = run_audit(tmp_path / "run", 9)
+    assert audit.seconds is None and f"({audit.passes} passes)" in audit.explanation
+    assert run_audit(tmp_path / "other", 9)[1].seconds is not None
 
 
 def test_samples_are_uniform_and_keyed_by_image() -> None:

@@ -117,5 +117,5 @@ def test_attacked_images_of_a_randomised_model() -> None:
 
 
 def test_repeats_exclude_an_audit() -> None:
-    with pytest.raises(InputError, match="`audit` must be left out for the attack fast with repeated passes"):
+    with pytest.raises(InputError, match="`audit` must be left out where passes are repeated"):
         run_evaluation("fast", eot=2, audit=3)

@@ -56,11 +56,16 @@ def test_settings_are_for_the_attacks_that_have_them() -> None:
     assert run({"m": linear_model()}, "fab,square", steps=3, restarts=2).result("m", "fab").n == 11
 
 
+def test_what_is_named_twice_is_measured_once() -> None:
+    named = {"m": linear_model()}
+    assert run(named, "pgd,pgd", steps=3).rows == run(named, "pgd", steps=3).rows
+
+
 @pytest.mark.parametrize(("attack", "settings", "message"), [
     ("fast,standard", {"steps": 3}, "`steps` must be left out for the attacks fast, standard, none of which has such "),
     ("fab,targeted", {"restarts": 3}, "`restarts` must be left out for the attacks fab, targeted"),
     ([Pgd(), Square()], {"steps": 3}, "`steps` must be left out beside an attack object"),
-    ("pgd,pgd", {}, "`attack` must name every attack once"), ([Pgd(), "pgd"], {}, "name every attack once"),
+    ([Pgd(), Pgd(steps=3)], {}, "`attack` must name every attack once"), ([Pgd(), "pgd"], {}, "name every attack once"),
     ("pgd,sqare", {}, r"did you mean 'square'\?"), ("pgd,", {}, "`attack` must be one of"),
     ([], {}, "`attack` must name at least one attack"), (["pgd", 5], {}, "`attack` must be the name of an attack"),
     ("pgd,square", {"audit": 3}, "`audit` must be left out for the attacks pgd, square: only fast is audited"),

@@ -11,6 +11,7 @@ returns must stay inside the ball and [0, 1], and success is judged by the model
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -26,6 +27,7 @@ from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 
 _PLAIN = (bool, int, float, str)
+_FOOLBOX_NORMS: dict[float | None, str] = {math.inf: "linf", 2: "l2", 1: "l1"}  # by the p of their distance
 
 
 def from_callable(function: Callable[..., Tensor], name: str | None = None, **settings: Any) -> FunctionAttack:
@@ -85,12 +87,15 @@ def from_foolbox(attack: Callable[..., Any], name: str | None = None) -> Functio
     checks.require(callable(attack), "attack", "be an attack of foolbox", type(attack).__name__)
 
     def run(model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, **settings: Any) -> Tensor:
+        norm: str = _FOOLBOX_NORMS.get(getattr(getattr(attack, "distance", None), "p", None), threat.norm)
+        checks.require(norm == threat.norm, known_as, f"be an attack in {threat.norm}, the norm of the threat", norm)
         fmodel = import_module("foolbox").PyTorchModel(model, bounds=(0, 1), device=x.device)
         clipped: Tensor = attack(fmodel, x, y, epsilons=threat.eps)[1]
         return clipped
 
+    known_as = f"foolbox-{type(attack).__name__}" if name is None else name
     values = {key: value for key, value in getattr(attack, "__dict__", {}).items() if isinstance(value, _PLAIN)}
-    made = from_callable(run, f"foolbox-{type(attack).__name__}" if name is None else name)
+    made = from_callable(run, known_as)
     return FunctionAttack(made.name, made.function, values)
 
 

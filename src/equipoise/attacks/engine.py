@@ -188,18 +188,28 @@ def _groups(stages: Sequence[Stage]) -> list[dict[int, Stage]]:
 
 
 class ProgressMeter:
-    """Progress in images; an image counts by the share of the cost of all stages that it has behind it."""
+    """Progress in images: their number times the share of the passes that are made, of these and those to come.
+
+    Broken images need no more passes. The others need those of all later stages, but not of stages that their margin
+    would leave out today.
+    """
 
     def __init__(self, task: progress.Task, stages: Sequence[Stage], state: AttackState) -> None:
         self.task, self.state, self.shown = task, state, 0
-        costs = [stage.cost for stage in stages]
-        # Of an image by its next stage: nothing before the clean image is classified, everything after the last stage.
-        self.shares = torch.tensor([0.0, *[sum(costs[:n]) / sum(costs) for n in range(len(costs))], 1.0])
+        self.limits = torch.tensor(sorted({stage.margin_ratio_below for stage in stages
+                                           if stage.margin_ratio_below is not None}))
+        # Passes to come by the number of limits that the margin has reached, and by the next stage.
+        self.passes_left = torch.tensor([
+            [sum(stage.cost for stage in stages[max(next_stage - 1, 0):]
+                 if stage.margin_ratio_below is None or int((self.limits < stage.margin_ratio_below).sum()) >= reached)
+             for next_stage in range(len(stages) + 2)] for reached in range(len(self.limits) + 1)])
 
     def show(self) -> None:
         """Update the progress bar."""
-        survived = self.state.survived
-        share = torch.where(survived, self.shares[self.state.next_stage], 1.0)
-        done = int(share.double().sum() + 1e-3)
-        self.task.advance(done - self.shown, robust=f"{int(survived.sum())}/{len(survived)}")
-        self.shown = done
+        state, survived = self.state, self.state.survived
+        reached = torch.bucketize(state.margin_ratio, self.limits, right=True)
+        left = float(torch.where(survived, self.passes_left[reached, state.next_stage], 0.0).double().sum())
+        made = float(state.passes.double().sum())
+        done = int(len(survived) * made / (made + left) + 1e-3) if left else len(survived)
+        self.task.advance(max(done - self.shown, 0), robust=f"{int(survived.sum())}/{len(survived)}")
+        self.shown = max(done, self.shown)

@@ -73,7 +73,7 @@ def _run_sanity_checks(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, s
                "modules that came in training mode; they are evaluated in evaluation mode"),
         _check("randomness", random, random > 1e-4 and attack.repeats is None,
                "largest change of a logit between two equal passes, relative to the spread of finite logits"
-               + ("; one pass decides on an image here: run --attack rand" if attack.repeats is None else
+               + ("; one pass decides on an image here" if attack.repeats is None else
                   f"; {attack.repeats} passes decide on an image")),
         # Random changes between two passes say nothing about the batch size.
         _check("batch-size dependence", size_dependence, size_dependence > 1e-3 and random <= 1e-4,

@@ -58,7 +58,8 @@ def evaluate(model: options.Models, out: options.Out, data: DataSettings, threat
     """Clean and attacked accuracy of models on the same images; resumes where it stopped."""
     result = evaluation.evaluate(model, data.load(), threat=threat.threat(), out=out, device=device, load_options=load,
                                  command=options.typed_command(), **settings.to_dict())
-    images = {"attacked images": out / ADVERSARIAL} if settings.save_adversarial else {}
+    images = {"attacked images": out / ADVERSARIAL, "for RobustBench": ", ".join(
+        map(str, sorted(out.glob("*.pt"))))} if settings.save_adversarial else {}
     return Outcome(result, out, {"results": out / "summary.json", **images, **write_report(out, no_report)},
                    next_commands.after_evaluate(result.summary, out, settings.attack))
 

@@ -17,17 +17,23 @@ from equipoise.data import DataSettings
 from equipoise.models import LoadOptions
 
 STRONG = "standard"  # the attack to which a doubtful accuracy is put
+STRONGEST = {STRONG, "autoattack"}  # the names of that attack
 RANDOMIZED = "rand"  # the same for a model whose passes differ
 FEW, MANY = 100, 1000  # images to be certified, or attacked
 
 
 def after_evaluate(summary: Summary, out: Path, attack: str) -> list[object]:
-    """A stronger attack where the accuracies may be overstated, else the report."""
+    """A stronger attack where it was advised and can lower an accuracy, else the report.
+
+    `attack` is what was typed, one name or several.
+    """
     is_random = any(check.alarm and check.name == "randomness" for check in summary.sanity_checks)
     covered = format.covered_by_adaptive(summary.sanity_checks)
-    doubtful = any(audit.is_poor for audit in summary.audits) or any(
-        check.alarm and check.model not in covered for check in summary.sanity_checks)
-    if not is_random and (not doubtful or attack != "fast"):
+    nothing_left = {result.model for result in summary.results if result.metric == "worst" and result.value == 0}
+    is_doubtful = any(audit.is_poor for audit in summary.audits) or any(
+        check.alarm and check.model not in covered | nothing_left and f"--attack {STRONG}" in (check.advice or "")
+        for check in summary.sanity_checks)
+    if not is_random and (not is_doubtful or not STRONGEST.isdisjoint(attack.split(","))):
         return ["open", out]
     stronger = RANDOMIZED if is_random else STRONG
     same = without(sys.argv[1:], "--attack", "--audit", "--out", "--steps", "--restarts")

@@ -24,9 +24,9 @@ class Audit:
     survivors: int  # M
     audited: int  # m
     broken: int  # k
-    excess: float  # (D − k)/n, of the worst case
+    excess: float  # (D − k)/n, of the worst case, with 95 % confidence
     passes: int  # of networks with a gradient; one without counts a third
-    seconds: float
+    seconds: float | None  # None after an interruption: those of the starts before are not known
 
     @property
     def accuracy(self) -> float:
@@ -47,13 +47,15 @@ class Audit:
     def explanation(self) -> str:
         """What it says about the accuracy under the attack, what it cost, and what to do where it says little."""
         if self.audited == self.survivors:
-            text = f"; {self.stronger} was run on all {self.survivors} survivors"
+            number = f"all {self.survivors} survivors" if self.survivors > 1 else "the only survivor"
+            text = f"; {self.stronger} was run on {number}"
         else:
             text = (f", at most {100 * self.gap:.1f} points above {self.stronger} with 95 % confidence, "
                     f"{self.audited} of {self.survivors} survivors audited")
         left = f", which leaves {100 * (self.survivors - self.broken) / self.n:.1f} %" if self.broken else ""
+        seconds = "" if self.seconds is None else f", {self.seconds:.0f} s"
         text = (f"{self.attack} {100 * self.accuracy:.1f} %{text}, {self.broken} broken{left} "
-                f"({self.passes} passes, {self.seconds:.0f} s)")
+                f"({self.passes} passes{seconds})")
         if not self.is_poor:
             return text
         reason = f"{self.stronger} breaks what {self.attack} does not" if self.broken else "This bound is wide"

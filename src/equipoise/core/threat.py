@@ -53,6 +53,11 @@ class Threat:
         return f"{SIGNS[self.norm]} ≤ {f'{round(parts)}/255' if in_bytes else f'{self.eps:g}'}"
 
 
+def require_threat(value: object) -> Threat:
+    """A :class:`Threat`; anything else is refused, with an example."""
+    return checks.instance("threat", value, Threat, 'be a Threat, such as Threat("linf", "8/255")')
+
+
 def require_eps(norm: str, eps: float) -> None:
     """Refuse the default radius, which is one for ℓ∞, in ℓ1: nothing of interest happens in so small a ball."""
     checks.require(norm != "l1" or eps != DEFAULT_EPS, "eps", "be given for l1, such as 12", "8/255")

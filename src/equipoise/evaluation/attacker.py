@@ -10,13 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from equipoise.attacks import Attack, BatchAttack, attack_dataset, judge_with_new_passes, make_attack
+from equipoise.attacks import Attack, BatchAttack, Suite, attack_dataset, judge_with_new_passes
 from equipoise.core import checks, format, geometry, memory, rng, stats
 from equipoise.core.device import attack_batch_size, check_precision, full_precision, move, resolve
 from equipoise.core.modes import inference, outside_inference_mode
-from equipoise.core.threat import Threat
+from equipoise.core.threat import Threat, require_threat
 from equipoise.data import Dataset, as_dataset, pixels
 from equipoise.evaluation.job import MODULE, check_common
+from equipoise.evaluation.plan import Attacks, select_attacks
 from equipoise.models import as_classifier, check_forward, name_failing_model
 
 
@@ -53,20 +54,20 @@ class AttackedImages:
 
 @overload
 def attack(model: nn.Module, data: Tensor | NDArray[Any], labels: Tensor | NDArray[Any], *, threat: Threat,
-           attack: str | Attack = ..., device: str | torch.device = ..., batch_size: int | None = ...,
+           attack: Attacks = ..., device: str | torch.device = ..., batch_size: int | None = ...,
            precision: str = ...,
            seed: int = ..., **settings: Any) -> Tensor: ...
 
 
 @overload
-def attack(model: nn.Module, data: Any, labels: None = ..., *, threat: Threat, attack: str | Attack = ...,
+def attack(model: nn.Module, data: Any, labels: None = ..., *, threat: Threat, attack: Attacks = ...,
            device: str | torch.device = ..., batch_size: int | None = ..., precision: str = ..., seed: int = ...,
            **settings: Any) -> AttackedImages: ...
 
 
 @name_failing_model
 @outside_inference_mode
-def attack(model: nn.Module, data: Any, labels: Any = None, *, threat: Threat, attack: str | Attack = "fast",
+def attack(model: nn.Module, data: Any, labels: Any = None, *, threat: Threat, attack: Attacks = "fast",
            device: str | torch.device = "auto", batch_size: int | None = None, precision: str = "auto", seed: int = 0,
            **settings: Any) -> AttackedImages | Tensor:
     """Attack a model on images, as :func:`~equipoise.evaluation.evaluate` does, and return the attacked images.
@@ -90,7 +91,8 @@ def attack(model: nn.Module, data: Any, labels: Any = None, *, threat: Threat, a
         data: tensor of images, with `labels`; or a `Dataset`, a pair (images, labels), a torch dataset or a loader.
         labels: (B,), if `data` is a tensor.
         threat: the perturbations that the attack may use.
-        attack: the name of an attack, or an :class:`~equipoise.attacks.Attack`.
+        attack: the name of an attack, an :class:`~equipoise.attacks.Attack`, or several of them, as a list or as text
+            such as "fast,square"; each is run on the images that the ones before left.
         device: where to compute; auto is the device of the model for tensors, and a GPU if there is one for data sets.
         batch_size: images per batch, 128 or on CUDA 512 if not given; halved when memory runs out.
         precision: that of the search, auto, fp32 or bf16; success is decided in full precision.
@@ -102,16 +104,20 @@ def attack(model: nn.Module, data: Any, labels: Any = None, *, threat: Threat, a
         For data sets :class:`AttackedImages`, on the device of their images.
     """
     checks.instance("model", model, nn.Module, MODULE)
-    check_common(checks.instance("threat", threat, Threat, "be a Threat"), device=device)
-    checks.instance("attack", attack, (str, Attack), "be the name of an attack or an Attack")
-    checks.require(isinstance(attack, str) or not settings, "settings", "be left out beside an attack object, which "
-                   "has its own", sorted(settings))
+    check_common(require_threat(threat), device=device)
+    checks.require(not isinstance(attack, Attack) or not settings, "settings", "be left out beside an attack object, "
+                   "which has its own", sorted(settings))
     if batch_size is not None:
         checks.whole("batch_size", batch_size, least=1)
     checks.seed(seed)
     checks.require("norm" not in settings, "norm", "be left out: it is that of the threat", settings.get("norm"))
-    chosen = make_attack(attack, norm=threat.norm, **settings) if isinstance(attack, str) else attack
-    name = attack if isinstance(attack, str) else chosen.name
+    selected = select_attacks(attack, threat.norm, **settings)
+    checks.require(len(selected) == 1 or not any(one.measures_radius or one.repeats for one in selected.values()),
+                   "attack", "be alone if it measures radii or repeats its passes", list(selected))
+    name, chosen = next(iter(selected.items())) if len(selected) == 1 else (
+        ",".join(selected), Suite(tuple(selected.values())))
+    stages = [stage.name for stage in chosen.stages()]
+    checks.require(len(set(stages)) == len(stages), "attack", "name every attack once, also those in a suite", name)
     checks.require(labels is None or isinstance(data, Tensor | np.ndarray), "labels", "be left out beside a data set, "
                    "which has its own", type(labels).__name__)
     images = as_dataset(data if labels is None else (data, labels))

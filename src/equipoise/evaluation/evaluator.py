@@ -24,7 +24,7 @@ from equipoise.core.records import Run, nothing_left_on_refusal
 from equipoise.core.results import BrokenCount, ClassAccuracy, Result, Summary
 from equipoise.core.rows import Row
 from equipoise.core.settings import Settings, setting, split
-from equipoise.core.threat import Threat
+from equipoise.core.threat import Threat, require_threat
 from equipoise.data import Dataset, class_share_notes
 from equipoise.evaluation import adversarial, alpha_sweep
 from equipoise.evaluation.adaptive import KINDS, OWN_GRADIENTS
@@ -197,7 +197,7 @@ def evaluate(models: Models, data: Any, *, threat: Threat, attack: Attacks = "fa
         settings: fields of :class:`EvaluationSettings`.
     """
     check_models(models)
-    check_common(checks.instance("threat", threat, Threat, "be a Threat"), out, device, load_options, command)
+    check_common(require_threat(threat), out, device, load_options, command)
     checks.optional("stand_in", stand_in, (str, nn.Module), MODEL)
     options: EvaluationSettings = split(settings, EvaluationSettings)[0]
     checks.require(out is not None or not options.save_adversarial, "save_adversarial", "come with `out`", True)
@@ -247,7 +247,8 @@ def run_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: Ru
     """
     start = time.monotonic() if start_time is None else start_time
     run.note_resumed([job.key(index) for job in jobs for index in data.index.tolist()])
-    audit_seconds, duplicates = dict.fromkeys(map(str, jobs), 0.0), find_duplicates(jobs)
+    audit_seconds: dict[str, float | None] = dict.fromkeys(map(str, jobs), 0.0)
+    duplicates = find_duplicates(jobs)
     keep: dict[str, Any] = {} if images is None else images.callbacks()
     if images is not None and images.keep is None:
         images.check_complete(jobs, duplicates)

@@ -14,14 +14,14 @@ Models = str | nn.Module | Sequence[str | nn.Module] | Mapping[str, str | nn.Mod
 
 
 def load_models(given: Models, options: LoadOptions, beside: nn.Module | None = None) -> dict[str, nn.Module]:
-    """Models by their name in the rows: as given, else their reference, else "model"; references are loaded.
+    """Models by their name in the rows: as given, else their reference, else "model"; references are loaded, each once.
 
     An option that none of them takes, nor the model that was loaded beside them, is an error.
     """
     if isinstance(given, Mapping):
         named = dict(given)
     else:
-        listed, named = [given] if isinstance(given, str | nn.Module) else list(given), {}
+        listed, named = [given] if isinstance(given, str | nn.Module) else list(dict.fromkeys(given)), {}
         for number, model in enumerate(listed, start=1):
             name = model if isinstance(model, str) else reference_of(model)
             named[name or ("model" if len(listed) == 1 else f"model {number}")] = model

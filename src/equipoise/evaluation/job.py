@@ -18,7 +18,7 @@ from equipoise.attacks import Attack
 from equipoise.core import checks, device, rng
 from equipoise.core.records import Run
 from equipoise.core.rows import RowKey
-from equipoise.core.threat import Threat
+from equipoise.core.threat import Threat, require_threat
 from equipoise.data import Dataset, as_dataset, pixels, warn_of_class_shares
 from equipoise.models import probe
 
@@ -79,7 +79,7 @@ class Conditions:
     precision: str = "auto"
 
     def __post_init__(self) -> None:
-        checks.require(isinstance(self.threat, Threat), "threat", "be a Threat", self.threat)
+        require_threat(self.threat)
         checks.seed(self.seed)
         checks.whole("batch_size", self.batch_size, least=1)
         device.check_precision(self.precision, self.device)
@@ -126,7 +126,8 @@ MODEL = f"{MODULE} or a model reference"
 def check_common(threat: Any = None, out: Any = None, device: Any = "auto", load_options: Any = None,
                  command: Any = None) -> None:
     """Check the types of arguments that several public functions share; None is "not given"."""
-    checks.optional("threat", threat, Threat, "be a Threat")
+    if threat is not None:
+        require_threat(threat)
     checks.path("out", out)
     checks.instance("device", device, (str, torch.device), "be auto, cpu or cuda")
     checks.optional("load_options", load_options, models.LoadOptions, "be LoadOptions")

@@ -66,7 +66,7 @@ def measure_batches(run: Run, data: Dataset, *, keys: Callable[[int], Sequence[R
 
 
 def measure(job: Job, data: Dataset, run: Run, conditions: Conditions, record_extra: RecordExtra | None = None,
-            keep: KeepImages = NOTHING, record: RecordPoints = NOTHING, observe: Observe = NOTHING) -> float:
+            keep: KeepImages = NOTHING, record: RecordPoints = NOTHING, observe: Observe = NOTHING) -> float | None:
     """Attack every image of `data` that the run has no row for yet.
 
     `record_extra` computes further columns of the rows from model, attacked images (B, C, H, W) and labels (B,). A
@@ -76,7 +76,7 @@ def measure(job: Job, data: Dataset, run: Run, conditions: Conditions, record_ex
     the images that a stage did not break, before the stage is logged, with the outputs of what `observe` names.
 
     Returns:
-        The seconds of the audit.
+        The seconds of the audit; None where an earlier start of the run has audited, too.
     """
     job.model.to(conditions.device)
     if record_extra is None and not isinstance(job.attack, BatchAttack) and job.attack.repeats is None:
@@ -159,7 +159,7 @@ def _attack_rows(job: Job, index: Sequence[int], columns: Mapping[str, Sequence[
 
 
 def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions, keep: KeepImages,
-                   record: RecordPoints, observe: nn.Module | None) -> float:
+                   record: RecordPoints, observe: nn.Module | None) -> float | None:
     """Run the stages of an attack over this process's share of the images; decided images get a row at once.
 
     With an audit a survivor is not decided before it: the sample is one of the survivors of all processes.
@@ -170,6 +170,7 @@ def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions, ke
     logs = [StageLog(run.folder / STAGES, run.world.rank, job, job.attack)]
     if job.audit is not None:
         logs.append(StageLog(run.folder / STAGES, run.world.rank, job, job.audit.attack, "audit"))
+    is_resumed = any(log.known for log in logs[1:]) or any(row.audit_passes is not None for row in _rows(job, run))
     parallel.barrier()  # no process writes before every process has read
     final = _run_stages(job, job.attack, missing, data, run, conditions, logs[0], keep, record, observe)
     if job.audit is None:
@@ -190,7 +191,15 @@ def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions, ke
         before.margin[row], before.predicted[row] = survivors[index]
     audited = _run_stages(job, job.audit.attack, own, whole, run, conditions, logs[1], keep, record, observe, before)
     run.append(_decided_rows(job, own, audited, torch.arange(len(own)), is_audit=True))
-    return max(parallel.gather(time.monotonic() - start))
+    seconds = max(parallel.gather(time.monotonic() - start))
+    return None if is_resumed else seconds
+
+
+def _rows(job: Job, run: Run) -> list[AttackRow]:
+    """The rows of a job that the run has."""
+    if not any(key[1:] == job.key(0)[1:] for key in run.done):
+        return []
+    return [row for row in run.read_rows() if isinstance(row, AttackRow) and row.key == job.key(row.index)]
 
 
 def _gather_survivors(index: Tensor, margin: Tensor, predicted: Tensor) -> dict[int, tuple[float, int]]:
@@ -201,8 +210,7 @@ def _gather_survivors(index: Tensor, margin: Tensor, predicted: Tensor) -> dict[
 
 def _sample_survivors(job: Job, plan: AuditPlan, survivors: Collection[int], run: Run, seed: int) -> Tensor:
     """The numbers of the sampled images, from the survivors of all processes and those that already have a row."""
-    with_row = {row.index for row in run.read_rows() if row.key == job.key(row.index)
-                and isinstance(row, AttackRow) and (row.correct or row.audit_passes is not None)}
+    with_row = {row.index for row in _rows(job, run) if row.correct or row.audit_passes is not None}
     return torch.tensor(plan.sample(with_row.union(survivors), seed), dtype=torch.int64)
 
 

@@ -39,10 +39,11 @@ def select_attacks(given: Attacks, norm: str, **settings: Any) -> dict[str, Atta
     `norm` is that of the threat. A setting such as `steps=50` is for those attacks by name that have it; None is "not
     given".
     """
-    kind = "be the name of an attack, an Attack, or several of them"
+    kind = "be the name of an attack, an Attack (attacks.from_callable makes one of a function), or several of them"
     checks.instance("attack", given, (str, Attack, list, tuple), kind)
     listed = [name.strip() for name in given.split(",")] if isinstance(given, str) else (
         [given] if isinstance(given, Attack) else list(given))
+    listed = [item for place, item in enumerate(listed) if not isinstance(item, str) or item not in listed[:place]]
     checks.require(len(listed) > 0, "attack", "name at least one attack", [])
     names = [item if isinstance(item, str) else checks.instance("attack", item, Attack, kind).name for item in listed]
     checks.require(len(set(names)) == len(names), "attack", "name every attack once", names)
@@ -86,9 +87,8 @@ class EvaluationPlan:
         self.source, self.adaptive = SOURCES[source], adaptive
         listed = f"attacks {', '.join(attacks)}" if len(attacks) > 1 else f"attack {next(iter(attacks))}"
         self.audited = {name for name, attack in attacks.items() if name == AUDITED and attack.repeats is None}
-        repeated = " with repeated passes" if AUDITED in attacks else ""
-        checks.require(bool(self.audited) or not audit, "audit",
-                       f"be left out for the {listed}{repeated}: only {AUDITED} is audited", audit)
+        checks.require(bool(self.audited) or not audit, "audit", "be left out where passes are repeated"
+                       if AUDITED in attacks else f"be left out for the {listed}: only {AUDITED} is audited", audit)
         self.audit = COUNT if audit is None else audit
         self.jobs: list[Job] = []
         self.pairs: list[tuple[str, str]] = []

@@ -20,7 +20,7 @@ from equipoise.core.records import Run, nothing_left_on_refusal, read_rows
 from equipoise.core.results import Summary, read_summary
 from equipoise.core.rows import SEARCH, AttackRow
 from equipoise.core.settings import split
-from equipoise.core.threat import Threat
+from equipoise.core.threat import Threat, require_threat
 from equipoise.data import Dataset, class_share_notes
 from equipoise.evaluation import Conditions
 from equipoise.evaluation.adaptive import ADAPTIVE_VERSION
@@ -79,7 +79,7 @@ def fit(accurate: str | nn.Module, robust: str | nn.Module, data: Any, *, threat
     parallel.require_one_process("fit")
     for side, base in zip(SIDES, (accurate, robust), strict=True):
         checks.instance(side, base, (str, nn.Module), MODEL)
-    check_common(checks.instance("threat", threat, Threat, "be a Threat"), out, device, load_options, command)
+    check_common(require_threat(threat), out, device, load_options, command)
     checks.path("gate", gate)
     target = {"lose_at_most": lose_at_most, "beta": beta, "alpha": alpha, "gate": None if gate is None else str(gate)}
     options: FitSettings = split({**target, **settings}, FitSettings)[0]

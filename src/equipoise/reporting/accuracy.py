@@ -113,7 +113,7 @@ def _audit_table(run: RunView) -> Table:
              Cell(str(item.broken)),
              Cell(f"{format.number(100 * item.gap, 1)} points",
                   f"run --attack {item.stronger}" if item.is_poor else ""),
-             Cell(str(item.passes)), Cell(f"{item.seconds:.0f}")] for item in audits]
+             Cell(str(item.passes)), Cell("" if item.seconds is None else f"{item.seconds:.0f}")] for item in audits]
     stronger = " and ".join(dict.fromkeys(item.stronger for item in audits))
     return Table(f"Audit: {stronger} on a random sample of the survivors; what it broke counts as broken in the worst "
                  "case, not in the accuracy under the attack. The gap is the most by which that accuracy may lie above "

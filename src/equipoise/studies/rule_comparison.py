@@ -23,7 +23,7 @@ from equipoise.core.promises import Target
 from equipoise.core.records import Run
 from equipoise.core.results import Summary
 from equipoise.core.settings import split as split_settings
-from equipoise.core.threat import Threat
+from equipoise.core.threat import Threat, require_threat
 from equipoise.data import Dataset, class_share_notes
 from equipoise.evaluation import Conditions, Job
 from equipoise.evaluation.adaptive import ADAPTIVE_VERSION
@@ -79,7 +79,7 @@ def compare_rules(accurate: str | nn.Module, robust: str | nn.Module, fit_data: 
     parallel.require_one_process("compare-rules")
     for side, base in (("accurate", accurate), ("robust", robust)):
         checks.instance(side, base, (str, nn.Module), MODEL)
-    check_common(checks.instance("threat", threat, Threat, "be a Threat"), out, device, load_options, command)
+    check_common(require_threat(threat), out, device, load_options, command)
     checks.path("export", export)
     checks.instance("gates", gates, (list, tuple), "be a list of files or folders")
     options: ComparisonSettings = split_settings(settings, ComparisonSettings)[0]
