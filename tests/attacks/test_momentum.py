@@ -15,9 +15,10 @@ from equipoise.core.threat import Threat
 class Linear(nn.Module):
     """Two classes with logits ±w·x."""
 
-    def __init__(self) -> None:
+    def __init__(self, pixels: int = 12) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(12, generator=torch.Generator().manual_seed(0)), requires_grad=False)
+        weight = torch.randn(pixels, generator=torch.Generator().manual_seed(0))
+        self.weight = nn.Parameter(weight, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         value = x.flatten(1) @ self.weight
@@ -40,6 +41,28 @@ def test_a_linear_objective_ends_at_its_maximum_over_the_ball(norm: str) -> None
     torch.testing.assert_close(reached, lowest, rtol=0, atol=0.02 * threat.eps * float(
         geometry.dual_norm(model.weight.view(1, 3, 2, 2), norm)))
     torch.testing.assert_close(state.logit_margin, 2 * reached, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("eps", [0.5, 5.0, 40.0])
+@pytest.mark.parametrize("binary", [False, True])
+def test_in_l1_the_best_pixels_reach_their_limit(eps: float, binary: bool) -> None:
+    """The maximum changes about 2·eps of 3072 values, one after another, as far as [0, 1] allows.
+
+    Steps that change too many values bring each only part of the way, and those that choose values at their limit
+    change too few in all.
+    """
+    model, x = Linear(3072), torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    x, y = x.round() if binary else x, torch.zeros(4, dtype=torch.int64)
+    source, stream = GradientSource(model, GradientSettings(), "fp32", x), rng.stream(0, "attack", torch.arange(4))
+    search = MomentumSearch(source, Threat("l1", eps), 100, "start", "down", lambda z, y, target: -z[:, 0],
+                            lambda x, y, stream: 1 - y)
+    state = search.advance(search.start(x, y, stream), stream, [0] * 4, search.passes)
+    weight, order = model.weight.abs().sort(descending=True)
+    room = torch.where(model.weight > 0, x.flatten(1), 1 - x.flatten(1))[:, order]
+    used = torch.minimum((eps - room.cumsum(dim=1) + room).clamp_min(0), room)
+    gain = (x - state.nearest).flatten(1) @ model.weight
+    assert bool((geometry.size(state.nearest - x, "l1") <= eps * (1 + 1e-5)).all())
+    assert bool((gain >= 0.98 * (used @ weight)).all()), "0.4 to 0.9 of it if steps change 5 % of the values"
 
 
 def test_points_after_the_last_pass_do_not_count() -> None:

@@ -140,9 +140,9 @@ def test_a_sanity_check_names_the_attack_for_randomised_models() -> None:
 
     def alarms(eot: int | None = None, repeats: int | None = None) -> dict[str, str]:
         checks = run_sanity_checks(model, X, y, threat=THREAT, stream=STREAM, eot=eot, repeats=repeats)
-        return {check.name: check.explanation for check in checks if check.alarm}
+        return {check.name: check.advice or "" for check in checks if check.alarm}
 
-    assert "run --attack rand" in alarms()["randomness"] and "batch-size dependence" not in alarms()
+    assert "Run --attack rand" in alarms()["randomness"] and "batch-size dependence" not in alarms()
     assert "randomness" not in alarms(eot=2, repeats=5)
     model.sigma = 0.0
     assert "randomness" not in alarms()

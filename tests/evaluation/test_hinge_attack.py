@@ -28,19 +28,21 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "attacks"))
 import independent_hinges
 
 
-def survivors(mixture: MixedClassifier, data: Dataset, attacks: list[Attack], eps: float) -> torch.Tensor:
+def survivors(mixture: MixedClassifier, data: Dataset, attacks: list[Attack], eps: float,
+              norm: str = "linf") -> torch.Tensor:
     """Rows of the images that none of the attacks breaks."""
     left = torch.arange(len(data))
     for attack in attacks:
-        state = attack_dataset(attack, mixture, data.take(left), threat=Threat("linf", eps), seed=0, batch_size=64,
+        state = attack_dataset(attack, mixture, data.take(left), threat=Threat(norm, eps), seed=0, batch_size=64,
                                device=torch.device("cpu"))
         left = left[state.survived]
     return left
 
 
-def independent(mixture: MixedClassifier, data: Dataset, rows: torch.Tensor, eps: float) -> list[int]:
+def independent(mixture: MixedClassifier, data: Dataset, rows: torch.Tensor, eps: float,
+                norm: str = "linf") -> list[int]:
     """Which of these images the attack of the tests breaks."""
-    broken = independent_hinges.attack(mixture, pixels(data.images[rows]), data.labels[rows], eps)
+    broken = independent_hinges.attack(mixture, pixels(data.images[rows]), data.labels[rows], eps, norm=norm)
     return data.index[rows[broken]].tolist()
 
 
@@ -215,11 +217,15 @@ def spread_gate(accurate: torch.nn.Module, robust: torch.nn.Module, x: torch.Ten
 
 @pytest.mark.slow
 @pytest.mark.reference
-@pytest.mark.parametrize("kind", ["switch", "nuts", "plain", "gate"])
-def test_the_independent_attack_breaks_nothing_more_on_cifar10(kind: str, real_data: Path, real_weights: Path) -> None:
+@pytest.mark.parametrize(("kind", "norm", "eps"), [
+    ("switch", "linf", 8 / 255), ("nuts", "linf", 8 / 255), ("plain", "linf", 8 / 255), ("gate", "linf", 8 / 255),
+    ("switch", "l1", 5.0),
+    pytest.param("switch", "l1", 12.0, marks=pytest.mark.xfail(reason="in ℓ1 the list can be beaten: 2 of 8 images"))])
+def test_the_independent_attack_breaks_nothing_more_on_cifar10(kind: str, norm: str, eps: float, real_data: Path,
+                                                               real_weights: Path) -> None:
     accurate, robust = (models.load(f"{real_weights}/cifar10_resnet8_{name}.safetensors").eval().requires_grad_(False)
                         for name in ("standard", "pgd_at_linf8"))
-    data, eps = load_data("cifar10", data_dir=real_data, count=48), 8 / 255
+    data = load_data("cifar10", data_dir=real_data, count=48)
     maps = {"switch": (LogitMap(5.242, 0.5655, -0.6128, rivals=0.0, unit=1.809), 0.69),
             "nuts": (LogitMap(4.952, 2.107, -0.03), 0.75), "plain": (None, 0.93)}
     if kind == "gate":
@@ -227,8 +233,8 @@ def test_the_independent_attack_breaks_nothing_more_on_cifar10(kind: str, real_d
     else:
         logit_map, alpha = maps[kind]
         mixture = MixedClassifier(accurate, robust, alpha, logit_map=logit_map, hard=logit_map is not None).eval()
-    left = survivors(mixture, data, the_list(mixture, fast()), eps)
-    more = independent(mixture, data, left, eps)
-    print(f"{kind}: fast and its adaptive attacks leave {len(left)} of {len(data)}; the independent attack breaks "
-          f"{len(more)} of them")
+    left = survivors(mixture, data, the_list(mixture, fast()), eps, norm)
+    more = independent(mixture, data, left, eps, norm)
+    print(f"{kind}, {norm}: fast and its adaptive attacks leave {len(left)} of {len(data)}; the independent attack "
+          f"breaks {len(more)} of them")
     assert len(left) > 0 and more == []

@@ -7,6 +7,8 @@ r"""Gradient ascent with momentum, as in [Dong2018], and with decaying steps.
 
 Auto-PGD goes back to its best point and so stays on one side of a constraint; this one does not, and so passes between
 two constraints that take turns, such as both sides of a mixture. Each breaks images that the other does not.
+
+In ℓ1 a step changes ever fewer pixels, none of which is at the limit of [0, 1] that it moves towards.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 
 MOMENTUM = 0.75
-L1_SHARE = 0.05  # of the pixels that a step changes in ℓ1
+# Pixels that a step changes in ℓ1 per unit of eps, at first and at last. The best point changes about two, and equal
+# steps over many more bring each only part of the way.
+L1_PIXELS, LAST_L1_PIXELS = 4.0, 0.3
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -67,6 +71,15 @@ class MomentumSearch:
         velocity = MOMENTUM * state.velocity + gradient / geometry.per_example(scale, gradient)
         left = (1 - state.age / (self.passes - 1)).clamp_min(0).to(point.dtype)
         size = self.threat.eps * (left**1.5 / 2 + 1 / 200)
-        step = geometry.per_example(size, point) * geometry.steepest(velocity, self.threat.norm, L1_SHARE)
+        step = geometry.per_example(size, point) * self._direction(velocity, point, left)
         moved = geometry.project(point + step, state.x, self.threat)
         return replace(state, point=moved, velocity=velocity, age=state.age + 1)
+
+    def _direction(self, velocity: Tensor, point: Tensor, left: Tensor) -> Tensor:
+        """The steepest direction of size one; `left` (B,) is the share of the run that is still to come."""
+        if self.threat.norm != "l1":
+            return geometry.steepest(velocity, self.threat.norm)
+        # Pixels at their limit would take the place of others, and the step would lead nowhere.
+        free = torch.where(velocity > 0, point < 1, point > 0)
+        pixels = self.threat.eps * (L1_PIXELS * left + LAST_L1_PIXELS)
+        return geometry.steepest(velocity * free, "l1", pixels / point[0].numel())

@@ -43,7 +43,7 @@ class TargetedHinges(Attack):
     """
 
     name: ClassVar[str] = "targeted-hinges"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     steps: int = 100
     ranks: tuple[int, ...] = RANKS
     order: str = "clean"
