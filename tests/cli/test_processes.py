@@ -99,7 +99,7 @@ def net():
 
 
 LONG = [*EVALUATE, "--processes", "2", "--count", "300", "--steps", "5000"]  # of repeated options the last counts
-# One of the two images survives: the process that has none waits for the other.
+# Two images are one batch: the process that has none waits for the other.
 WAITING = [*LONG, "--count", "2", "--steps", "200000"]
 
 

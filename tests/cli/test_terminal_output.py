@@ -16,6 +16,7 @@ from small_files import write_pair
 from terminal import COLUMNS, run_in_terminal, screen
 
 from equipoise import reporting, studies
+from equipoise.attacks.sanity_checks import ADVICE
 from equipoise.cli import next_commands, output
 from equipoise.cli.main import COMMANDS, run
 from equipoise.core.audits import Audit
@@ -212,7 +213,7 @@ def helped(command: list[str]) -> list[str]:
 def test_the_next_command_after_a_doubtful_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["equipoise", "evaluate", "m.pt", "--out=r", "--steps", "3", "--eps", "4/255"])
     check = SanityCheck(name="c", value=1.0, alarm=True, explanation="e", model="m", attack="fast",
-                        advice="The attack is too weak: run --attack standard.")
+                        advice=ADVICE["black box beats white box"])
     audit = Audit(model="m", attack="fast", stronger="standard", n=10, survivors=9, audited=3, broken=1, excess=0.2,
                   passes=1, seconds=1.0)
     fine = Summary(command="evaluate", seconds=1.0)
@@ -225,9 +226,9 @@ def test_the_next_command_after_a_doubtful_evaluation(monkeypatch: pytest.Monkey
     assert after(Summary(command="evaluate", seconds=1.0, sanity_checks=(check,))) == expected
     audited = Summary(command="evaluate", seconds=1.0, audits=(audit,))
     assert after(audited) == after(audited, "fast,square") == expected
-    for strongest in ("standard", "fast,autoattack"):
+    for strongest in ("standard", "fast, autoattack"):
         assert after(audited, strongest) == ["open", Path("r")]
-    in_the_model = replace(check, advice="Return logits instead of probabilities.")
+    in_the_model = replace(check, advice=ADVICE["probabilities for logits"])
     assert after(replace(fine, sanity_checks=(in_the_model,))) == ["open", Path("r")], "no attack would change that"
     broken = Result(model="m", metric="worst", value=0.0, low=0.0, high=0.1, n=10)
     assert after(replace(fine, sanity_checks=(check,), results=(broken,))) == ["open", Path("r")], "nothing is left"

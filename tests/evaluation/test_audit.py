@@ -128,6 +128,8 @@ def test_the_seconds_of_earlier_starts_are_not_known(tmp_path: Path, monkeypatch
         run_audit(tmp_path / "run", 9)
     _, audit = run_audit(tmp_path / "run", 9)
     assert audit.seconds is None and f"({audit.passes} passes)" in audit.explanation
+    assert read_summary(tmp_path / "run").audits == (audit,)
+    assert run_audit(tmp_path / "run", 9)[1] == audit, "opened again"
     assert run_audit(tmp_path / "other", 9)[1].seconds is not None
 
 
@@ -188,14 +190,27 @@ with parallel.process_group(THREAT_CONDITIONS.device):
 
 
 @pytest.mark.parametrize("processes", [2, 3])
-def test_several_processes_audit_the_sample_of_one(processes: int, tmp_path: Path) -> None:
+def test_several_processes_audit_the_sample_of_one(processes: int, tmp_path: Path,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     expected, audit = run_audit(tmp_path / "one", 9)
     models = [SmallNet().eval() for _ in range(processes)]  # made before the threads, which share the random state
-    done = run_processes(processes, lambda rank: run_audit(tmp_path / "several", 9, models[rank]))
+    added = [list[AttackRow]() for _ in range(processes)]
+    append = Run.append
+
+    def noted(run: Run, rows: Any) -> None:
+        listed = list(rows)
+        added[run.world.rank] += [row for row in listed if row.key not in run.done]
+        append(run, listed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "append", noted)
+        done = run_processes(processes, lambda rank: run_audit(tmp_path / "several", 9, models[rank]))
     assert all(rows == expected for rows, _ in done)
     assert replace(read_summary(tmp_path / "several").audits[0], seconds=audit.seconds) == audit
-    parts = (tmp_path / "several" / "rows.jsonl").read_text().splitlines()
-    assert len(parts) == 2 * len(DATA), "a clean row and one of the attack for every image"
+    keys = [row.key for rows in added for row in rows]
+    assert len(keys) == len(set(keys)) == 2 * len(DATA), "a clean row and one of the attack for every image, once"
+    audited = [sum(row.audit_passes is not None for row in rows) for rows in added]
+    assert sum(audited) == 9 and max(audited) - min(audited) <= 1
 
 
 @pytest.mark.slow

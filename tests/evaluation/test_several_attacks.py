@@ -59,6 +59,8 @@ def test_settings_are_for_the_attacks_that_have_them() -> None:
 def test_what_is_named_twice_is_measured_once() -> None:
     named = {"m": linear_model()}
     assert run(named, "pgd,pgd", steps=3).rows == run(named, "pgd", steps=3).rows
+    model = linear_model()
+    assert run([model, model], "pgd", steps=3).rows == run(model, "pgd", steps=3).rows
 
 
 @pytest.mark.parametrize(("attack", "settings", "message"), [

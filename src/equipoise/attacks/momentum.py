@@ -8,7 +8,7 @@ r"""Gradient ascent with momentum, as in [Dong2018], and with decaying steps.
 Auto-PGD goes back to its best point and so stays on one side of a constraint; this one does not, and so passes between
 two constraints that take turns, such as both sides of a mixture. Each breaks images that the other does not.
 
-In ℓ1 a step changes ever fewer pixels, none of which is at the limit of [0, 1] that it moves towards.
+In ℓ1 a step changes ever fewer values, none of which is at the limit of [0, 1] that it moves towards.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 
 MOMENTUM = 0.75
-# Pixels that a step changes in ℓ1 per unit of eps, at first and at last. The best point changes about two, and equal
+# Values that a step changes in ℓ1 per unit of eps, at first and at last. The best point changes about two, and equal
 # steps over many more bring each only part of the way.
-L1_PIXELS, LAST_L1_PIXELS = 4.0, 0.3
+L1_VALUES, LAST_L1_VALUES = 4.0, 0.3
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -79,7 +79,7 @@ class MomentumSearch:
         """The steepest direction of size one; `left` (B,) is the share of the run that is still to come."""
         if self.threat.norm != "l1":
             return geometry.steepest(velocity, self.threat.norm)
-        # Pixels at their limit would take the place of others, and the step would lead nowhere.
+        # Values at their limit would take the place of others, and the step would lead nowhere.
         free = torch.where(velocity > 0, point < 1, point > 0)
-        pixels = self.threat.eps * (L1_PIXELS * left + LAST_L1_PIXELS)
-        return geometry.steepest(velocity * free, "l1", pixels / point[0].numel())
+        count = self.threat.eps * (L1_VALUES * left + LAST_L1_VALUES)
+        return geometry.steepest(velocity * free, "l1", count / point[0].numel())

@@ -33,7 +33,7 @@ def after_evaluate(summary: Summary, out: Path, attack: str) -> list[object]:
     is_doubtful = any(audit.is_poor for audit in summary.audits) or any(
         check.alarm and check.model not in covered | nothing_left and f"--attack {STRONG}" in (check.advice or "")
         for check in summary.sanity_checks)
-    if not is_random and (not is_doubtful or not STRONGEST.isdisjoint(attack.split(","))):
+    if not is_random and (not is_doubtful or not STRONGEST.isdisjoint(name.strip() for name in attack.split(","))):
         return ["open", out]
     stronger = RANDOMIZED if is_random else STRONG
     same = without(sys.argv[1:], "--attack", "--audit", "--out", "--steps", "--restarts")

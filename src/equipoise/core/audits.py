@@ -26,7 +26,7 @@ class Audit:
     broken: int  # k
     excess: float  # (D − k)/n, of the worst case, with 95 % confidence
     passes: int  # of networks with a gradient; one without counts a third
-    seconds: float | None  # None after an interruption: those of the starts before are not known
+    seconds: float | None = None  # None after an interruption: those of the starts before are not known
 
     @property
     def accuracy(self) -> float:

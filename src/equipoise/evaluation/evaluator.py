@@ -260,6 +260,7 @@ def run_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: Ru
                 audit_seconds[str(job)] = measure(job, data, run, conditions, **keep)
             else:
                 copy_rows(job, original, run)
+                audit_seconds[str(job)] = audit_seconds[str(original)]
         rows = run.finish()
         remove_stage_logs(run)
         sanity_checks = check_jobs(jobs, data, conditions, run, rows, duplicates)

@@ -170,7 +170,8 @@ def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions, ke
     logs = [StageLog(run.folder / STAGES, run.world.rank, job, job.attack)]
     if job.audit is not None:
         logs.append(StageLog(run.folder / STAGES, run.world.rank, job, job.audit.attack, "audit"))
-    is_resumed = any(log.known for log in logs[1:]) or any(row.audit_passes is not None for row in _rows(job, run))
+    is_resumed = job.audit is not None and (bool(logs[1].known) or any(
+        row.audit_passes is not None for row in _rows(job, run)))
     parallel.barrier()  # no process writes before every process has read
     final = _run_stages(job, job.attack, missing, data, run, conditions, logs[0], keep, record, observe)
     if job.audit is None:

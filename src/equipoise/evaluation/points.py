@@ -258,7 +258,7 @@ class PointRecorder:
 
 
 def _order(path: Path) -> tuple[int, str, str]:
-    """The place of a file of points, which is called RANK-NUMBER: also of an image that changes its process."""
+    """The place of a file of points, which is called RANK-NUMBER; numbers rise across processes."""
     rank, _, number = path.stem.partition("-")
     return len(number), number, rank
 
