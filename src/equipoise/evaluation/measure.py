@@ -30,7 +30,7 @@ from equipoise.core.modes import inference
 from equipoise.core.records import Run
 from equipoise.core.rows import AUDIT, AttackRow, Row, RowKey
 from equipoise.data import Dataset, pixels
-from equipoise.evaluation.job import AuditPlan, Conditions, Job
+from equipoise.evaluation.job import Conditions, Job
 from equipoise.evaluation.stage_log import STAGES, StageLog
 from equipoise.evaluation.time_estimate import audit_title
 
@@ -167,33 +167,39 @@ def _measure_suite(job: Job, data: Dataset, run: Run, conditions: Conditions, ke
     share = data.take(run.world.shard(torch.arange(len(data))))
     missing = share.take(torch.tensor([row for row, index in enumerate(share.index.tolist())
                                        if job.key(index) not in run.done], dtype=torch.int64))
-    logs = [StageLog(run.folder / STAGES, run.world.rank, job, job.attack)]
-    if job.audit is not None:
-        logs.append(StageLog(run.folder / STAGES, run.world.rank, job, job.audit.attack, "audit"))
-    is_resumed = job.audit is not None and (bool(logs[1].known) or any(
+    log = StageLog(run.folder / STAGES, run.world.rank, job, job.attack)
+    audit_log = None if job.audit is None else StageLog(run.folder / STAGES, run.world.rank, job, job.audit.attack,
+                                                        "audit")
+    is_resumed = audit_log is not None and (bool(audit_log.known) or any(
         row.audit_passes is not None for row in _rows(job, run)))
     parallel.barrier()  # no process writes before every process has read
-    final = _run_stages(job, job.attack, missing, data, run, conditions, logs[0], keep, record, observe)
-    if job.audit is None:
+    final = _run_stages(job, job.attack, missing, data, run, conditions, log, keep, record, observe)
+    if audit_log is None:
         run.append(_decided_rows(job, missing, final, torch.arange(len(missing))))
         return 0.0
     held = final.survived.nonzero().squeeze(1)
     survivors = _gather_survivors(missing.index[held], final.margin[held], final.predicted[held])
-    sample = _sample_survivors(job, job.audit, survivors, run, conditions.seed)
-    start, sampled = time.monotonic(), torch.isin(missing.index[held], sample)
-    run.append(_decided_rows(job, missing, final, held[~sampled]))
-    whole = data.take(torch.isin(data.index, sample).nonzero().squeeze(1))
-    # The sample is divided anew: as one of the survivors of every process, its parts would differ in size.
-    rows = run.world.shard(torch.tensor([row for row, index in enumerate(whole.index.tolist()) if index in survivors],
-                                        dtype=torch.int64))
-    own = whole.take(rows)
+    sample, start = _sample_survivors(job, survivors, run, conditions.seed), time.monotonic()
+    run.append(_decided_rows(job, missing, final, held[~torch.isin(missing.index[held], sample)]))
+    _audit(job, data.take(torch.isin(data.index, sample)), survivors, run, conditions, audit_log, keep, record, observe)
+    seconds = max(parallel.gather(time.monotonic() - start))
+    return None if is_resumed else seconds
+
+
+def _audit(job: Job, sample: Dataset, survivors: Mapping[int, tuple[float, int]], run: Run, conditions: Conditions,
+           log: StageLog, keep: KeepImages, record: RecordPoints, observe: nn.Module | None) -> None:
+    """Run the stronger attack on the images of the sample that have no row, and write their rows.
+
+    They are divided anew: as one of the survivors of every process, their parts would differ in size.
+    """
+    assert job.audit is not None
+    is_missing = torch.tensor([index in survivors for index in sample.index.tolist()], dtype=torch.bool)
+    own = sample.take(run.world.shard(is_missing.nonzero().squeeze(1)))
     before = AttackState.new([stage.name for stage in job.audit.attack.stages()], len(own))
     for row, index in enumerate(own.index.tolist()):
         before.margin[row], before.predicted[row] = survivors[index]
-    audited = _run_stages(job, job.audit.attack, own, whole, run, conditions, logs[1], keep, record, observe, before)
+    audited = _run_stages(job, job.audit.attack, own, sample, run, conditions, log, keep, record, observe, before)
     run.append(_decided_rows(job, own, audited, torch.arange(len(own)), is_audit=True))
-    seconds = max(parallel.gather(time.monotonic() - start))
-    return None if is_resumed else seconds
 
 
 def _rows(job: Job, run: Run) -> list[AttackRow]:
@@ -209,10 +215,11 @@ def _gather_survivors(index: Tensor, margin: Tensor, predicted: Tensor) -> dict[
     return {image: (least, label) for part in parallel.gather(own) for image, least, label in part}
 
 
-def _sample_survivors(job: Job, plan: AuditPlan, survivors: Collection[int], run: Run, seed: int) -> Tensor:
-    """The numbers of the sampled images, from the survivors of all processes and those that already have a row."""
+def _sample_survivors(job: Job, survivors: Collection[int], run: Run, seed: int) -> Tensor:
+    """The numbers of the images to audit, from the survivors of all processes and those that already have a row."""
+    assert job.audit is not None
     with_row = {row.index for row in _rows(job, run) if row.correct or row.audit_passes is not None}
-    return torch.tensor(plan.sample(with_row.union(survivors), seed), dtype=torch.int64)
+    return torch.tensor(job.audit.sample(with_row.union(survivors), seed), dtype=torch.int64)
 
 
 def _run_stages(job: Job, attack: Attack, images: Dataset, whole: Dataset, run: Run, conditions: Conditions,
