@@ -67,6 +67,12 @@ def test_what_is_no_attack(given: Any, message: str) -> None:
         eq.attack(model, x, y, threat=("linf", 0.1))  # type: ignore[call-overload]
 
 
+def test_an_attack_object_has_its_own_settings() -> None:
+    model, x, y = example()
+    with pytest.raises(eq.InputError, match="`steps` must be left out beside an attack object, which has its own"):
+        eq.attack(model, x, y, threat=THREAT, attack=Apgd(steps=5), steps=3)
+
+
 def test_numpy_arrays() -> None:
     model, x, y = example()
     expected = eq.attack(model, x, y, threat=THREAT, attack="pgd", steps=3)

@@ -105,8 +105,6 @@ def attack(model: nn.Module, data: Any, labels: Any = None, *, threat: Threat, a
     """
     checks.instance("model", model, nn.Module, MODULE)
     check_common(require_threat(threat), device=device)
-    checks.require(not isinstance(attack, Attack) or not settings, "settings", "be left out beside an attack object, "
-                   "which has its own", sorted(settings))
     if batch_size is not None:
         checks.whole("batch_size", batch_size, least=1)
     checks.seed(seed)
