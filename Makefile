@@ -15,6 +15,7 @@ demo: .venv/.demo
 test: lint types fast doctest
 
 lint: .venv/.dev
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
 types: .venv/.dev

@@ -1,8 +1,9 @@
-"""Print requirements.lock: the packages of an environment with the SHA-256 of what pip would download for each.
+"""Print requirements.lock: the packages of an environment with the SHA-256 of what pip would
+download for each.
 
-    pip list --format=freeze > pins.txt    (without equipoise, torch and pip)
-    pip install --dry-run --ignore-installed --no-deps --report report.json -r pins.txt
-    python .ci/lock.py report.json > requirements.lock
+pip list --format=freeze > pins.txt    (without equipoise, torch and pip)
+pip install --dry-run --ignore-installed --no-deps --report report.json -r pins.txt
+python .ci/lock.py report.json > requirements.lock
 """
 
 import json
@@ -19,8 +20,11 @@ HEADER = """\
 def main(report: Path) -> None:
     """Print one line per package, in order of the names."""
     entries = json.loads(report.read_text(encoding="utf-8"))["install"]
-    lines = [f"{entry['metadata']['name'].lower()}=={entry['metadata']['version']} "
-             f"--hash=sha256:{entry['download_info']['archive_info']['hashes']['sha256']}" for entry in entries]
+    lines = [
+        f"{entry['metadata']['name'].lower()}=={entry['metadata']['version']} "
+        f"--hash=sha256:{entry['download_info']['archive_info']['hashes']['sha256']}"
+        for entry in entries
+    ]
     print(HEADER + "\n".join(sorted(lines)))
 
 

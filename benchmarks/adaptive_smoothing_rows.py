@@ -1,7 +1,8 @@
 """Keep parts of a study of adaptive smoothing as one small file, and print their tables from it.
 
-    python benchmarks/adaptive_smoothing_rows.py RUN OUT   writes OUT/rows.csv.gz: every attacked image with its alpha
-    python benchmarks/adaptive_smoothing_rows.py OUT       prints accuracies and median alphas
+    python benchmarks/adaptive_smoothing_rows.py RUN OUT   writes OUT/rows.csv.gz: every attacked
+    image with its alpha python benchmarks/adaptive_smoothing_rows.py OUT       prints accuracies
+    and median alphas
 
 The same rows give the same bytes.
 """
@@ -32,9 +33,19 @@ def rows(study: Path) -> Iterator[tuple[object, ...]]:
     for part, folder in ((MODELS, study), *((part, study / part) for part in PARTS)):
         if (folder / "summary.json").is_file():
             for row in read_rows(folder):
-                if isinstance(row, AttackRow) and (part != MODELS or row.model in ("accurate", "robust")):
-                    yield (part, row.model, row.attack, row.index, row.label, row.predicted, int(row.correct),
-                           row.image_alpha)
+                if isinstance(row, AttackRow) and (
+                    part != MODELS or row.model in ("accurate", "robust")
+                ):
+                    yield (
+                        part,
+                        row.model,
+                        row.attack,
+                        row.index,
+                        row.label,
+                        row.predicted,
+                        int(row.correct),
+                        row.image_alpha,
+                    )
 
 
 def print_tables(folder: Path) -> None:
@@ -50,12 +61,16 @@ def print_tables(folder: Path) -> None:
     for key, own in correct.items():
         estimate = clopper_pearson(sum(own), len(own))
         alpha = f", median alpha {median(alphas[key]):.2f}" if alphas[key] else ""
-        print(f"{', '.join(key)}: {100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
-              f"{alpha}, n = {len(own)}")
+        print(
+            f"{', '.join(key)}: {100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+            f"{alpha}, n = {len(own)}"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path, nargs="?")
     args = parser.parse_args()

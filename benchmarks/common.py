@@ -31,7 +31,9 @@ T = TypeVar("T")
 
 def new_parser(description: str | None) -> argparse.ArgumentParser:
     """A parser with the options that all scripts share."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of torch")
     return parser
@@ -39,10 +41,18 @@ def new_parser(description: str | None) -> argparse.ArgumentParser:
 
 def add_files(parser: argparse.ArgumentParser) -> None:
     """Options for real data and weights; without both a script uses synthetic ones."""
-    parser.add_argument("--data", type=Path, default=os.environ.get("EQUIPOISE_DATA"),
-                        help="folder with CIFAR-10; $EQUIPOISE_DATA if not given")
-    parser.add_argument("--weights", type=Path, default=os.environ.get("EQUIPOISE_WEIGHTS"),
-                        help="folder with cifar10_*.safetensors; $EQUIPOISE_WEIGHTS if not given")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("EQUIPOISE_DATA"),
+        help="folder with CIFAR-10; $EQUIPOISE_DATA if not given",
+    )
+    parser.add_argument(
+        "--weights",
+        type=Path,
+        default=os.environ.get("EQUIPOISE_WEIGHTS"),
+        help="folder with cifar10_*.safetensors; $EQUIPOISE_WEIGHTS if not given",
+    )
 
 
 def has_files(args: argparse.Namespace) -> bool:
@@ -52,7 +62,10 @@ def has_files(args: argparse.Namespace) -> bool:
 
 def print_json(**values: object) -> None:
     """One measurement as a JSON line."""
-    print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in values.items()}), flush=True)
+    print(
+        json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in values.items()}),
+        flush=True,
+    )
 
 
 def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
@@ -84,8 +97,21 @@ def load_cifar_model(args: argparse.Namespace, name: str, tta: int | None = None
 def train_on_shapes(objective: str, device: str, **settings: object) -> nn.Module:
     """A ResNet-8 trained on synthetic shapes for some seconds; its accuracy means nothing."""
     data = load_data("shapes", split="train", count=1024)
-    result = train(objective, arch="resnet8", data=data, mean=0.35, std=0.2, device=device, epochs=3, optimizer="adamw",
-                   lr=5e-3, schedule="one-cycle", warmup=0.6, held_out=0, **settings)
+    result = train(
+        objective,
+        arch="resnet8",
+        data=data,
+        mean=0.35,
+        std=0.2,
+        device=device,
+        epochs=3,
+        optimizer="adamw",
+        lr=5e-3,
+        schedule="one-cycle",
+        warmup=0.6,
+        held_out=0,
+        **settings,
+    )
     return result.model.eval().requires_grad_(False)
 
 
@@ -95,14 +121,24 @@ def robust_on_shapes(device: str) -> nn.Module:
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, data: Dataset, device: str, attack: Attack | None = None,
-             threat: Threat = THREAT) -> float:
+def accuracy(
+    model: nn.Module,
+    data: Dataset,
+    device: str,
+    attack: Attack | None = None,
+    threat: Threat = THREAT,
+) -> float:
     """Share of images classified correctly, clean or under an attack."""
     correct = 0
     for batch in batches(data, 500, device=device):
         with torch.enable_grad():
-            x = (attack or Clean())(model, batch.images, batch.labels, threat=threat,
-                                    stream=rng.stream(0, "pgd", batch.index))
+            x = (attack or Clean())(
+                model,
+                batch.images,
+                batch.labels,
+                threat=threat,
+                stream=rng.stream(0, "pgd", batch.index),
+            )
         with inference(model):
             correct += int((model(x).argmax(dim=1) == batch.labels).sum())
     return correct / len(data)

@@ -1,8 +1,9 @@
 """Cost of a fit and of a fitted mixture: the search over cached logits, and gated prediction.
 
-    python benchmarks/fit.py                                     the search, on random logits
-    python benchmarks/fit.py --data DATA --weights WEIGHTS       and prediction on the CIFAR-10 test set (ResNet-8)
-    PYTHONPATH=src python3 benchmarks/fit.py --device cuda …     the same with the ResNet-18 pair
+python benchmarks/fit.py                                     the search, on random logits
+python benchmarks/fit.py --data DATA --weights WEIGHTS       and prediction on the CIFAR-10 test set
+(ResNet-8) PYTHONPATH=src python3 benchmarks/fit.py --device cuda …     the same with the ResNet-18
+pair
 """
 
 from __future__ import annotations
@@ -38,14 +39,20 @@ def main() -> None:
 
 
 def random_logits(n: int, classes: int = 10, points: int = 6) -> CachedLogits:
-    """Logits of a robust model whose confidence varies, and classes of an accurate model that is correct on 95 %."""
+    """Logits of a robust model whose confidence varies, and classes of an accurate model that is
+    correct on 95 %."""
     random = stream(0, "benchmark", torch.arange(n))
     labels = random.at("label").integers(classes)
     one_hot = F.one_hot(labels, classes).float()
-    clean = random.at("noise").normal(classes) + (0.5 + 4 * random.at("sure").uniform().unsqueeze(1)) * one_hot
+    clean = (
+        random.at("noise").normal(classes)
+        + (0.5 + 4 * random.at("sure").uniform().unsqueeze(1)) * one_hot
+    )
     attacked = torch.stack([clean - (1.0 + 0.1 * k) * one_hot for k in range(points)])
     accurate = torch.where(random.at("right").uniform() < 0.95, labels, (labels + 1) % classes)
-    return CachedLogits(clean, attacked, labels, torch.arange(n), accurate, torch.full((points, n), ANY_CLASS))
+    return CachedLogits(
+        clean, attacked, labels, torch.arange(n), accurate, torch.full((points, n), ANY_CLASS)
+    )
 
 
 def search() -> None:
@@ -56,34 +63,54 @@ def search() -> None:
         grid_seconds, maps = timed(lambda kinds=kinds: MapSearch(logits, kinds), "cpu")  # type: ignore[misc]
         seconds, _ = timed(lambda maps=maps: maps.run(TARGET), "cpu")  # type: ignore[misc]
         candidates = sum(len(table.candidates) for table in maps.tables.values())
-        print(f"search, rule {rule}, 1000 images × 6 points: grid {grid_seconds:.3f} s, with refinement "
-              f"{grid_seconds + seconds:.2f} s, {candidates} candidates, {torch.get_num_threads()} threads", flush=True)
+        print(
+            f"search, rule {rule}, 1000 images × 6 points: grid {grid_seconds:.3f} s, with refinement "
+            f"{grid_seconds + seconds:.2f} s, {candidates} candidates, {torch.get_num_threads()} threads",
+            flush=True,
+        )
 
 
 def predict(args: argparse.Namespace) -> None:
     """Seconds of gated prediction against running both models on every image."""
     arch = "resnet18" if args.device == "cuda" else "resnet8"
-    accurate, robust = (load_cifar_model(args, f"{arch}_{name}") for name in ("standard", "pgd_at_linf8"))
+    accurate, robust = (
+        load_cifar_model(args, f"{arch}_{name}") for name in ("standard", "pgd_at_linf8")
+    )
     data = load_data("cifar10", data_dir=args.data)
     logit_map = LogitMap(2.0, 1.0, 0.0, "linear", rivals=0.0, unit=1.0)
-    # The threshold at which the accurate model runs on a fifth of the images, as in a mixture that keeps 90 %.
+    # The threshold at which the accurate model runs on a fifth of the images, as in a mixture that
+    # keeps 90 %.
     with torch.no_grad():
-        logits = torch.cat([robust(batch.images).cpu() for batch in batches(data, 500, device=args.device)])
+        logits = torch.cat(
+            [robust(batch.images).cpu() for batch in batches(data, 500, device=args.device)]
+        )
         top = F.softmax(logit_map(logits), dim=1).topk(2, dim=1).values
         q = float((top[:, 0] - top[:, 1]).quantile(0.2))
-    mixture = MixedClassifier(accurate, robust, 1 / (1 + q), hard=True, logit_map=logit_map).eval().to(args.device)
+    mixture = (
+        MixedClassifier(accurate, robust, 1 / (1 + q), hard=True, logit_map=logit_map)
+        .eval()
+        .to(args.device)
+    )
     both_seconds, both = run_twice(lambda x: mixture(x).argmax(dim=1), data, args.device)
     gated_seconds, gated = run_twice(mixture.predict, data, args.device)
-    # On a GPU the accurate model rounds differently in smaller batches, which can change its prediction.
-    print(f"prediction, {arch} pair, {len(data)} images, {args.device}: both models {both_seconds:.2f} s, gated "
-          f"{gated_seconds:.2f} s ({gated_seconds / both_seconds:.2f}), {int((both != gated).sum())} differ")
+    # On a GPU the accurate model rounds differently in smaller batches, which can change its
+    # prediction.
+    print(
+        f"prediction, {arch} pair, {len(data)} images, {args.device}: both models {both_seconds:.2f} s, gated "
+        f"{gated_seconds:.2f} s ({gated_seconds / both_seconds:.2f}), {int((both != gated).sum())} differ"
+    )
 
 
 @torch.no_grad()
-def run_twice(predict_batch: Callable[[Tensor], Tensor], data: Dataset, device: str) -> tuple[float, Tensor]:
+def run_twice(
+    predict_batch: Callable[[Tensor], Tensor], data: Dataset, device: str
+) -> tuple[float, Tensor]:
     """Seconds of the second run, and the predictions; the first run warms up."""
+
     def run() -> Tensor:
-        return torch.cat([predict_batch(pixels(part.to(device))).cpu() for part in data.images.split(500)])
+        return torch.cat(
+            [predict_batch(pixels(part.to(device))).cpu() for part in data.images.split(500)]
+        )
 
     run()
     return timed(run, device)

@@ -1,7 +1,8 @@
-"""APGD on networks for large images, beside the original AutoAttack's in the same run, then `fast`; peak memory.
+"""APGD on networks for large images, beside the original AutoAttack's in the same run, then `fast`;
+peak memory.
 
-Fresh weights; the labels are the network's own predictions. At the small radius of APGD nothing breaks, so that both
-make all passes. Needs timm and a clone of the original AutoAttack:
+Fresh weights; the labels are the network's own predictions. At the small radius of APGD nothing
+breaks, so that both make all passes. Needs timm and a clone of the original AutoAttack:
     PYTHONPATH=src python3 benchmarks/large_images.py --device cuda --reference CLONE
 """
 
@@ -36,8 +37,12 @@ def new_network(name: str, size: int) -> nn.Module:
 
 def main() -> None:
     parser = new_parser(__doc__)
-    parser.add_argument("--networks", default=NETWORKS, help="names of timm or zoo:NAME, separated by commas")
-    parser.add_argument("--reference", type=Path, required=True, help="folder that holds the package autoattack")
+    parser.add_argument(
+        "--networks", default=NETWORKS, help="names of timm or zoo:NAME, separated by commas"
+    )
+    parser.add_argument(
+        "--reference", type=Path, required=True, help="folder that holds the package autoattack"
+    )
     parser.add_argument("--count", type=int, default=64)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--steps", type=int, default=50)
@@ -49,7 +54,9 @@ def main() -> None:
     for name in args.networks.split(","):
         model = new_network(name, args.size).eval().requires_grad_(False).to(args.device)
         generator = torch.Generator().manual_seed(0)
-        images = torch.randint(256, (args.count, 3, args.size, args.size), generator=generator, dtype=torch.uint8)
+        images = torch.randint(
+            256, (args.count, 3, args.size, args.size), generator=generator, dtype=torch.uint8
+        )
         x = pixels(images).to(args.device)
         with torch.no_grad():
             logits = model(x)
@@ -57,12 +64,25 @@ def main() -> None:
         classes = tuple(map(str, range(logits.shape[1])))
         data = Dataset("random", "test", images, y.cpu(), torch.arange(args.count), classes)
 
-        def original(steps: int, model: nn.Module = model, x: torch.Tensor = x, y: torch.Tensor = y) -> None:
-            APGDAttack(model, n_iter=steps, norm="Linf", eps=SMALL_EPS, seed=0, device=args.device).perturb(x, y)
+        def original(
+            steps: int, model: nn.Module = model, x: torch.Tensor = x, y: torch.Tensor = y
+        ) -> None:
+            APGDAttack(
+                model, n_iter=steps, norm="Linf", eps=SMALL_EPS, seed=0, device=args.device
+            ).perturb(x, y)
 
-        def ours(attack: Attack, eps: float, model: nn.Module = model, data: Dataset = data) -> AttackState:
-            return attack_dataset(attack, model, data, threat=Threat("linf", eps), seed=0, batch_size=len(data),
-                                  device=args.device)
+        def ours(
+            attack: Attack, eps: float, model: nn.Module = model, data: Dataset = data
+        ) -> AttackState:
+            return attack_dataset(
+                attack,
+                model,
+                data,
+                threat=Threat("linf", eps),
+                seed=0,
+                batch_size=len(data),
+                device=args.device,
+            )
 
         original(2)  # loading kernels is not timed
         theirs_s, _ = timed(lambda run=original: run(args.steps), args.device)
@@ -72,8 +92,16 @@ def main() -> None:
         ours_s, state = timed(lambda run=ours: run(Apgd(steps=args.steps), SMALL_EPS), args.device)
         fast_s, _ = timed(lambda run=ours: run(fast(), FAST_EPS), args.device)
         peak = torch.cuda.max_memory_allocated() / 2**30 if args.device == "cuda" else None
-        print_json(network=name, images=args.count, original_s=theirs_s, ours_s=ours_s, speed_up=theirs_s / ours_s,
-                   survive=int(state.survived.sum()), fast_s=fast_s, peak_gib=peak)
+        print_json(
+            network=name,
+            images=args.count,
+            original_s=theirs_s,
+            ours_s=ours_s,
+            speed_up=theirs_s / ours_s,
+            survive=int(state.survived.sum()),
+            fast_s=fast_s,
+            peak_gib=peak,
+        )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
 """Clean and adaptively attacked accuracy of mixtures of the ResNet-18 pair on CIFAR-10.
 
-    python benchmarks/mixednuts.py                           two minutes of one core: a small pair on synthetic shapes
-    PYTHONPATH=src python3 benchmarks/mixednuts.py --device cuda --data DATA --weights WEIGHTS [--part …]
+    python benchmarks/mixednuts.py                           two minutes of one core: a small pair
+    on synthetic shapes PYTHONPATH=src python3 benchmarks/mixednuts.py --device cuda --data DATA
+    --weights WEIGHTS [--part …]
 
 Mixtures are fitted on test images 9000–9999, which are never evaluated on.
-figure: one target; clean accuracy on 0–8999, adaptive attacks (standard) on 0–999. With --tta and --from-one the target
-        is relative to the robust model without test-time augmentation, measured on the fitting images.
-gated:  the mixture that keeps 90 % of the robust images: gated prediction against running both models.
-push:   several rules and targets; the most accurate of those that lose at most one, and at most two points on 8000–8999
+figure: one target; clean accuracy on 0–8999, adaptive attacks (standard) on 0–999. With --tta and
+--from-one the target
+        is relative to the robust model without test-time augmentation, measured on the fitting
+        images.
+gated:  the mixture that keeps 90 % of the robust images: gated prediction against running both
+models. push:   several rules and targets; the most accurate of those that lose at most one, and at
+most two points on 8000–8999
         (fast); then evaluated once on 0–999 (standard) and clean on 0–7999.
 """
 
@@ -63,7 +67,12 @@ class Study:
     """A pair of models, their images, and the measurements so far."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.device, self.start, self.measurements = args, args.device, time.perf_counter(), []
+        self.args, self.device, self.start, self.measurements = (
+            args,
+            args.device,
+            time.perf_counter(),
+            [],
+        )
         if has_files(args):
             self.slices, self.data = CIFAR10, load_data("cifar10", data_dir=args.data)
             self.accurate = load_cifar_model(args, f"{args.pair}_standard")
@@ -81,16 +90,30 @@ class Study:
         self.measurements.append(values)
         print(json.dumps(values), flush=True)
 
-    def fit(self, rule: str, robust: nn.Module | None = None, out: str | None = None, **target: float) -> Fit:
+    def fit(
+        self, rule: str, robust: nn.Module | None = None, out: str | None = None, **target: float
+    ) -> Fit:
         """A mixture fitted on the fitting images."""
-        result = fit(self.accurate, self.robust if robust is None else robust, self.data.slice(*self.slices.fitting),
-                     threat=THREAT, rule=rule, steps=self.args.steps, device=self.device,
-                     batch_size=self.args.batch_size, out=out, **target)
-        self.report(what="fit", rule=rule, promise=result.promise, map=str(result.mixture.logit_map))
+        result = fit(
+            self.accurate,
+            self.robust if robust is None else robust,
+            self.data.slice(*self.slices.fitting),
+            threat=THREAT,
+            rule=rule,
+            steps=self.args.steps,
+            device=self.device,
+            batch_size=self.args.batch_size,
+            out=out,
+            **target,
+        )
+        self.report(
+            what="fit", rule=rule, promise=result.promise, map=str(result.mixture.logit_map)
+        )
         return result
 
     def points_with_tta(self, points: float, rule: str) -> float:
-        """What the model with test-time augmentation may lose, to be `points` below the one without."""
+        """What the model with test-time augmentation may lose, to be `points` below the one
+        without."""
         survived = []
         for robust in (self.without_tta, self.robust):
             with tempfile.TemporaryDirectory() as folder:
@@ -105,10 +128,14 @@ class Study:
         part = self.data.slice(start, count)
         parts = batches(part, 1000, device=self.device)
         predicted = torch.cat([mixture.predict(batch.images).cpu() for batch in parts])
-        return {"clean": float((predicted == part.labels).float().mean()),
-                "accurate_share": accurate_share(mixture, part, self.device, 1000)}
+        return {
+            "clean": float((predicted == part.labels).float().mean()),
+            "accurate_share": accurate_share(mixture, part, self.device, 1000),
+        }
 
-    def survived(self, model: nn.Module, data: Dataset, suite: Suite) -> tuple[Tensor, dict[str, int]]:
+    def survived(
+        self, model: nn.Module, data: Dataset, suite: Suite
+    ) -> tuple[Tensor, dict[str, int]]:
         """(N,) images that survive, and how many after each attack.
 
         A mixture is attacked adaptively by the suite, then by the fast suite on its own gradients.
@@ -120,25 +147,50 @@ class Study:
         for name, attack in attacks.items():
             rows = alive.nonzero().squeeze(1)
             if len(rows):
-                alive[rows] = attack_dataset(attack, model, data.take(rows), threat=THREAT, seed=0, device=self.device,
-                                             batch_size=self.args.batch_size).survived
+                alive[rows] = attack_dataset(
+                    attack,
+                    model,
+                    data.take(rows),
+                    threat=THREAT,
+                    seed=0,
+                    device=self.device,
+                    batch_size=self.args.batch_size,
+                ).survived
             counts[name] = int(alive.sum())
         return alive, counts
 
     def evaluate(self, mixture: MixedClassifier, **values: object) -> None:
         """The reported result: standard suite, adaptive."""
         alive, counts = self.survived(mixture, self.data.slice(*self.slices.reported), standard())
-        self.report(what="adaptive standard", images=self.slices.reported, worst=float(alive.float().mean()),
-                    survivors=counts, **values)
+        self.report(
+            what="adaptive standard",
+            images=self.slices.reported,
+            worst=float(alive.float().mean()),
+            survivors=counts,
+            **values,
+        )
 
     def figure(self, points: float, rule: str) -> None:
         """One target: clean accuracy of the mixture and of its frontier, then adaptive attacks."""
-        mixture, count = self.fit(rule, lose_at_most=points).mixture.to(self.device), self.slices.fitting[0]
-        self.report(what="clean", images=(0, count), rule=rule, points=points, **self.clean(mixture, 0, count))
+        mixture, count = (
+            self.fit(rule, lose_at_most=points).mixture.to(self.device),
+            self.slices.fitting[0],
+        )
+        self.report(
+            what="clean",
+            images=(0, count),
+            rule=rule,
+            points=points,
+            **self.clean(mixture, 0, count),
+        )
         for point in mixture.frontier:
             other = mixture.with_target(100 * point.lose_at_most)
-            self.report(what="frontier, clean", images=(0, count), points=100 * point.lose_at_most,
-                        **self.clean(other, 0, count))
+            self.report(
+                what="frontier, clean",
+                images=(0, count),
+                points=100 * point.lose_at_most,
+                **self.clean(other, 0, count),
+            )
         self.evaluate(mixture, rule=rule, points=points)
 
     def gated(self, rule: str) -> None:
@@ -149,17 +201,27 @@ class Study:
         @torch.no_grad()
         def run(predict: Callable[[Tensor], Tensor]) -> tuple[float, Tensor]:
             for _ in range(2):  # the first run warms up
-                seconds, predicted = timed(lambda: torch.cat([predict(x) for x in images]).cpu(), self.device)
+                seconds, predicted = timed(
+                    lambda: torch.cat([predict(x) for x in images]).cpu(), self.device
+                )
             return seconds, predicted
 
         both_seconds, both = run(lambda x: mixture(x).argmax(dim=1))
         gated_seconds, gated = run(mixture.predict)
-        self.report(what="gated prediction, all test images", rule=rule, beta=0.9, both_seconds=both_seconds,
-                    gated_seconds=gated_seconds, ratio=gated_seconds / both_seconds, differ=int((both != gated).sum()),
-                    **self.clean(mixture, 0, len(self.data)))
+        self.report(
+            what="gated prediction, all test images",
+            rule=rule,
+            beta=0.9,
+            both_seconds=both_seconds,
+            gated_seconds=gated_seconds,
+            ratio=gated_seconds / both_seconds,
+            differ=int((both != gated).sum()),
+            **self.clean(mixture, 0, len(self.data)),
+        )
 
     def push(self, rules: list[str], targets: list[float]) -> None:
-        """Select rule and target by the loss measured on the selection images, then evaluate the selected mixtures."""
+        """Select rule and target by the loss measured on the selection images, then evaluate the
+        selected mixtures."""
         images = self.data.slice(*self.slices.selection)
         rows = self.survived(self.robust, images, fast())[0].nonzero().squeeze(1)
         self.report(what="robust, fast", images=self.slices.selection, survivors=len(rows))
@@ -176,9 +238,15 @@ class Study:
                 alive, counts = self.survived(candidate, images.take(rows), fast())
                 lost = 100 * (len(rows) - int(alive.sum())) / len(images)
                 clean = self.clean(candidate, *self.slices.selection)
-                values: dict[str, object] = {"rule": rule, "points": points, "selection_clean": clean["clean"],
-                                             "selection_lost": lost}
-                self.report(what="mixture, fast", images=self.slices.selection, survivors=counts, **values)
+                values: dict[str, object] = {
+                    "rule": rule,
+                    "points": points,
+                    "selection_clean": clean["clean"],
+                    "selection_lost": lost,
+                }
+                self.report(
+                    what="mixture, fast", images=self.slices.selection, survivors=counts, **values
+                )
                 for limit in LIMITS:
                     if lost <= limit and clean["clean"] > best.get(limit, (0.0,))[0]:
                         best[limit] = (clean["clean"], candidate, values)
@@ -186,8 +254,15 @@ class Study:
                     break
         for limit, (_, selected, values) in sorted(best.items(), reverse=True):
             count = self.slices.selection[0]
-            self.report(what="clean", limit=limit, images=(0, count), map=str(selected.logit_map), alpha=selected.alpha,
-                        **self.clean(selected, 0, count), **values)
+            self.report(
+                what="clean",
+                limit=limit,
+                images=(0, count),
+                map=str(selected.logit_map),
+                alpha=selected.alpha,
+                **self.clean(selected, 0, count),
+                **values,
+            )
             self.evaluate(selected, limit=limit, **values)
 
 
@@ -195,10 +270,18 @@ def main() -> None:
     parser = new_parser(__doc__)
     add_files(parser)
     parser.add_argument("--pair", default="resnet18", help="architecture of the pair in --weights")
-    parser.add_argument("--part", default="figure", help="figure, gated and push, separated by commas")
-    parser.add_argument("--points", type=float, default=2.0, help="target of `figure`: points that may be lost")
-    parser.add_argument("--tta", type=int, help="test-time augmentation of the robust model: 2, 6 or 10 views")
-    parser.add_argument("--from-one", action="store_true", help="points relative to the robust model without --tta")
+    parser.add_argument(
+        "--part", default="figure", help="figure, gated and push, separated by commas"
+    )
+    parser.add_argument(
+        "--points", type=float, default=2.0, help="target of `figure`: points that may be lost"
+    )
+    parser.add_argument(
+        "--tta", type=int, help="test-time augmentation of the robust model: 2, 6 or 10 views"
+    )
+    parser.add_argument(
+        "--from-one", action="store_true", help="points relative to the robust model without --tta"
+    )
     parser.add_argument("--rule", default="auto", help="rule of `figure` and `gated`")
     parser.add_argument("--rules", default="auto,nuts,switch", help="rules of `push`")
     parser.add_argument("--tried", default="2,3,4,6,8,10", help="targets of `push`")
@@ -210,7 +293,10 @@ def main() -> None:
     study = Study(args)
     try:
         if "figure" in args.part:
-            study.figure(study.points_with_tta(args.points, args.rule) if args.from_one else args.points, args.rule)
+            study.figure(
+                study.points_with_tta(args.points, args.rule) if args.from_one else args.points,
+                args.rule,
+            )
         if "gated" in args.part:
             study.gated(args.rule)
         if "push" in args.part:

@@ -31,21 +31,41 @@ def rows(study: Path) -> Iterator[tuple[object, ...]]:
         if (folder / "summary.json").is_file():
             for row in read_rows(folder):
                 if isinstance(row, AttackRow):
-                    yield (part, row.model, row.attack, row.index, row.label, row.predicted, int(row.correct),
-                           row.margin)
+                    yield (
+                        part,
+                        row.model,
+                        row.attack,
+                        row.index,
+                        row.label,
+                        row.predicted,
+                        int(row.correct),
+                        row.margin,
+                    )
 
 
 def fits(study: Path) -> Iterator[tuple[object, ...]]:
     """What every fit returned."""
     for folder in sorted((study / FITS).iterdir()):
-        fit, chosen = read_summary(folder).fit, tomllib.loads((folder / "mixture.toml").read_text()).get("logit_map")
+        fit, chosen = (
+            read_summary(folder).fit,
+            tomllib.loads((folder / "mixture.toml").read_text()).get("logit_map"),
+        )
         if fit is not None and chosen is not None:
-            yield (folder.name, chosen["scale"], chosen["power"], chosen["shift"], fit.alpha, fit.objective,
-                   fit.recomputed_objective)
+            yield (
+                folder.name,
+                chosen["scale"],
+                chosen["power"],
+                chosen["shift"],
+                fit.alpha,
+                fit.objective,
+                fit.recomputed_objective,
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("study", type=Path)
     parser.add_argument("out", type=Path)
     args = parser.parse_args()

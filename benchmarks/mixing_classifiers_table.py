@@ -1,6 +1,8 @@
-"""Tables of `docs/results/mixing-classifiers.md` from a run of `equipoise reproduce mixing-classifiers`.
+"""Tables of `docs/results/mixing-classifiers.md` from a run of `equipoise reproduce
+mixing-classifiers`.
 
-    PYTHONPATH=src python benchmarks/mixing_classifiers_table.py RUN [--export docs/results/mixing-classifiers/NAME]
+    PYTHONPATH=src python benchmarks/mixing_classifiers_table.py RUN [--export
+    docs/results/mixing-classifiers/NAME]
 
 `--export` keeps the rows of all parts, compressed; such a folder can be given as RUN again.
 """
@@ -21,13 +23,16 @@ from equipoise.core.rows import by_mixture
 from equipoise.reporting.certified_mixtures import certified_and_attacked, equal_clean
 from equipoise.reporting.section import RunView, Table, read_run
 
-PARTS, FILES = (".", "select", "certify", "attack", "estimate"), ("run.toml", "rows.jsonl", "summary.json")
+PARTS, FILES = (
+    (".", "select", "certify", "attack", "estimate"),
+    ("run.toml", "rows.jsonl", "summary.json"),
+)
 PAPER_CONSTANT = 3.986  # [Bai2024, C.3]: TRADES WideResNet-34-10, linf 8/255
 OFFICIAL_IMAGES = 10_000
-# Certified accuracy in percent by (theorem, sigma, alpha): {radius: value}, read from the figures stored in
-# visualizations/certified_radius.ipynb of Bai-YT/AdaptiveSmoothing, commit 51f0198, to half a point, and to 1.5 points
-# where a curve is steep (ResNet-110 of Cohen et al. with means of 10,000 samples; the accurate model is a ConvNeXt-T).
-# They are Figure 3 of [Bai2024mixing].
+# Certified accuracy in percent by (theorem, sigma, alpha): {radius: value}, read from the figures
+# stored in visualizations/certified_radius.ipynb of Bai-YT/AdaptiveSmoothing, commit 51f0198, to
+# half a point, and to 1.5 points where a curve is steep (ResNet-110 of Cohen et al. with means of
+# 10,000 samples; the accurate model is a ConvNeXt-T). They are Figure 3 of [Bai2024mixing].
 OFFICIAL: dict[tuple[str, float, float], dict[float, float]] = {
     ("A.2", 0.25, 1.0): {0.1: 73.3, 0.2: 66.8, 0.3: 59.5, 0.4: 51.8},
     ("A.2", 0.5, 0.76): {0.15: 49.0, 0.2: 43.9, 0.25: 38.2, 0.3: 30.2},
@@ -43,38 +48,63 @@ OFFICIAL: dict[tuple[str, float, float], dict[float, float]] = {
 
 
 def official_table(run: RunView) -> list[str]:
-    """Ours at the same sigma, alpha, theorem and radius as the official figures, and the difference."""
+    """Ours at the same sigma, alpha, theorem and radius as the official figures, and the
+    difference."""
     bases: dict[float, SmoothedBase] = {}
     for rows in by_mixture(run.rows).values():
         bases.setdefault(rows[0].sigma, SmoothedBase.of_rows(rows))
-    lines = ["| theorem | σ | α | radius | official | ours | difference (standard error) | our radius |",
-             "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| theorem | σ | α | radius | official | ours | difference (standard error) | our radius |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for (theorem, sigma, alpha), values in OFFICIAL.items():
         for radius, official in values.items() if sigma in bases else ():
-            shares = [stats.share(bases[sigma].radius(alpha, name) >= radius) for name in (theorem, "ours")]
+            shares = [
+                stats.share(bases[sigma].radius(alpha, name) >= radius)
+                for name in (theorem, "ours")
+            ]
             own = shares[0]
-            error = 100 * math.sqrt(own.value * (1 - own.value) / own.n
-                                    + official / 100 * (1 - official / 100) / OFFICIAL_IMAGES)
+            error = 100 * math.sqrt(
+                own.value * (1 - own.value) / own.n
+                + official / 100 * (1 - official / 100) / OFFICIAL_IMAGES
+            )
             difference = format.number(100 * own.value - official, 1)
-            lines.append(f"| {theorem} | {sigma:g} | {alpha:g} | {radius:g} | {official:.1f} % | "
-                         f"{format.percent(own.value)} | {difference} ({error:.1f}) | "
-                         f"{format.percent(shares[1].value)} |")
+            lines.append(
+                f"| {theorem} | {sigma:g} | {alpha:g} | {radius:g} | {official:.1f} % | "
+                f"{format.percent(own.value)} | {difference} ({error:.1f}) | "
+                f"{format.percent(shares[1].value)} |"
+            )
     return lines
 
 
 def markdown(table: Table) -> list[str]:
     """A table of the report, each value with its interval."""
     lines = [table.caption, "", f"| {' | '.join(table.head)} |", "|---" * len(table.head) + "|"]
-    return [*lines, *(f"| {' | '.join(' '.join(filter(None, [cell.text, cell.note])) for cell in row)} |"
-                      for row in table.body), ""]
+    return [
+        *lines,
+        *(
+            f"| {' | '.join(' '.join(filter(None, [cell.text, cell.note])) for cell in row)} |"
+            for row in table.body
+        ),
+        "",
+    ]
 
 
 def constants_table(results: Sequence[Result]) -> list[str]:
     """Mean local Lipschitz constants beside the paper's."""
-    lines = ["| network | local Lipschitz constant, mean | n |", "|---|---|---|",
-             f"| TRADES WideResNet-34-10 [Bai2024, C.3] | {PAPER_CONSTANT} | all test images |"]
-    return [*lines, *(f"| {item.model} | {item.value:.3f} [{item.low:.3f}, {item.high:.3f}] | {item.n} |"
-                      for item in results if item.metric == "lipschitz")]
+    lines = [
+        "| network | local Lipschitz constant, mean | n |",
+        "|---|---|---|",
+        f"| TRADES WideResNet-34-10 [Bai2024, C.3] | {PAPER_CONSTANT} | all test images |",
+    ]
+    return [
+        *lines,
+        *(
+            f"| {item.model} | {item.value:.3f} [{item.low:.3f}, {item.high:.3f}] | {item.n} |"
+            for item in results
+            if item.metric == "lipschitz"
+        ),
+    ]
 
 
 def export(run: Path, out: Path) -> None:
@@ -109,7 +139,9 @@ def print_tables(run: RunView) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path)
     parser.add_argument("--export", type=Path)
     args = parser.parse_args()

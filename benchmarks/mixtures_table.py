@@ -1,4 +1,5 @@
-"""Recompute the table of `equipoise compare-rules` from the rows that `--export DIR` wrote: mixtures_table.py DIR."""
+"""Recompute the table of `equipoise compare-rules` from the rows that `--export DIR` wrote:
+mixtures_table.py DIR."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How long a reader waits for the explorer of 10,000 images: opening, filtering, sorting, moving the slider.
+"""How long a reader waits for the explorer of 10,000 images: opening, filtering, sorting, moving
+the slider.
 
 In headless Chromium on this machine; run it on an idle one.
 """
@@ -20,16 +21,25 @@ from equipoise.reporting import report
 IMAGES, REPEATS = 10_000, 5
 DRAWN = "await new Promise(done => requestAnimationFrame(() => setTimeout(done)));"
 CLICK = "[...document.querySelectorAll('{}')].find(e => e.textContent.trim() === '{}').click();"
-SLIDE = ("const e = document.querySelector('#panel-tradeoff input[type=range]');"
-         "e.value = (Number(e.value) + 1) % 7; e.dispatchEvent(new Event('input'));")
-ACTIONS = {"filter": CLICK.format(".chip", "mixture fails under attack"),
-           "sort": CLICK.format(".head button", "margin"),
-           "trade-off": "document.querySelector('#tab-tradeoff').click();", "slider": SLIDE}
+SLIDE = (
+    "const e = document.querySelector('#panel-tradeoff input[type=range]');"
+    "e.value = (Number(e.value) + 1) % 7; e.dispatchEvent(new Event('input'));"
+)
+ACTIONS = {
+    "filter": CLICK.format(".chip", "mixture fails under attack"),
+    "sort": CLICK.format(".head button", "margin"),
+    "trade-off": "document.querySelector('#tab-tradeoff').click();",
+    "slider": SLIDE,
+}
 
 
 def milliseconds(page: Page, action: str) -> float:
-    return float(page.js(f"(async () => {{ const start = performance.now(); {action} {DRAWN}"
-                         "return performance.now() - start; })()"))
+    return float(
+        page.js(
+            f"(async () => {{ const start = performance.now(); {action} {DRAWN}"
+            "return performance.now() - start; })()"
+        )
+    )
 
 
 def main() -> None:
@@ -37,11 +47,15 @@ def main() -> None:
         print("Chromium is not installed; nothing was measured")
         return
     with tempfile.TemporaryDirectory() as folder, Page() as page:
-        path = report(explored_run.make(Path(folder) / "run", n=IMAGES, pictures=500, size=32).folder)
+        path = report(
+            explored_run.make(Path(folder) / "run", n=IMAGES, pictures=500, size=32).folder
+        )
         times: dict[str, list[float]] = {}
         for _ in range(REPEATS):
             page.open(path)
-            times.setdefault("open", []).append(float(page.js("document.querySelector('#explorer').dataset.ready")))
+            times.setdefault("open", []).append(
+                float(page.js("document.querySelector('#explorer').dataset.ready"))
+            )
             for name, action in ACTIONS.items():
                 times.setdefault(name, []).append(milliseconds(page, action))
     print(f"{IMAGES} images, {REPEATS} repeats, milliseconds (median, largest):")

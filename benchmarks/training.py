@@ -1,13 +1,15 @@
-"""Training: recipes from start to end, and the time of an epoch against the official SmoothMix code.
+"""Training: recipes from start to end, and the time of an epoch against the official SmoothMix
+code.
 
-    python benchmarks/training.py                       a minute on a CPU: images per second of every objective
-    python benchmarks/training.py modes    --device cuda --data-dir D --compile off,graph,model,both configs/NAME.toml …
-    python benchmarks/training.py recipe   --device cuda --data-dir D --out O configs/NAME.toml …
-    python benchmarks/training.py mnist    --device cuda --data-dir D --out O [--parallel 4] [configs/NAME.toml …]
-    python benchmarks/training.py official --device cuda --data-dir D --code FOLDER_OF_SMOOTHMIX/code
+    python benchmarks/training.py                       a minute on a CPU: images per second of
+    every objective python benchmarks/training.py modes    --device cuda --data-dir D --compile
+    off,graph,model,both configs/NAME.toml … python benchmarks/training.py recipe   --device cuda
+    --data-dir D --out O configs/NAME.toml … python benchmarks/training.py mnist    --device cuda
+    --data-dir D --out O [--parallel 4] [configs/NAME.toml …] python benchmarks/training.py official
+    --device cuda --data-dir D --code FOLDER_OF_SMOOTHMIX/code
 
-Times are those of training alone, after the data is loaded; compilation and graph capture are timed separately.
-Every measurement is a JSON line.
+Times are those of training alone, after the data is loaded; compilation and graph capture are timed
+separately. Every measurement is a JSON line.
 """
 
 from __future__ import annotations
@@ -40,17 +42,29 @@ from equipoise.training import OBJECTIVES, train
 from equipoise.training.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
-MNIST = ("gaussian_sigma050", "stability_sigma050", "consistency_sigma050", "macer_sigma050", "smoothmix_sigma025",
-         "smoothmix_sigma050", "smoothmix_sigma100", "smoothadv_sigma050")
+MNIST = (
+    "gaussian_sigma050",
+    "stability_sigma050",
+    "consistency_sigma050",
+    "macer_sigma050",
+    "smoothmix_sigma025",
+    "smoothmix_sigma050",
+    "smoothmix_sigma100",
+    "smoothadv_sigma050",
+)
 EPOCH, EPOCHS = 60, 90  # where a single epoch is timed: after every warm-up of an objective
 
 
 def read_recipe(path: Path, **changes: Any) -> Recipe:
     """A recipe; settings that are not None replace those of the file."""
-    return Recipe.read(path).changed(**{key: value for key, value in changes.items() if value is not None})
+    return Recipe.read(path).changed(
+        **{key: value for key, value in changes.items() if value is not None}
+    )
 
 
-def load_images(recipe: Recipe, args: argparse.Namespace, split: str = "train", count: int | None = None) -> Dataset:
+def load_images(
+    recipe: Recipe, args: argparse.Namespace, split: str = "train", count: int | None = None
+) -> Dataset:
     return load_data(recipe.data, split=split, data_dir=args.data_dir, count=count)
 
 
@@ -59,7 +73,8 @@ def epoch_rows(folder: Path) -> list[EpochRow]:
 
 
 def run_recipe(path: Path, args: argparse.Namespace) -> None:
-    """Train by a recipe, test on the whole test set, and keep the checkpoint, in half precision with `--half`."""
+    """Train by a recipe, test on the whole test set, and keep the checkpoint, in half precision
+    with `--half`."""
     recipe = read_recipe(path, epochs=args.epochs, compile=args.compile, precision=args.precision)
     folder, test = Path(args.out) / recipe.name, load_images(recipe, args, "test")
     last = recipe.train(load_images(recipe, args), args.device, folder).model
@@ -74,27 +89,51 @@ def run_recipe(path: Path, args: argparse.Namespace) -> None:
     metadata = models.read_metadata(folder / "last.safetensors")
     checkpoint.save(Path(args.out) / f"{recipe.name}.safetensors", last, metadata, half=args.half)
     rows, summary = epoch_rows(folder), read_summary(folder)
-    print_json(recipe=recipe.name, epochs=recipe.plan.epochs, seconds=summary.seconds,
-               compile_seconds=summary.compile_seconds, loss=rows[-1].loss,
-               epoch_seconds=sorted(row.seconds for row in rows)[len(rows) // 2], **results)
+    print_json(
+        recipe=recipe.name,
+        epochs=recipe.plan.epochs,
+        seconds=summary.seconds,
+        compile_seconds=summary.compile_seconds,
+        loss=rows[-1].loss,
+        epoch_seconds=sorted(row.seconds for row in rows)[len(rows) // 2],
+        **results,
+    )
     if not args.keep:
         shutil.rmtree(folder)
 
 
 def run_mnist(args: argparse.Namespace) -> None:
-    """All MNIST recipes, several processes at a time on one device (with CUDA MPS where available)."""
-    mps = shutil.which("nvidia-cuda-mps-control") is not None and args.device == "cuda" and subprocess.run(
-        ["nvidia-cuda-mps-control", "-d"], capture_output=True).returncode == 0
+    """All MNIST recipes, several processes at a time on one device (with CUDA MPS where
+    available)."""
+    mps = (
+        shutil.which("nvidia-cuda-mps-control") is not None
+        and args.device == "cuda"
+        and subprocess.run(["nvidia-cuda-mps-control", "-d"], capture_output=True).returncode == 0
+    )
     print_json(mps=mps, parallel=args.parallel)
-    waiting = args.paths or [ROOT / "configs" / f"mnist_lenet_{name}.toml" for name in reversed(MNIST)]
-    options = ["--device", args.device, "--data-dir", str(args.data_dir), "--out", str(args.out),
-               "--compile", args.compile]
+    waiting = args.paths or [
+        ROOT / "configs" / f"mnist_lenet_{name}.toml" for name in reversed(MNIST)
+    ]
+    options = [
+        "--device",
+        args.device,
+        "--data-dir",
+        str(args.data_dir),
+        "--out",
+        str(args.out),
+        "--compile",
+        args.compile,
+    ]
     options += ["--epochs", str(args.epochs)] if args.epochs else []
     options += ["--precision", args.precision] if args.precision else []
     start, running = time.monotonic(), []
     while waiting or running:
         while waiting and len(running) < args.parallel:
-            running.append(subprocess.Popen([sys.executable, __file__, "recipe", *options, str(waiting.pop(0))]))
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, __file__, "recipe", *options, str(waiting.pop(0))]
+                )
+            )
         running = [process for process in running if process.poll() is None]
         time.sleep(0.2)
     print_json(mnist_seconds=round(time.monotonic() - start, 1))
@@ -102,13 +141,17 @@ def run_mnist(args: argparse.Namespace) -> None:
         subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", capture_output=True)
 
 
-def time_epoch(recipe: Recipe, data: Dataset, args: argparse.Namespace,
-               compile_mode: str) -> tuple[EpochRow, float | None]:
+def time_epoch(
+    recipe: Recipe, data: Dataset, args: argparse.Namespace, compile_mode: str
+) -> tuple[EpochRow, float | None]:
     """The last of three epochs, and the seconds of compilation."""
-    plan = dataclasses.replace(recipe.plan, epochs=3, compile=compile_mode, held_out=0, validate_every=3)
+    plan = dataclasses.replace(
+        recipe.plan, epochs=3, compile=compile_mode, held_out=0, validate_every=3
+    )
     with tempfile.TemporaryDirectory() as folder:
-        dataclasses.replace(recipe, plan=plan, objective=recipe.objective.at_epoch(EPOCH, EPOCHS)).train(
-            data, args.device, Path(folder))
+        dataclasses.replace(
+            recipe, plan=plan, objective=recipe.objective.at_epoch(EPOCH, EPOCHS)
+        ).train(data, args.device, Path(folder))
         return epoch_rows(Path(folder))[-1], read_summary(folder).compile_seconds
 
 
@@ -119,37 +162,72 @@ def run_modes(args: argparse.Namespace) -> None:
         data = load_images(recipe, args, count=args.count or 16384)
         for mode in ("off", "graph") if args.compile == "auto" else args.compile.split(","):
             row, compile_seconds = time_epoch(recipe, data, args, mode)
-            print_json(recipe=recipe.name, compile=mode, precision=recipe.plan.precision, loss=row.loss,
-                       images_per_second=row.images_per_second, compile_seconds=compile_seconds)
+            print_json(
+                recipe=recipe.name,
+                compile=mode,
+                precision=recipe.plan.precision,
+                loss=row.loss,
+                images_per_second=row.images_per_second,
+                compile_seconds=compile_seconds,
+            )
 
 
 def run_objectives(args: argparse.Namespace) -> None:
     """Images per second of every objective on a LeNet and random images."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (128, 1, 28, 28), generator=generator, dtype=torch.uint8)
-    data = Dataset("random", "train", images, torch.arange(128) % 10, torch.arange(128), tuple("0123456789"))
+    data = Dataset(
+        "random", "train", images, torch.arange(128) % 10, torch.arange(128), tuple("0123456789")
+    )
     for name in OBJECTIVES.builtin:
         with tempfile.TemporaryDirectory() as folder:
-            train(OBJECTIVES[name]().at_epoch(EPOCH, EPOCHS), arch="lenet", data=data, out=folder, device=args.device,
-                  epochs=2, batch_size=64, lr=0.001, held_out=0)
-            print_json(objective=name, images_per_second=epoch_rows(Path(folder))[-1].images_per_second)
+            train(
+                OBJECTIVES[name]().at_epoch(EPOCH, EPOCHS),
+                arch="lenet",
+                data=data,
+                out=folder,
+                device=args.device,
+                epochs=2,
+                batch_size=64,
+                lr=0.001,
+                held_out=0,
+            )
+            print_json(
+                objective=name, images_per_second=epoch_rows(Path(folder))[-1].images_per_second
+            )
 
 
 def run_official(args: argparse.Namespace) -> None:
-    """Seconds of an epoch of the official SmoothMix and MACER code, its data already on the device, and of ours."""
+    """Seconds of an epoch of the official SmoothMix and MACER code, its data already on the device,
+    and of ours."""
     data = load_data("mnist", split="train", data_dir=args.data_dir, count=args.count)
     device = torch.device(args.device)
-    loader = list(zip(pixels(data.images).to(device).split(256), data.labels.to(device).split(256), strict=True))
+    loader = list(
+        zip(
+            pixels(data.images).to(device).split(256),
+            data.labels.to(device).split(256),
+            strict=True,
+        )
+    )
     import_official(args.code)
-    official = {"smoothmix": official_smoothmix(loader, device), "macer": official_macer(loader, device)}
+    official = {
+        "smoothmix": official_smoothmix(loader, device),
+        "macer": official_macer(loader, device),
+    }
     for name, seconds in official.items():
         recipe = read_recipe(ROOT / "configs" / f"mnist_lenet_{name}_sigma050.toml")
         ours = time_epoch(recipe, data, args, args.compile)[0].seconds
-        print_json(objective=name, official_epoch_seconds=seconds, our_epoch_seconds=ours, ratio=seconds / ours)
+        print_json(
+            objective=name,
+            official_epoch_seconds=seconds,
+            our_epoch_seconds=ours,
+            ratio=seconds / ours,
+        )
 
 
 class Stub:
-    """Replaces modules and writers that the official code imports and this benchmark does not need."""
+    """Replaces modules and writers that the official code imports and this benchmark does not
+    need."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -162,12 +240,15 @@ class Stub:
 
 
 def import_official(code: str) -> None:
-    """Make the official code importable; missing modules that it does not need here are replaced by stubs."""
+    """Make the official code importable; missing modules that it does not need here are replaced by
+    stubs."""
     sys.path.insert(0, code)
     contents: dict[str, dict[str, Any]] = {
         "tensorboardX": {"SummaryWriter": Stub},
         "torchvision": {"transforms": Stub(), "datasets": types.SimpleNamespace(MNIST=object)},
-        "torchvision.models": {}, "torchvision.models.resnet": {"resnet50": None}}
+        "torchvision.models": {},
+        "torchvision.models.resnet": {"resnet50": None},
+    }
     for name, attributes in contents.items():
         try:
             importlib.import_module(name)
@@ -189,24 +270,46 @@ def second_epoch(run: Any, device: torch.device) -> float:
 
 
 def official_smoothmix(loader: Any, device: torch.device) -> float:
-    sys.argv = ["train.py", "mnist", "lenet", "--num-noise-vec", "4", "--num-steps", "4", "--eta", "5",
-                "--noise_sd", "0.5", "--print-freq", "100000"]
+    sys.argv = [
+        "train.py",
+        "mnist",
+        "lenet",
+        "--num-noise-vec",
+        "4",
+        "--num-steps",
+        "4",
+        "--eta",
+        "5",
+        "--noise_sd",
+        "0.5",
+        "--print-freq",
+        "100000",
+    ]
     code = importlib.import_module("train")
     code.args.n_classes, code.args.warmup_v = 10, 1.0
     model, optimizer = official_lenet(device)
     attacker = code.SmoothMix_PGD(steps=4, mix_step=0, alpha=1.0, maxnorm_s=0.0)
-    return second_epoch(lambda: code.train(loader, model, optimizer, 60, 0.5, attacker, device, Stub()), device)
+    return second_epoch(
+        lambda: code.train(loader, model, optimizer, 60, 0.5, attacker, device, Stub()), device
+    )
 
 
 def official_macer(loader: Any, device: torch.device) -> float:
     code = importlib.import_module("third_party.macer")
     model, optimizer = official_lenet(device)
     return second_epoch(
-        lambda: code.macer_train(0.5, 16.0, 16, 16.0, 8.0, 10, model, loader, optimizer, device), device)
+        lambda: code.macer_train(0.5, 16.0, 16, 16.0, 8.0, 10, model, loader, optimizer, device),
+        device,
+    )
 
 
-COMMANDS = {"objectives": run_objectives, "modes": run_modes, "mnist": run_mnist, "official": run_official,
-            "recipe": lambda args: [run_recipe(path, args) for path in args.paths]}
+COMMANDS = {
+    "objectives": run_objectives,
+    "modes": run_modes,
+    "mnist": run_mnist,
+    "official": run_official,
+    "recipe": lambda args: [run_recipe(path, args) for path in args.paths],
+}
 
 
 def main() -> None:
@@ -217,11 +320,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/training"))
     parser.add_argument("--epochs", type=int, help="instead of the recipe's")
     parser.add_argument("--count", type=int, help="training images of `modes` and `official`")
-    parser.add_argument("--compile", default="auto", help="off, graph, model, both or auto; several for `modes`")
+    parser.add_argument(
+        "--compile", default="auto", help="off, graph, model, both or auto; several for `modes`"
+    )
     parser.add_argument("--precision", help="instead of the recipe's")
     parser.add_argument("--parallel", type=int, default=4, help="processes of `mnist`")
-    parser.add_argument("--tf32", action="store_true", help="TF32 matrix products, as convolutions have them anyway")
-    parser.add_argument("--half", action="store_true", help="store weights in half precision, which is not exact")
+    parser.add_argument(
+        "--tf32", action="store_true", help="TF32 matrix products, as convolutions have them anyway"
+    )
+    parser.add_argument(
+        "--half", action="store_true", help="store weights in half precision, which is not exact"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the run folders")
     parser.add_argument("--code", help="the folder `code` of a clone of jh-jeong/smoothmix")
     args = parser.parse_intermixed_args()

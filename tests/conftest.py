@@ -1,4 +1,5 @@
-"""Shared by all tests: small models whose outputs are known, and the places of real data and weights."""
+"""Shared by all tests: small models whose outputs are known, and the places of real data and
+weights."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-# Before torch is imported: threads that wait for others must not spin, which takes many times as long where the cores
-# are shared with other tests or programs. Workers of pytest-xdist and subprocesses inherit it.
+# Before torch is imported: threads that wait for others must not spin, which takes many times as
+# long where the cores are shared with other tests or programs. Workers of pytest-xdist and
+# subprocesses inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
@@ -20,16 +22,20 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from equipoise.reporting.charts import Chart, Picture
 
-os.environ.setdefault("EQUIPOISE_NO_REPORT", "1")  # commands write no report, which takes seconds, unless a test asks
+os.environ.setdefault(
+    "EQUIPOISE_NO_REPORT", "1"
+)  # commands write no report, which takes seconds, unless a test asks
 # No test depends on time: a busy machine is slow.
-hypothesis.settings.register_profile("any-machine", deadline=None,
-                                     suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("any-machine")
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> Iterator[None]:
-    """Layers that a test builds draw from the global state: it is the same for every test, and restored afterwards."""
+    """Layers that a test builds draw from the global state: it is the same for every test, and
+    restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
@@ -61,7 +67,8 @@ class NoiseDefence(nn.Module):
 
     @torch.no_grad()
     def probability(self, x: Tensor, y: Tensor, eps: float = 0.0) -> Tensor:
-        """(B,) of a correct prediction at the worst point of the ball, in closed form: Φ((m − eps ‖w‖₁) / (σ ‖w‖₂))."""
+        """(B,) of a correct prediction at the worst point of the ball, in closed form: Φ((m − eps
+        ‖w‖₁) / (σ ‖w‖₂))."""
         margin = (1 - 2 * y) * ((x - 0.5).flatten(1) @ self.weight) - eps * self.weight.abs().sum()
         probability: Tensor = torch.special.ndtr(margin / (self.sigma * self.weight.norm()))
         return probability
@@ -80,10 +87,12 @@ def linear() -> Linear:
 
 
 def draw_figures_once(patch: pytest.MonkeyPatch) -> None:
-    """Reports have the light SVG image of each figure for the dark one too, and write no files of figures.
+    """Reports have the light SVG image of each figure for the dark one too, and write no files of
+    figures.
 
-    Drawing takes most of the time of a report. This is for tests of what a report says about a run; all versions of
-    its figures are tested in tests/reporting, and drawn by the commands whose tests look at them.
+    Drawing takes most of the time of a report. This is for tests of what a report says about a run;
+    all versions of its figures are tested in tests/reporting, and drawn by the commands whose tests
+    look at them.
     """
     from equipoise.reporting import page
     from equipoise.reporting.charts import LIGHT

@@ -1,4 +1,5 @@
-"""Several processes of a process group, played by threads: collective calls wait for one another as real ones do."""
+"""Several processes of a process group, played by threads: collective calls wait for one another as
+real ones do."""
 
 from __future__ import annotations
 
@@ -42,7 +43,11 @@ def run_processes(count: int, work: Callable[[int], T]) -> list[T]:
         patch.setattr(parallel, "gather", gather)
         patch.setattr(parallel, "barrier", lambda: gather(None, "barrier") and None)
         futures = [pool.submit(process, rank) for rank in range(count)]
-        errors = [error for error in (future.exception() for future in futures) if error is not None]
-        for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        errors = [
+            error for error in (future.exception() for future in futures) if error is not None
+        ]
+        for error in sorted(
+            errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)
+        ):
             raise error  # the cause, not that of the others that waited
         return [future.result() for future in futures]

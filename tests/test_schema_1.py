@@ -38,7 +38,9 @@ def test_rows_and_summaries_are_read(name: str, folders: Path) -> None:
 @pytest.mark.usefixtures("figures_once")
 def test_reports_are_written(name: str, folders: Path) -> None:
     page = reporting.report(folders / name).read_text(encoding="utf-8")
-    later = page.count("<h2>Explore</h2>") + page.count("<h2>Attack progress</h2>")  # sections of later versions
+    later = page.count("<h2>Explore</h2>") + page.count(
+        "<h2>Attack progress</h2>"
+    )  # sections of later versions
     assert page.count("<h2") - later == len(EXPECTED["finished"][name]["sections"])
 
 
@@ -46,7 +48,9 @@ def test_reports_are_written(name: str, folders: Path) -> None:
 def test_mixtures_predict_the_same(name: str, folders: Path) -> None:
     expected = EXPECTED["mixtures"][name]
     mixture = load_model(f"mixture:{folders / name}")
-    assert isinstance(mixture, MixedClassifier) and mixture.alpha == pytest.approx(expected["alpha"])
+    assert isinstance(mixture, MixedClassifier) and mixture.alpha == pytest.approx(
+        expected["alpha"]
+    )
     x = pixels(load_data(expected["data"], split="test", count=10).images)
     with torch.no_grad():
         logits = mixture(x)
@@ -55,7 +59,15 @@ def test_mixtures_predict_the_same(name: str, folders: Path) -> None:
 
 
 def test_old_folders_are_not_resumed(folders: Path) -> None:
-    before = {path: path.read_bytes() for path in (folders / "evaluate-killed").rglob("*") if path.is_file()}
+    before = {
+        path: path.read_bytes()
+        for path in (folders / "evaluate-killed").rglob("*")
+        if path.is_file()
+    }
     with pytest.raises(InputError, match="written by another version of Equipoise"):
         Run(folders / "evaluate-killed", {"command": "evaluate"}, {})
-    assert before == {path: path.read_bytes() for path in (folders / "evaluate-killed").rglob("*") if path.is_file()}
+    assert before == {
+        path: path.read_bytes()
+        for path in (folders / "evaluate-killed").rglob("*")
+        if path.is_file()
+    }

@@ -15,14 +15,21 @@ def normalized(name: str) -> str:
 
 
 def test_every_dependency_but_torch_is_locked_with_its_hash() -> None:
-    lines = [line for line in (ROOT / "requirements.lock").read_text("utf-8").splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / "requirements.lock").read_text("utf-8").splitlines()
+        if not line.startswith("#")
+    ]
     matches = [LINE.fullmatch(line) for line in lines]
     assert all(matches), [line for line, match in zip(lines, matches, strict=True) if not match]
     locked = [normalized(match[1]) for match in matches if match]
     assert len(set(locked)) == len(locked)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    asked = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["dev"],
-             *project["build-system"]["requires"]]
+    asked = [
+        *project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"]["dev"],
+        *project["build-system"]["requires"],
+    ]
     names = {normalized(re.match(r"[\w.-]+", text)[0]) for text in asked}  # type: ignore[index]
     assert names - set(locked) == {"torch"}
 
@@ -46,5 +53,7 @@ def test_every_file_that_is_not_python_is_part_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["equipoise"]
     packaged = {path for pattern in patterns for path in source.glob(pattern)}
-    others = {path for path in source.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    others = {
+        path for path in source.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
     assert others and others <= packaged, sorted(others - packaged)

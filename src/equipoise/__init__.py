@@ -6,15 +6,16 @@
     fit = eq.fit(accurate, robust, images, threat=threat)
     print(eq.evaluate(fit.mixture, other_images, threat=threat, attack="fast"))
 
-Letters used in docstrings: `B` batch, `C, H, W` image, `K` classes, `S` noise samples, `R` radii, `T` steps. Images are
-in [0, 1]; models map them to logits `(B, K)`. The names below are loaded when they are first used, so that `import
-equipoise` is quick.
+Letters used in docstrings: `B` batch, `C, H, W` image, `K` classes, `S` noise samples, `R` radii,
+`T` steps. Images are in [0, 1]; models map them to logits `(B, K)`. The names below are loaded when
+they are first used, so that `import equipoise` is quick.
 """
 
 import sys as _sys
 
-# `python -m equipoise` puts the current directory on the import path, which may be a folder received from somebody
-# else. It is removed before any other import, while runpy says "-m", and only for this command.
+# `python -m equipoise` puts the current directory on the import path, which may be a folder
+# received from somebody else. It is removed before any other import, while runpy says "-m", and
+# only for this command.
 if _sys.argv[:1] == ["-m"] and not _sys.flags.safe_path and "equipoise" in _sys.orig_argv[1:4]:
     del _sys.path[0]
 
@@ -39,13 +40,38 @@ if TYPE_CHECKING:
     from equipoise.studies import compare_rules as compare_rules
     from equipoise.training import train as train
 
-_HOME = {"InputError": "core.checks", "Threat": "core.threat", "Dataset": "data", "load_data": "data",
-         "attack": "evaluation", "certify": "evaluation", "compare_rules": "studies", "evaluate": "evaluation",
-         "fit": "fitting",
-         "MixedClassifier": "mixing", "load_model": "mixing", "save": "mixing", "report": "reporting",
-         "train": "training"}
-__all__ = ["Dataset", "InputError", "MixedClassifier", "Threat", "attack", "certify", "compare_rules", "evaluate",
-           "fit", "load_data", "load_model", "report", "save", "train"]
+_HOME = {
+    "InputError": "core.checks",
+    "Threat": "core.threat",
+    "Dataset": "data",
+    "load_data": "data",
+    "attack": "evaluation",
+    "certify": "evaluation",
+    "compare_rules": "studies",
+    "evaluate": "evaluation",
+    "fit": "fitting",
+    "MixedClassifier": "mixing",
+    "load_model": "mixing",
+    "save": "mixing",
+    "report": "reporting",
+    "train": "training",
+}
+__all__ = [
+    "Dataset",
+    "InputError",
+    "MixedClassifier",
+    "Threat",
+    "attack",
+    "certify",
+    "compare_rules",
+    "evaluate",
+    "fit",
+    "load_data",
+    "load_model",
+    "report",
+    "save",
+    "train",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -23,10 +23,15 @@ def main() -> None:
 
 
 def _has_work_left() -> bool:
-    """Whether threads, processes or files, which a user's model may have opened, or a profiler must end normally."""
+    """Whether threads, processes or files, which a user's model may have opened, or a profiler must
+    end normally."""
     from multiprocessing import active_children
 
-    threads = [thread for thread in threading.enumerate() if not (thread.daemon or thread is threading.main_thread())]
+    threads = [
+        thread
+        for thread in threading.enumerate()
+        if not (thread.daemon or thread is threading.main_thread())
+    ]
     is_observed = sys.getprofile() is not None or sys.gettrace() is not None
     if sys.version_info >= (3, 12):
         is_observed |= any(sys.monitoring.get_tool(number) is not None for number in range(6))
@@ -34,7 +39,8 @@ def _has_work_left() -> bool:
 
 
 def _writes_a_file() -> bool:
-    """Whether a file is open for writing, besides the standard streams: what its buffer holds must reach it."""
+    """Whether a file is open for writing, besides the standard streams: what its buffer holds must
+    reach it."""
     try:
         import fcntl
 
@@ -51,7 +57,8 @@ def _writes_a_file() -> bool:
 
 
 def _exit_at_once(code: int) -> None:
-    """End the process without taking torch and CUDA apart object by object, which takes half a second.
+    """End the process without taking torch and CUDA apart object by object, which takes half a
+    second.
 
     Returns where output cannot be written, for the interpreter to say so.
     """

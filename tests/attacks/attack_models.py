@@ -28,13 +28,18 @@ class ConvNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         convolved = self.first(x)
         out = torch.relu(self.norm1(convolved))
-        out = out + torch.relu(self.norm2(self.second(out))) + (convolved if self.reads_convolution else 0)
+        out = (
+            out
+            + torch.relu(self.norm2(self.second(out)))
+            + (convolved if self.reads_convolution else 0)
+        )
         logits: Tensor = self.head(out.flatten(1))
         return logits
 
 
 class BatchSizeDependent(nn.Module):
-    """Logits depend on the batch size, as with convolutions on CUDA; remembers the sizes. It has no faster copy."""
+    """Logits depend on the batch size, as with convolutions on CUDA; remembers the sizes. It has no
+    faster copy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +53,8 @@ class BatchSizeDependent(nn.Module):
 
 
 class HardDecision(nn.Module):
-    """Logarithm of a one-hot prediction: the same classes as the base, no gradients, logits of −inf."""
+    """Logarithm of a one-hot prediction: the same classes as the base, no gradients, logits of
+    −inf."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
@@ -80,7 +86,8 @@ class Scaled(Wrapper):
 
 
 class DividedByMargin(Wrapper):
-    """The model with the logits of every image divided by the difference of the two largest: all margins are 1."""
+    """The model with the logits of every image divided by the difference of the two largest: all
+    margins are 1."""
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.base(x)
@@ -97,10 +104,11 @@ class Excluding(Wrapper):
 
 
 class Waves(nn.Module):
-    """Logits (v, −v), and −50 for further classes, with v = Σ wᵢ φ(xᵢ) + b and φ(u) = u + a·sin(f·u).
+    """Logits (v, −v), and −50 for further classes, with v = Σ wᵢ φ(xᵢ) + b and φ(u) = u +
+    a·sin(f·u).
 
-    The waves are small and steep, so gradients say little about where v is small. As v is a sum over pixels, its
-    extremes over a ball are known (:meth:`breakable`).
+    The waves are small and steep, so gradients say little about where v is small. As v is a sum
+    over pixels, its extremes over a ball are known (:meth:`breakable`).
     """
 
     def __init__(self, amplitude: float, frequency: float, num_classes: int = 10) -> None:
@@ -108,7 +116,11 @@ class Waves(nn.Module):
         generator = torch.Generator().manual_seed(0)
         self.amplitude, self.frequency, self.num_classes = amplitude, frequency, num_classes
         self.weight = nn.Parameter(torch.randn(64, generator=generator), requires_grad=False)
-        self.images = ((0.2 + 0.6 * torch.rand(32, 1, 8, 8, generator=generator)) * 255).round().to(torch.uint8)
+        self.images = (
+            ((0.2 + 0.6 * torch.rand(32, 1, 8, 8, generator=generator)) * 255)
+            .round()
+            .to(torch.uint8)
+        )
         self.bias = -self.terms(pixels(self.images).flatten(1)).sum(dim=1).median()
 
     def terms(self, u: Tensor) -> Tensor:
@@ -122,10 +134,18 @@ class Waves(nn.Module):
     def data(self) -> Dataset:
         """32 images with the predictions of the model as labels."""
         labels = self(pixels(self.images)).argmax(dim=1)
-        return Dataset("waves", "test", self.images, labels, torch.arange(32), tuple(map(str, range(self.num_classes))))
+        return Dataset(
+            "waves",
+            "test",
+            self.images,
+            labels,
+            torch.arange(32),
+            tuple(map(str, range(self.num_classes))),
+        )
 
     def breakable(self, eps: float) -> Tensor:
-        """(32,) whether some point of the ball, on a grid with 4000 values per pixel, has the other sign."""
+        """(32,) whether some point of the ball, on a grid with 4000 values per pixel, has the other
+        sign."""
         data = self.data()
         x = pixels(data.images).flatten(1).double()
         sign = torch.where(data.labels == 0, 1.0, -1.0).double()
@@ -148,4 +168,6 @@ def make_data(model: nn.Module, count: int = 37) -> Dataset:
 def inner_images(count: int) -> tuple[Tensor, Stream]:
     """Images so far from 0 and 1 that the box never binds."""
     index = torch.arange(count)
-    return stream(3, "inner", index).uniform(3, 5, 7, low=0.4, high=0.6).double(), stream(0, "attack", index)
+    return stream(3, "inner", index).uniform(3, 5, 7, low=0.4, high=0.6).double(), stream(
+        0, "attack", index
+    )

@@ -29,10 +29,22 @@ class SmallestMargin(attacks.Attack):
     def stages(self) -> tuple[Stage, ...]:
         return ()
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream,
-                 precision: str = "auto") -> Tensor:
-        suite = replace(attacks.margin_suite(steps=6, targets=2), surrogate=self.surrogate, extra=self.extra)
-        return attacks.minimum_margin(model, x, y, threat=threat, stream=stream, attack=suite).images[0]
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        threat: Threat,
+        stream: Stream,
+        precision: str = "auto",
+    ) -> Tensor:
+        suite = replace(
+            attacks.margin_suite(steps=6, targets=2), surrogate=self.surrogate, extra=self.extra
+        )
+        return attacks.minimum_margin(
+            model, x, y, threat=threat, stream=stream, attack=suite
+        ).images[0]
 
 
 ATTACKS: dict[str, attacks.Attack] = {
@@ -45,7 +57,9 @@ ATTACKS: dict[str, attacks.Attack] = {
     "fab": Fab(steps=10, ranks=(1, 2, 3)),
     "square": Square(queries=150),
     "fast": attacks.fast(),
-    "nested": Suite((Pgd(steps=2), Suite((Apgd(steps=8), TargetedApgd(steps=8, ranks=(1,))), name="inner"))),
+    "nested": Suite(
+        (Pgd(steps=2), Suite((Apgd(steps=8), TargetedApgd(steps=8, ranks=(1,))), name="inner"))
+    ),
     "minimum_margin": SmallestMargin(),
     "minimum-norm": MinimumNorm(steps=10, targets=2, restarts=3),
 }
@@ -59,8 +73,13 @@ class Small(nn.Module):
 
     def __init__(self, classes: int = 6) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5),
-                                  nn.Flatten())
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+            nn.Flatten(),
+        )
         self.head = nn.Linear(4 * 5 * 7, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,12 +115,16 @@ def test_result_is_inside_the_ball_and_reproducible(attack: attacks.Attack, thre
     size = float(geometry.size(x_adv.double() - x.double(), threat.norm).max())
     assert size <= threat.eps * (1 + 1e-6 if threat.norm == "l2" else 1)
     with_gradient = attack(model, x.clone().requires_grad_(), y, threat=threat, stream=numbers)
-    assert not with_gradient.requires_grad and torch.equal(with_gradient, x_adv), "same seed, same bytes"
+    assert not with_gradient.requires_grad and torch.equal(with_gradient, x_adv), (
+        "same seed, same bytes"
+    )
 
 
 @all_attacks
 @every_threat
-def test_model_images_and_global_random_state_stay_as_they_are(attack: attacks.Attack, threat: Threat) -> None:
+def test_model_images_and_global_random_state_stay_as_they_are(
+    attack: attacks.Attack, threat: Threat
+) -> None:
     model, x, y, numbers = _partly_training_model()
     gradient = torch.ones_like(model.head.bias)
     model.head.bias.grad = gradient.clone()
@@ -132,8 +155,12 @@ def test_margin_is_never_larger_than_the_clean_one(attack: attacks.Attack, threa
 
 
 @all_attacks
-@pytest.mark.parametrize("threat", [Threat("linf", 0.02), Threat("l2", 0.2), Threat("l1", 1.5)], ids=str)
-def test_an_image_gets_the_same_alone_and_in_a_batch(attack: attacks.Attack, threat: Threat, linear: Linear) -> None:
+@pytest.mark.parametrize(
+    "threat", [Threat("linf", 0.02), Threat("l2", 0.2), Threat("l1", 1.5)], ids=str
+)
+def test_an_image_gets_the_same_alone_and_in_a_batch(
+    attack: attacks.Attack, threat: Threat, linear: Linear
+) -> None:
     x, numbers = _images(5, torch.float64)
     with torch.no_grad():
         y = linear(x).argmax(dim=1)
@@ -154,7 +181,9 @@ def test_few_classes(attack: attacks.Attack, classes: int) -> None:
     x_adv = attack(model, x, y, threat=Threat("linf", 0.2), stream=numbers)
     assert bool(x_adv.isfinite().all())
     with torch.no_grad():
-        assert bool((model(x_adv).argmax(dim=1) != y).all()), "so large a ball contains other classes"
+        assert bool((model(x_adv).argmax(dim=1) != y).all()), (
+            "so large a ball contains other classes"
+        )
 
 
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name != "square"])
@@ -165,7 +194,9 @@ def test_gradients_come_from_the_surrogate(name: str, linear: Linear) -> None:
     with torch.no_grad():
         y = linear(x).argmax(dim=1)
     without = ATTACKS[name](hard, x, y, threat=threat, stream=numbers)
-    with_surrogate = replace(ATTACKS[name], surrogate=linear)(hard, x, y, threat=threat, stream=numbers)
+    with_surrogate = replace(ATTACKS[name], surrogate=linear)(
+        hard, x, y, threat=threat, stream=numbers
+    )
     with torch.no_grad():
         assert bool((hard(with_surrogate).argmax(dim=1) != y).all())
         survived = hard(without).argmax(dim=1) == y
@@ -192,7 +223,9 @@ def test_extra_term_is_raised(name: str, linear: Linear) -> None:
 
 
 @all_attacks
-def test_bad_images_labels_and_streams_are_input_errors(attack: attacks.Attack, linear: Linear) -> None:
+def test_bad_images_labels_and_streams_are_input_errors(
+    attack: attacks.Attack, linear: Linear
+) -> None:
     x, numbers = _images(4, torch.float64)
     y = torch.zeros(4, dtype=torch.int64)
     with pytest.raises(checks.InputError, match=r"lie in \[0, 1\]"):
@@ -204,20 +237,37 @@ def test_bad_images_labels_and_streams_are_input_errors(attack: attacks.Attack, 
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.sampled_from([name for name in ATTACKS if name != "fast"]), st.sampled_from(NORMS), st.floats(1e-3, 1),
-       st.integers(0, 9))
+@given(
+    st.sampled_from([name for name in ATTACKS if name != "fast"]),
+    st.sampled_from(NORMS),
+    st.floats(1e-3, 1),
+    st.integers(0, 9),
+)
 def test_result_is_never_outside(name: str, norm: str, eps: float, seed: int) -> None:
     threat = Threat(norm, eps)
-    model = Linear(torch.randn(6, 105, generator=generator(seed)), torch.randn(6, generator=generator(seed + 1)))
-    x = stream(seed, "images", torch.arange(4)).uniform(3, 5, 7).round(decimals=1)  # some pixels at 0 and 1
+    model = Linear(
+        torch.randn(6, 105, generator=generator(seed)),
+        torch.randn(6, generator=generator(seed + 1)),
+    )
+    x = (
+        stream(seed, "images", torch.arange(4)).uniform(3, 5, 7).round(decimals=1)
+    )  # some pixels at 0 and 1
     with torch.no_grad():
         y = model(x).argmax(dim=1)
-    x_adv = ATTACKS[name](model, x, y, threat=threat, stream=stream(seed, "attack", torch.arange(4)))
+    x_adv = ATTACKS[name](
+        model, x, y, threat=threat, stream=stream(seed, "attack", torch.arange(4))
+    )
     assert float(x_adv.min()) >= 0 and float(x_adv.max()) <= 1
-    assert float(geometry.size(x_adv - x, norm).max()) <= threat.eps * (1 if norm == "linf" else 1 + 1e-6)
+    assert float(geometry.size(x_adv - x, norm).max()) <= threat.eps * (
+        1 if norm == "linf" else 1 + 1e-6
+    )
 
 
 @all_attacks
 def test_settings_have_a_stable_description(attack: attacks.Attack) -> None:
-    described = attack.describe() if not isinstance(attack, SmallestMargin) else attacks.margin_suite().describe()
+    described = (
+        attack.describe()
+        if not isinstance(attack, SmallestMargin)
+        else attacks.margin_suite().describe()
+    )
     assert described["version"] == 1 and described["attack"]

@@ -2,7 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from equipoise.attacks import ATTACKS, Apgd, Fab, Pgd, Square, TargetedApgd, fast, make_attack, standard
+from equipoise.attacks import (
+    ATTACKS,
+    Apgd,
+    Fab,
+    Pgd,
+    Square,
+    TargetedApgd,
+    fast,
+    make_attack,
+    standard,
+)
 from equipoise.core.checks import InputError
 
 
@@ -30,14 +40,23 @@ def test_stages_have_different_names(name: str) -> None:
 
 def test_standard_is_autoattack() -> None:
     names = [stage.name for stage in standard().stages()]
-    assert names == ["apgd-ce", *(f"targeted-{rank}" for rank in range(1, 10)),
-                     *(f"fab-{rank}" for rank in range(1, 10)), "square"]
+    assert names == [
+        "apgd-ce",
+        *(f"targeted-{rank}" for rank in range(1, 10)),
+        *(f"fab-{rank}" for rank in range(1, 10)),
+        "square",
+    ]
 
 
 def test_standard_in_l1_has_more_starts_and_fewer_targets() -> None:
     names = [stage.name for stage in make_attack("standard", norm="l1").stages()]
-    assert names == ["apgd-ce", *(f"apgd-ce-{start}" for start in range(2, 6)),
-                     *(f"targeted-{rank}" for rank in range(1, 6)), *(f"fab-{rank}" for rank in range(1, 10)), "square"]
+    assert names == [
+        "apgd-ce",
+        *(f"apgd-ce-{start}" for start in range(2, 6)),
+        *(f"targeted-{rank}" for rank in range(1, 6)),
+        *(f"fab-{rank}" for rank in range(1, 10)),
+        "square",
+    ]
     assert make_attack("standard", norm="l2") == standard()
     assert make_attack("pgd", norm="l1") == Pgd(), "an attack that is the same for all norms"
 

@@ -1,4 +1,5 @@
-"""Copies with fused convolutions: the same logits and gradients, whatever the code of the network looks like."""
+"""Copies with fused convolutions: the same logits and gradients, whatever the code of the network
+looks like."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ class Residual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.third = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, 2), nn.Conv2d(4, 4, 1)
+        self.first, self.second, self.third = (
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.Conv2d(4, 4, 3, 2),
+            nn.Conv2d(4, 4, 1),
+        )
         self.shared, self.read = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
         self.activation, self.fc = nn.ReLU(), nn.Linear(4, 5)
 
@@ -31,7 +36,9 @@ class Residual(nn.Module):
         x = F.relu(self.shared(F.relu(self.shared(x))))  # one convolution, two calls
         features = self.read(x)  # read twice: before and after the activation
         x = F.relu(features) + features
-        logits: Tensor = self.fc(F.relu(torch.add(self.third.weight.sum() * x, x, alpha=0.5)).mean(dim=(2, 3)))
+        logits: Tensor = self.fc(
+            F.relu(torch.add(self.third.weight.sum() * x, x, alpha=0.5)).mean(dim=(2, 3))
+        )
         return logits
 
 
@@ -49,7 +56,9 @@ class Untraceable(nn.Module):
 
 def _gradient(model: nn.Module, x: Tensor) -> Tensor:
     x = x.clone().requires_grad_()
-    return torch.autograd.grad(F.cross_entropy(model(x), torch.zeros(len(x), dtype=torch.long, device=x.device)), x)[0]
+    return torch.autograd.grad(
+        F.cross_entropy(model(x), torch.zeros(len(x), dtype=torch.long, device=x.device)), x
+    )[0]
 
 
 def _count(model: nn.Module) -> int:
@@ -61,7 +70,9 @@ def test_a_fused_copy_has_the_same_logits_and_gradients(make: type[nn.Module]) -
     torch.manual_seed(0)
     model, x = make().eval(), torch.rand(3, 3, 9, 9)
     copy = fuse_activations(model, torch.float32)
-    assert _count(copy) == 3  # a convolution that is called twice or read elsewhere keeps its own activation
+    assert (
+        _count(copy) == 3
+    )  # a convolution that is called twice or read elsewhere keeps its own activation
     assert _count(model) == 0
     torch.testing.assert_close(copy(x), model(x))
     torch.testing.assert_close(_gradient(copy, x), _gradient(model, x))
@@ -69,21 +80,28 @@ def test_a_fused_copy_has_the_same_logits_and_gradients(make: type[nn.Module]) -
 
 def test_every_convolution_of_a_resnet_is_fused_but_the_projections() -> None:
     torch.manual_seed(0)
-    model = models.build("resnet18", num_classes=10, image_shape=(3, 32, 32)).eval().requires_grad_(False)
+    model = (
+        models.build("resnet18", num_classes=10, image_shape=(3, 32, 32))
+        .eval()
+        .requires_grad_(False)
+    )
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):  # which become biases, also of the projections
             nn.init.normal_(module.bias)
     copy = fuse_activations(fuse(model, torch.rand(4, 3, 32, 32)), torch.float32)
     projections = [module for module in copy.modules() if isinstance(module, Projection)]
     assert (_count(copy), len(projections)) == (17, 3)
-    assert all(projection.bias is None for projection in projections)  # those of the convolutions beside them
+    assert all(
+        projection.bias is None for projection in projections
+    )  # those of the convolutions beside them
     x = torch.rand(2, 3, 32, 32)
     torch.testing.assert_close(copy(x), model(x), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(_gradient(copy, x), _gradient(model, x), rtol=1e-2, atol=1e-4)
 
 
 class Downsampled(nn.Module):
-    """Projections with strides: one whose output is read twice, so that it keeps its bias, and odd image sizes."""
+    """Projections with strides: one whose output is read twice, so that it keeps its bias, and odd
+    image sizes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,12 +140,18 @@ class ReadsWeights(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.shortcut, self.fc = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(3, 4, 1, 2), nn.Linear(4, 5)
+        self.conv, self.shortcut, self.fc = (
+            nn.Conv2d(3, 4, 3, 2, 1),
+            nn.Conv2d(3, 4, 1, 2),
+            nn.Linear(4, 5),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.shortcut.bias is not None
         scale = self.shortcut.weight.mean() + self.conv.weight.mean() + self.shortcut.bias.sum()
-        logits: Tensor = self.fc(torch.relu(self.conv(x) + self.shortcut(x)).mean(dim=(2, 3))) * (1 + scale)
+        logits: Tensor = self.fc(torch.relu(self.conv(x) + self.shortcut(x)).mean(dim=(2, 3))) * (
+            1 + scale
+        )
         return logits
 
 
@@ -206,11 +230,17 @@ def test_hooks_of_a_submodule_still_run() -> None:
 
 def _resnet() -> nn.Module:
     torch.manual_seed(0)
-    model = models.build("resnet18", num_classes=10, image_shape=(3, 32, 32)).eval().requires_grad_(False)
+    model = (
+        models.build("resnet18", num_classes=10, image_shape=(3, 32, 32))
+        .eval()
+        .requires_grad_(False)
+    )
     return fuse(model, torch.rand(4, 3, 32, 32))
 
 
-def test_activations_with_two_readers_have_an_output_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activations_with_two_readers_have_an_output_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def gradient(copy: nn.Module) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return _gradient(copy, x)
@@ -219,11 +249,15 @@ def test_activations_with_two_readers_have_an_output_for_each(monkeypatch: pytes
     plain = fuse_activations(model, torch.bfloat16)
     monkeypatch.setattr(conv_relu, "masked_sum", lambda: torch.add)  # the CPU calls none
     split = fuse_activations(model, torch.bfloat16)
-    assert [sum(layer.readers == 2 for layer in copy.modules() if isinstance(layer, ConvReLU))
-            for copy in (plain, split)] == [0, 8], "the stem and all blocks but the last"
+    assert [
+        sum(layer.readers == 2 for layer in copy.modules() if isinstance(layer, ConvReLU))
+        for copy in (plain, split)
+    ] == [0, 8], "the stem and all blocks but the last"
     assert torch.equal(gradient(plain), gradient(split))
     half = fuse_activations(model, torch.float16)
-    assert all(layer.readers == 1 for layer in half.modules() if isinstance(layer, ConvReLU)), "without gradients"
+    assert all(layer.readers == 1 for layer in half.modules() if isinstance(layer, ConvReLU)), (
+        "without gradients"
+    )
 
 
 @pytest.mark.gpu

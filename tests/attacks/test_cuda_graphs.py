@@ -43,7 +43,8 @@ class _FailingGraph:
 
 @pytest.fixture
 def one_stream(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """A CPU on which recording begins and then fails; whether networks stay on one stream from then on."""
+    """A CPU on which recording begins and then fails; whether networks stay on one stream from then
+    on."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(torch.cuda, "graph", _FailingGraph)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
@@ -53,9 +54,13 @@ def one_stream(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return device._stays_on_one_stream
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("a copy to the host")])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no memory"), RuntimeError("a copy to the host")]
+)
 def test_a_recording_that_fails(error: RuntimeError, one_stream: threading.Event) -> None:
-    """Without memory the attack has to halve its batch; whatever else cannot be recorded is called as it is."""
+    """Without memory the attack has to halve its batch; whatever else cannot be recorded is called
+    as it is."""
+
     def fail(x: Tensor) -> tuple[Tensor, ...]:
         raise error
 
@@ -102,5 +107,7 @@ def test_nothing_is_collected_while_a_pass_is_recorded() -> None:
 
     recorded = CudaGraphFunction(double)
     for number in range(4):
-        assert recorded(torch.full((3,), float(number), device="cuda"))[0].tolist() == [2 * number] * 3
+        assert (
+            recorded(torch.full((3,), float(number), device="cuda"))[0].tolist() == [2 * number] * 3
+        )
     assert collecting == [True, True, False], "two calls, and the recorded one"

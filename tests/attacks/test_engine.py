@@ -14,7 +14,17 @@ import torch
 from attack_models import THREAT, BatchSizeDependent, ConvNet, make_data
 from torch import Tensor, nn
 
-from equipoise.attacks import Apgd, AttackState, Fab, SearchResult, Square, Suite, TargetedApgd, attack_dataset, suite
+from equipoise.attacks import (
+    Apgd,
+    AttackState,
+    Fab,
+    SearchResult,
+    Square,
+    Suite,
+    TargetedApgd,
+    attack_dataset,
+    suite,
+)
 from equipoise.attacks.engine import Driver, ProgressMeter, Stage
 from equipoise.attacks.search_state import AttackBatch
 from equipoise.core import losses, rng
@@ -22,8 +32,15 @@ from equipoise.core.checks import InputError
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
 
-SUITE = Suite((Apgd("margin", 9), TargetedApgd(12, (1,)), TargetedApgd(12, (2,), margin_ratio_below=0.5), Fab(10, (1,)),
-               Square(60)))
+SUITE = Suite(
+    (
+        Apgd("margin", 9),
+        TargetedApgd(12, (1,)),
+        TargetedApgd(12, (2,), margin_ratio_below=0.5),
+        Fab(10, (1,)),
+        Square(60),
+    )
+)
 NAMES = [stage.name for stage in SUITE.stages()]
 
 
@@ -52,7 +69,9 @@ def test_state_is_what_the_model_predicts(model: nn.Module, whole: AttackState) 
         z = model(state.images)
     assert torch.equal(z.argmax(dim=1) != data.labels, ~state.survived)
     assert torch.equal(z.argmax(dim=1), state.predicted)
-    torch.testing.assert_close(losses.probability_margin(z, data.labels), state.margin, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        losses.probability_margin(z, data.labels), state.margin, rtol=0, atol=1e-5
+    )
     assert float((state.images - pixels(data.images)).abs().max()) <= THREAT.eps
 
 
@@ -68,17 +87,23 @@ def test_batch_size_does_not_matter(model: nn.Module, whole: AttackState, size: 
     assert _numbers(state) == _numbers(whole)
 
 
-@pytest.mark.parametrize(("count", "large_image", "block"), [(37, 36, 16), (12, 36, 12), (20, 35, 8)])
+@pytest.mark.parametrize(
+    ("count", "large_image", "block"), [(37, 36, 16), (12, 36, 12), (20, 35, 8)]
+)
 def test_passes_on_the_cpu_have_one_size_that_depends_on_the_data_alone(
-        count: int, large_image: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network whose logits depend on the batch size gets the same rows with any `batch_size` and in any shard."""
+    count: int, large_image: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network whose logits depend on the batch size gets the same rows with any `batch_size` and
+    in any shard."""
     monkeypatch.setattr(suite, "LARGE_IMAGE", large_image)  # the images have 35 pixels
     model = BatchSizeDependent().eval()
     data = make_data(model, count)
 
     def run(part: Dataset, batch_size: int) -> tuple[list[Any], ...]:
         model.batch_sizes.clear()
-        state = attack_dataset(SUITE, model, part, threat=THREAT, seed=0, batch_size=batch_size, whole=data)
+        state = attack_dataset(
+            SUITE, model, part, threat=THREAT, seed=0, batch_size=batch_size, whole=data
+        )
         assert set(model.batch_sizes) == {8, block}, "8 for the example images"
         return _numbers(state)
 
@@ -89,10 +114,14 @@ def test_passes_on_the_cpu_have_one_size_that_depends_on_the_data_alone(
     assert run(data.take(rows), 2) == tuple([column[row] for row in rows] for column in expected)
 
 
-@pytest.mark.parametrize(("size", "block"), [(28, 512), (32, 512), (48, 128), (64, 128), (96, 64), (224, 64)])
+@pytest.mark.parametrize(
+    ("size", "block"), [(28, 512), (32, 512), (48, 128), (64, 128), (96, 64), (224, 64)]
+)
 def test_passes_on_a_gpu_have_fewer_large_images(size: int, block: int) -> None:
     images = torch.zeros(1, 3, size, size, dtype=torch.uint8)
-    data = Dataset("black", "test", images, torch.zeros(1, dtype=torch.int64), torch.arange(1), ("a", "b"))
+    data = Dataset(
+        "black", "test", images, torch.zeros(1, dtype=torch.int64), torch.arange(1), ("a", "b")
+    )
     assert suite._cuda_block(data) == block
 
 
@@ -105,8 +134,15 @@ def test_shards_do_not_matter(model: nn.Module, whole: AttackState, world: int) 
         assert _numbers(state) == tuple(column[rank::world] for column in _numbers(whole))
 
 
-GROUPED = Suite((TargetedApgd(3, (3, 2, 7, 1)), Fab(10, (1, 2, 3)), Apgd("margin", 4, restarts=2),
-                 TargetedApgd(12, (1, 2, 3), margin_ratio_below=0.9), Square(20)))
+GROUPED = Suite(
+    (
+        TargetedApgd(3, (3, 2, 7, 1)),
+        Fab(10, (1, 2, 3)),
+        Apgd("margin", 4, restarts=2),
+        TargetedApgd(12, (1, 2, 3), margin_ratio_below=0.9),
+        Square(20),
+    )
+)
 
 
 class OneByOne(Suite):
@@ -117,12 +153,23 @@ class OneByOne(Suite):
 
 
 @pytest.mark.parametrize("size", [3, 16, 100])
-def test_stages_that_share_batches_give_what_they_give_one_by_one(model: nn.Module, size: int) -> None:
+def test_stages_that_share_batches_give_what_they_give_one_by_one(
+    model: nn.Module, size: int
+) -> None:
     arguments: dict[str, Any] = {"threat": Threat("linf", 0.08), "seed": 0, "keep_images": True}
     one_by_one, together = (
         attack_dataset(suite, model, make_data(model, 60), batch_size=size, **arguments)
-        for suite in (OneByOne(GROUPED.attacks), GROUPED))
-    for name in ("broken_stage", "predicted", "margin", "logit_margin", "passes", "next_stage", "images"):
+        for suite in (OneByOne(GROUPED.attacks), GROUPED)
+    )
+    for name in (
+        "broken_stage",
+        "predicted",
+        "margin",
+        "logit_margin",
+        "passes",
+        "next_stage",
+        "images",
+    ):
         assert torch.equal(getattr(one_by_one, name), getattr(together, name)), name
     assert len(set(together.broken_stage.tolist())) > 4
 
@@ -144,12 +191,20 @@ def test_stages_that_share_batches_fill_them() -> None:
 
 def _fixed_size_driver(model: nn.Module, data: Dataset, slots: int, **options: Any) -> Driver:
     """The driver as `attack_dataset` uses it on CUDA, where every pass has one batch size."""
+
     def load(rows: Tensor) -> AttackBatch:
         part = data.take(rows)
         return AttackBatch(pixels(part.images), part.labels, rng.stream(0, "attack", part.index))
 
-    return Driver(model, load, load(torch.arange(8) % len(data)), threat=Threat("linf", 0.02), precision="auto",
-                  slots=slots, **{"block": slots, **options})
+    return Driver(
+        model,
+        load,
+        load(torch.arange(8) % len(data)),
+        threat=Threat("linf", 0.02),
+        precision="auto",
+        slots=slots,
+        **{"block": slots, **options},
+    )
 
 
 def _run_fixed(model: nn.Module, data: Dataset, slots: int, **options: Any) -> AttackState:
@@ -202,8 +257,12 @@ def test_stages_that_share_batches_are_continued(model: nn.Module, fatal: int) -
             raise KilledError
 
     with pytest.raises(KilledError):
-        attack_dataset(GROUPED, model, data, threat=threat, seed=0, batch_size=16, on_result=on_result)
-    again = attack_dataset(GROUPED, model, data, threat=threat, seed=0, batch_size=16, state=copy.deepcopy(states[-1]))
+        attack_dataset(
+            GROUPED, model, data, threat=threat, seed=0, batch_size=16, on_result=on_result
+        )
+    again = attack_dataset(
+        GROUPED, model, data, threat=threat, seed=0, batch_size=16, state=copy.deepcopy(states[-1])
+    )
     assert _numbers(again) == _numbers(expected)
 
 
@@ -222,19 +281,30 @@ def test_interrupted_run_is_continued(model: nn.Module, whole: AttackState, fata
     with pytest.raises(KilledError):
         attack_dataset(SUITE, model, data, threat=THREAT, seed=0, on_result=on_result)
     known = copy.deepcopy(states[-1])
-    again = attack_dataset(SUITE, model, data, threat=THREAT, seed=0, state=known, on_result=on_result)
+    again = attack_dataset(
+        SUITE, model, data, threat=THREAT, seed=0, state=known, on_result=on_result
+    )
     assert _numbers(again) == _numbers(whole)
     assert len(met) == len(set(met)), "no image meets a stage twice"
     assert _numbers(known) == _numbers(states[fatal - 1]), "the known state is copied, not changed"
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"stages": ("apgd-ce",)}, "`state` must be of the stages"),
-    ({"predicted": torch.zeros(5, dtype=torch.int64)}, r"`state.predicted` must be torch.int64 of shape \(37,\)"),
-    ({"margin": torch.zeros(37).double()}, "`state.margin` must be torch.float32"),
-    ({"broken_stage": torch.full((37,), 8)}, r"`state.broken_stage` must lie in -1..5"),
-    ({"images": torch.zeros(1)}, "`state.images` must be None")])
-def test_state_of_another_run_is_an_error(model: nn.Module, changes: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stages": ("apgd-ce",)}, "`state` must be of the stages"),
+        (
+            {"predicted": torch.zeros(5, dtype=torch.int64)},
+            r"`state.predicted` must be torch.int64 of shape \(37,\)",
+        ),
+        ({"margin": torch.zeros(37).double()}, "`state.margin` must be torch.float32"),
+        ({"broken_stage": torch.full((37,), 8)}, r"`state.broken_stage` must lie in -1..5"),
+        ({"images": torch.zeros(1)}, "`state.images` must be None"),
+    ],
+)
+def test_state_of_another_run_is_an_error(
+    model: nn.Module, changes: dict[str, Any], message: str
+) -> None:
     state = replace(AttackState.new(NAMES, 37), **changes)
     with pytest.raises(InputError, match=message):
         attack_dataset(SUITE, model, make_data(model), threat=THREAT, seed=0, state=state)
@@ -242,8 +312,7 @@ def test_state_of_another_run_is_an_error(model: nn.Module, changes: dict[str, A
 
 def test_something_else_than_a_state_is_an_error(model: nn.Module) -> None:
     with pytest.raises(InputError, match="`state` must be an AttackState"):
-        attack_dataset(SUITE, model, make_data(model), threat=THREAT, seed=0,
-                       state="state.pt")  # type: ignore[arg-type]
+        attack_dataset(SUITE, model, make_data(model), threat=THREAT, seed=0, state="state.pt")  # type: ignore[arg-type]
 
 
 class LittleMemory(ConvNet):
@@ -265,7 +334,9 @@ def test_out_of_memory_halves_the_batch(suite: Suite) -> None:
     model.limit = 10
     halved = attack_dataset(suite, model, data, threat=THREAT, seed=0, batch_size=32)
     assert _numbers(halved)[:2] == _numbers(whole)[:2]
-    torch.testing.assert_close(halved.margin, whole.margin, rtol=1e-5, atol=1e-6)  # smaller passes round differently
+    torch.testing.assert_close(
+        halved.margin, whole.margin, rtol=1e-5, atol=1e-6
+    )  # smaller passes round differently
     model.limit = 0
     with pytest.raises(torch.OutOfMemoryError):
         attack_dataset(SUITE, model, data, threat=THREAT, seed=0)
@@ -284,7 +355,10 @@ def test_out_of_memory_in_a_stage_makes_fixed_batches_smaller() -> None:
     data = make_data(model)
     model.batch_sizes.clear()
     state = _run_fixed(model, data, slots=32)
-    clean, after = model.batch_sizes[1:3], model.batch_sizes[3:]  # 8 example images, and the clean ones at 32
+    clean, after = (
+        model.batch_sizes[1:3],
+        model.batch_sizes[3:],
+    )  # 8 example images, and the clean ones at 32
     assert clean == [32, 32] and set(after) == {8}
     assert bool((state.next_stage[state.survived] == 6).all()), "every stage was run"
 
@@ -299,9 +373,17 @@ def test_a_margin_ratio_leaves_safe_images_out(model: nn.Module) -> None:
 
     first = attack_dataset(Apgd("margin", 5), model, data, threat=THREAT, seed=0)
     limit = float(first.margin_ratio[first.survived].median())
-    attack_dataset(Suite((Apgd("margin", 5), Square(5, margin_ratio_below=limit))), model, data, threat=THREAT, seed=0,
-                   on_result=on_result)
-    assert set(attacked) == set((first.survived & (first.margin_ratio < limit)).nonzero().squeeze(1).tolist())
+    attack_dataset(
+        Suite((Apgd("margin", 5), Square(5, margin_ratio_below=limit))),
+        model,
+        data,
+        threat=THREAT,
+        seed=0,
+        on_result=on_result,
+    )
+    assert set(attacked) == set(
+        (first.survived & (first.margin_ratio < limit)).nonzero().squeeze(1).tolist()
+    )
     with torch.no_grad():
         clean = losses.signed_margin(model(pixels(data.images)), data.labels)
     torch.testing.assert_close(first.clean_logit_margin, clean)
@@ -329,8 +411,14 @@ class LyingCopy(nn.Module):
 def test_a_success_counts_only_if_the_model_confirms_it(model: nn.Module) -> None:
     """The faster copy claims success everywhere; the verdict stays the model's."""
     lying, data = LyingCopy(model).eval(), make_data(model)
-    state = attack_dataset(Suite((Apgd("margin", 9), Square(20))), lying, data, threat=Threat("linf", 1e-4), seed=0,
-                           keep_images=True)
+    state = attack_dataset(
+        Suite((Apgd("margin", 9), Square(20))),
+        lying,
+        data,
+        threat=Threat("linf", 1e-4),
+        seed=0,
+        keep_images=True,
+    )
     assert state.images is not None
     with torch.no_grad():
         assert torch.equal(model(state.images).argmax(dim=1) == data.labels, state.survived)
@@ -351,12 +439,16 @@ taken: list[int] = []
 def test_memory_holds_one_batch_whatever_the_number_of_images(model: nn.Module) -> None:
     data = make_data(model)
     taken.clear()
-    counting = CountingDataset(data.name, data.split, data.images, data.labels, data.index, data.classes)
+    counting = CountingDataset(
+        data.name, data.split, data.images, data.labels, data.index, data.classes
+    )
     attack_dataset(SUITE, model, counting, threat=THREAT, seed=0, batch_size=8)
     assert max(taken) == 16, "one pass on the CPU"
 
 
-def test_progress_counts_images_and_those_that_are_robust(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_counts_images_and_those_that_are_robust(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown: list[tuple[int, dict[str, object]]] = []
 
     class Task:
@@ -376,7 +468,8 @@ def test_progress_counts_images_and_those_that_are_robust(model: nn.Module, monk
 
 @pytest.mark.parametrize(("limit", "ratio", "done"), [(None, 0.4, 1), (0.5, 0.4, 1), (0.5, 0.6, 4)])
 def test_progress_is_that_of_the_passes(limit: float | None, ratio: float, done: int) -> None:
-    """Three of four images broke in the first stage, a tenth of the passes of the other: it is not three quarters."""
+    """Three of four images broke in the first stage, a tenth of the passes of the other: it is not
+    three quarters."""
     shown: list[int] = []
     task: Any = SimpleNamespace(advance=lambda amount, **values: shown.append(amount))
     stages = Suite((Apgd(steps=9), Apgd("dlr", steps=90, margin_ratio_below=limit))).stages()
@@ -406,5 +499,7 @@ def test_results_hold_what_an_observed_part_returned(model: nn.Module) -> None:
             with torch.no_grad():
                 torch.testing.assert_close(result.observed, model(result.images))
 
-    attack_dataset(SUITE, network, make_data(model), threat=THREAT, seed=0, observe=model, on_result=check)
+    attack_dataset(
+        SUITE, network, make_data(model), threat=THREAT, seed=0, observe=model, on_result=check
+    )
     assert len(seen) == len(NAMES)

@@ -18,7 +18,9 @@ def test_extra_term_does_not_move_the_boundary(linear: Linear) -> None:
     y, numbers = linear(x).argmax(1), stream(0, "fab", torch.arange(16))
     attack, threat = Fab(steps=20), Threat("linf", 0.03)
     plain = attack(linear, x, y, threat=threat, stream=numbers)
-    shifted = replace(attack, extra=lambda z: 10 + 0 * z.flatten(1).sum(1))(linear, x, y, threat=threat, stream=numbers)
+    shifted = replace(attack, extra=lambda z: 10 + 0 * z.flatten(1).sum(1))(
+        linear, x, y, threat=threat, stream=numbers
+    )
     assert torch.equal(plain, shifted)
     assert bool((linear(plain).argmax(1) != y).any())
 
@@ -31,5 +33,8 @@ def test_quadratic_model_in_euclidean_norm(radius_offset: float, expected: bool)
     farthest = distance.min() + 1.2 if expected else distance.max() + 1.2
     bowl, y = Bowl(CENTRE, float(farthest) + radius_offset), torch.zeros(6, dtype=torch.int64)
     with torch.no_grad():
-        broken = bowl(Fab(steps=40)(bowl, x, y, threat=Threat("l2", 1.2), stream=numbers)).argmax(dim=1) == 1
+        broken = (
+            bowl(Fab(steps=40)(bowl, x, y, threat=Threat("l2", 1.2), stream=numbers)).argmax(dim=1)
+            == 1
+        )
     assert broken.tolist() == [expected] * 6

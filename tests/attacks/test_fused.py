@@ -10,7 +10,8 @@ from equipoise.attacks.fused import agree, fuse, trace
 
 
 class Counting(nn.Module):
-    """One-hot predictions in a table whose length a trace would fix to the number of example images."""
+    """One-hot predictions in a table whose length a trace would fix to the number of example
+    images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +56,9 @@ class ReadsFeatures(nn.Module):
 
     def logits_and_feature(self, x: Tensor) -> tuple[Tensor, Tensor]:
         features: list[Tensor] = []
-        hook = self.conv.register_forward_hook(lambda module, inputs, output: features.append(output))
+        hook = self.conv.register_forward_hook(
+            lambda module, inputs, output: features.append(output)
+        )
         logits = self.last(self.deeper(self.norm(self.conv(x)))).mean(dim=(2, 3))
         hook.remove()
         return logits, features[0].mean(dim=(1, 2, 3))

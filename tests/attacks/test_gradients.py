@@ -47,8 +47,12 @@ def test_reduced_precision_must_suit_model_and_surrogate(monkeypatch: pytest.Mon
 
 def test_value_gradient_and_margin_of_a_linear_model(linear: Linear) -> None:
     x, y = _images().double(), torch.arange(8) % 6
-    source = GradientSource(linear, GradientSettings(extra=lambda z: 2 * z.flatten(1).sum(1)), "fp32", x)
-    own_logit = source.value_and_gradient("own logit", lambda z, y, target: z.gather(1, y.view(-1, 1))[:, 0])
+    source = GradientSource(
+        linear, GradientSettings(extra=lambda z: 2 * z.flatten(1).sum(1)), "fp32", x
+    )
+    own_logit = source.value_and_gradient(
+        "own logit", lambda z, y, target: z.gather(1, y.view(-1, 1))[:, 0]
+    )
     value, gradient, logit_margin, margin = own_logit(x, y, y)
     own = linear(x).gather(1, y.view(-1, 1)).squeeze(1)
     torch.testing.assert_close(value, (own + 2 * x.flatten(1).sum(1)).detach())
@@ -68,7 +72,9 @@ def test_blocks_have_one_size() -> None:
     assert model.batch_sizes == [4] * 9
 
 
-def test_one_recorded_pass_serves_all_blocks(linear: Linear, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_recorded_pass_serves_all_blocks(
+    linear: Linear, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorded: list[int] = []
 
     class Recorded(CudaGraphFunction):
@@ -79,8 +85,10 @@ def test_one_recorded_pass_serves_all_blocks(linear: Linear, monkeypatch: pytest
     monkeypatch.setattr(gradients, "CudaGraphFunction", Recorded)
     x, y = _images(12).double(), torch.arange(12) % 6
     source = GradientSource(linear, GradientSettings(), "fp32", x)
-    whole, blocks = (own.value_and_gradient("ce", lambda z, y, target: losses.cross_entropy(z, y))(x, y, y)
-                     for own in (source, source.in_blocks(4)))
+    whole, blocks = (
+        own.value_and_gradient("ce", lambda z, y, target: losses.cross_entropy(z, y))(x, y, y)
+        for own in (source, source.in_blocks(4))
+    )
     assert recorded == [12, 4, 4, 4]
     for ours, expected in zip(blocks, whole, strict=True):
         torch.testing.assert_close(ours, expected)

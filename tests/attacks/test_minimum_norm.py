@@ -31,10 +31,14 @@ def test_linear_model_with_two_classes(norm: str, scale: float) -> None:
     x = 0.5 + 0.01 * torch.randn(12, 3, 5, 7, generator=generator(3), dtype=torch.float64)
     w = torch.randn(105, generator=generator(4), dtype=torch.float64)
     value = (x.flatten(1) - 0.5) @ w
-    model = Linear(torch.stack([w, -w]) * scale / 2, torch.stack([-0.5 * w.sum(), 0.5 * w.sum()]) * scale / 2)
+    model = Linear(
+        torch.stack([w, -w]) * scale / 2, torch.stack([-0.5 * w.sum(), 0.5 * w.sum()]) * scale / 2
+    )
     y = (value < 0).long()
     exact = value.abs() / geometry.dual_norm(w.expand(12, -1), norm)
-    x_adv = SHORT(model, x, y, threat=Threat(norm, EPS[norm]), stream=stream(0, "radii", torch.arange(12)))
+    x_adv = SHORT(
+        model, x, y, threat=Threat(norm, EPS[norm]), stream=stream(0, "radii", torch.arange(12))
+    )
     assert bool((model(x_adv).argmax(dim=1) != y).all())
     size = geometry.size(x_adv - x, norm)
     assert bool((size >= exact * (1 - 1e-6)).all())
@@ -44,14 +48,18 @@ def test_linear_model_with_two_classes(norm: str, scale: float) -> None:
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_run_of_apgd_lowers_a_bound(norm: str, dtype: torch.dtype) -> None:
-    """From a bound of 1.3 times the exact radius, every kind of run finds a smaller perturbation, despite rounding."""
+    """From a bound of 1.3 times the exact radius, every kind of run finds a smaller perturbation,
+    despite rounding."""
     x = (0.5 + 0.01 * torch.randn(12, 3, 5, 7, generator=generator(3))).to(dtype)
     w = torch.randn(105, generator=generator(4)).to(dtype)
     model = Linear(torch.stack([w, -w]), torch.stack([-0.5 * w.sum(), 0.5 * w.sum()]))
     value, numbers = (x.flatten(1) - 0.5) @ w, stream(0, "radii", torch.arange(12))
     exact, y = value.abs() / geometry.dual_norm(w.expand(12, -1), norm), (value < 0).long()
-    search = MinimumNormSearch(MinimumNorm(20, 1, 3), GradientSource(model, GradientSettings(), "fp32", x),
-                               Threat(norm, EPS[norm]))
+    search = MinimumNormSearch(
+        MinimumNorm(20, 1, 3),
+        GradientSource(model, GradientSettings(), "fp32", x),
+        Threat(norm, EPS[norm]),
+    )
     state = search.start(x, y, numbers)
     for run in range(3):
         bound = replace(state, size=1.3 * exact.double())
@@ -90,20 +98,27 @@ def test_every_radius_is_that_of_a_misclassified_image(norm: str, seed: int, sin
     assert float(x_adv.min()) >= 0 and float(x_adv.max()) <= 1
     for radius, is_broken, delta in zip(radii, broken.tolist(), (x_adv - x).double(), strict=True):
         assert (radius is not None) == is_broken
-        assert radius is None or float(geometry.size(delta.unsqueeze(0), norm)) <= radius * (1 + 1e-6) <= threat.eps * (
-            1 + 1e-6)
+        assert radius is None or float(geometry.size(delta.unsqueeze(0), norm)) <= radius * (
+            1 + 1e-6
+        ) <= threat.eps * (1 + 1e-6)
     fab = Fab(10, (1, 2))(model, x, y, threat=threat, stream=stream(seed, "radii", torch.arange(6)))
     smaller = geometry.size(x_adv - x, norm) <= geometry.size(fab - x, norm) * (1 + 1e-6)
-    assert bool(smaller[model(fab).argmax(dim=1) != y].all()), "never larger than what FAB alone finds"
+    assert bool(smaller[model(fab).argmax(dim=1) != y].all()), (
+        "never larger than what FAB alone finds"
+    )
 
 
 def test_models_without_gradients_need_a_surrogate(linear: Linear) -> None:
     x = torch.rand(4, 3, 5, 7, generator=generator(2), dtype=torch.float64)
     y, numbers = linear(x).argmax(dim=1), stream(0, "radii", torch.arange(4))
     own = SHORT(linear, x, y, threat=Threat("linf", 0.1), stream=numbers)
-    through = replace(SHORT, surrogate=linear)(HardDecision(linear), x, y, threat=Threat("linf", 0.1), stream=numbers)
+    through = replace(SHORT, surrogate=linear)(
+        HardDecision(linear), x, y, threat=Threat("linf", 0.1), stream=numbers
+    )
     assert bool((linear(through).argmax(dim=1) != y).all())
-    torch.testing.assert_close(geometry.size(through - x, "linf"), geometry.size(own - x, "linf"), rtol=0.05, atol=0)
+    torch.testing.assert_close(
+        geometry.size(through - x, "linf"), geometry.size(own - x, "linf"), rtol=0.05, atol=0
+    )
 
 
 def test_settings() -> None:
@@ -114,10 +129,14 @@ def test_settings() -> None:
 
 
 def test_only_broken_points_are_pulled_back() -> None:
-    """The others cost no further pass; they stay where they are, if they are nearer to breaking than before."""
+    """The others cost no further pass; they stay where they are, if they are nearer to breaking
+    than before."""
     x = torch.full((3, 1, 2, 2), 0.4, dtype=torch.float64)
     w = torch.ones(4, dtype=torch.float64)
-    model, y = Linear(torch.stack([-w, w]), torch.tensor([2.0, -2.0], dtype=torch.float64)), torch.zeros(3).long()
+    model, y = (
+        Linear(torch.stack([-w, w]), torch.tensor([2.0, -2.0], dtype=torch.float64)),
+        torch.zeros(3).long(),
+    )
     source = GradientSource(model, GradientSettings(), "fp32", x)
     search = MinimumNormSearch(MinimumNorm(1, 1, 1), source, Threat("l2", 1.0))
     passes: list[int] = []
@@ -126,7 +145,9 @@ def test_only_broken_points_are_pulled_back() -> None:
     points = x + torch.tensor([0.3, 0.05, 0.2], dtype=torch.float64).view(3, 1, 1, 1)
     kept = search._keep(state, points)
     assert passes == [3] + [2] * BISECTIONS
-    torch.testing.assert_close(kept.size[[0, 2]], torch.full((2,), 0.2, dtype=torch.float64), rtol=0.01, atol=0)
+    torch.testing.assert_close(
+        kept.size[[0, 2]], torch.full((2,), 0.2, dtype=torch.float64), rtol=0.01, atol=0
+    )
     assert kept.size[1].isinf() and torch.equal(kept.nearest[1], points[1])
     passes.clear()
     search._keep(state, x)

@@ -45,25 +45,39 @@ def _count_calls(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[tuple[str
     return calls
 
 
-def test_all_attacks_on_a_mixture_share_the_copies_of_its_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three surrogates and the random search of one suite: the mixture and its bases are prepared once."""
+def test_all_attacks_on_a_mixture_share_the_copies_of_its_networks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three surrogates and the random search of one suite: the mixture and its bases are prepared
+    once."""
     calls = _count_calls(monkeypatch, "fuse", "trace")
-    mixture = MixedClassifier(_network(0), _network(1), 0.7, logit_map=LogitMap(3.0, 1.0, 0.0, "linear"),
-                              hard=True).eval()
+    mixture = MixedClassifier(
+        _network(0), _network(1), 0.7, logit_map=LogitMap(3.0, 1.0, 0.0, "linear"), hard=True
+    ).eval()
     images = (_images(4) * 255).byte()
     labels = mixture(images / 255).argmax(dim=1)
     data = Dataset("random", "test", images, labels, torch.arange(4), tuple("abcdef"))
-    attacks = [Apgd(steps=2, surrogate=surrogate, follow="surrogate") for surrogate in (
-        mixture.surrogate(), mixture.hinges(), mixture)]
+    attacks = [
+        Apgd(steps=2, surrogate=surrogate, follow="surrogate")
+        for surrogate in (mixture.surrogate(), mixture.hinges(), mixture)
+    ]
     suites = [Suite((attack,), name=str(number)) for number, attack in enumerate(attacks)]
     own = (TargetedApgd(2, (1,)), Square(queries=2))
     attack_dataset(Suite((*suites, *own)), mixture, data, threat=Threat("linf", 1e-6), seed=0)
-    assert sorted(calls) == [("fuse", "MixedClassifier"), ("fuse", "SharedBases"), ("trace", "MixedClassifier")]
+    assert sorted(calls) == [
+        ("fuse", "MixedClassifier"),
+        ("fuse", "SharedBases"),
+        ("trace", "MixedClassifier"),
+    ]
 
 
-def test_copies_in_reduced_precision_are_made_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_in_reduced_precision_are_made_when_they_are_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wanted: list[torch.dtype] = []
-    monkeypatch.setattr(PreparedNetworks, "_reduce", lambda self, network, classes, dtype: wanted.append(dtype))
+    monkeypatch.setattr(
+        PreparedNetworks, "_reduce", lambda self, network, classes, dtype: wanted.append(dtype)
+    )
     monkeypatch.setattr("equipoise.core.device.has_bf16", lambda kind: True)
     source = GradientSource(_network(0), GradientSettings(), "bf16", _images())
     GradientSource(source.model, GradientSettings(), "bf16", _images(), networks=source.networks)
@@ -79,7 +93,9 @@ def test_new_weights_need_new_copies_and_copies_are_freed_with_their_owner() -> 
     assert first is networks.fused(network, 6) and first is not network
     with torch.no_grad():
         network.get_parameter("head.weight").mul_(-1)
-    torch.testing.assert_close(PreparedNetworks("fp32", x).fused(network, 6)(x), network(x), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        PreparedNetworks("fp32", x).fused(network, 6)(x), network(x), rtol=1e-3, atol=1e-3
+    )
     copy = weakref.ref(first)
     del first, networks
     gc.collect()
@@ -96,7 +112,9 @@ class _Noisy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.passes += 1
         logits: Tensor = self.network(x)
-        return logits + 0.01 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(self.passes))
+        return logits + 0.01 * torch.randn(
+            logits.shape, generator=torch.Generator().manual_seed(self.passes)
+        )
 
 
 def test_a_randomised_model_draws_as_many_numbers_as_alone() -> None:

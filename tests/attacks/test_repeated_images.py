@@ -1,4 +1,5 @@
-"""One image several times in a data set: each copy has random numbers of its own, keyed by its index."""
+"""One image several times in a data set: each copy has random numbers of its own, keyed by its
+index."""
 
 from __future__ import annotations
 
@@ -33,8 +34,11 @@ class Recorder(nn.Module):
         return next(x for x in self.seen if bool((x != x[0, 0, 0, 0]).any()))[:COPIES]
 
 
-@pytest.mark.parametrize("attack", [Apgd("margin", 1), TargetedApgd(1, (1,)), Square(3), Pgd(steps=1)],
-                         ids=["apgd", "targeted", "square", "pgd"])
+@pytest.mark.parametrize(
+    "attack",
+    [Apgd("margin", 1), TargetedApgd(1, (1,)), Square(3), Pgd(steps=1)],
+    ids=["apgd", "targeted", "square", "pgd"],
+)
 def test_copies_of_an_image_start_at_different_points(attack: Attack) -> None:
     def starts(images: Tensor, index: Tensor) -> Tensor:
         model = Recorder().eval()
@@ -47,6 +51,8 @@ def test_copies_of_an_image_start_at_different_points(attack: Attack) -> None:
     index = torch.tensor([9, 2, 5, 0, 1, 7])
     together = starts(images, index)
     assert len(together.flatten(1).unique(dim=0)) == COPIES
-    assert torch.equal(starts(images[:1], index[3:4])[0], together[3]), "by the index, not by the place"
+    assert torch.equal(starts(images[:1], index[3:4])[0], together[3]), (
+        "by the index, not by the place"
+    )
     eq.attack(model, (images / 255, labels), threat=THREAT, attack=attack, device="cpu")
     assert len(model.starts().flatten(1).unique(dim=0)) == COPIES, "tensors are numbered"

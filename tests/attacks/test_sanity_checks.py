@@ -42,7 +42,9 @@ def _run(model: nn.Module, linear: Linear) -> dict[str, SanityCheck]:
     x = stream(3, "x", torch.arange(12)).uniform(3, 5, 7).double()
     with torch.no_grad():
         y = linear(x).argmax(dim=1)
-    results = run_sanity_checks(model, x, y, threat=Threat("linf", 0.02), stream=stream(0, "s", torch.arange(12)))
+    results = run_sanity_checks(
+        model, x, y, threat=Threat("linf", 0.02), stream=stream(0, "s", torch.arange(12))
+    )
     return {check.name: check for check in results}
 
 
@@ -52,8 +54,10 @@ def test_a_good_model_raises_no_alarm(linear: Linear) -> None:
     assert all(check.explanation for check in results.values())
 
 
-@pytest.mark.parametrize("fault", ["randomness", "batch-size dependence", "probabilities for logits",
-                                   "vanishing gradients"])
+@pytest.mark.parametrize(
+    "fault",
+    ["randomness", "batch-size dependence", "probabilities for logits", "vanishing gradients"],
+)
 def test_a_fault_raises_its_alarm(fault: str, linear: Linear) -> None:
     results = _run(Faulty(linear, fault).eval(), linear)
     assert results[fault].alarm and results[fault].value > 0
@@ -101,23 +105,36 @@ def test_infinite_logits_raise_an_alarm_of_their_own_only(linear: Linear) -> Non
     assert all(math.isfinite(check.value) for check in results.values())
 
 
-@pytest.mark.parametrize(("fault", "name"), [("randomness", "randomness"), ("random infinities", "randomness"),
-                                             ("batch-size dependence", "batch-size dependence")])
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        ("randomness", "randomness"),
+        ("random infinities", "randomness"),
+        ("batch-size dependence", "batch-size dependence"),
+    ],
+)
 def test_infinite_logits_hide_no_other_fault(fault: str, name: str, linear: Linear) -> None:
     assert _run(InfiniteLogits(linear, fault).eval(), linear)[name].alarm
 
 
 def test_infinite_logits_with_a_surrogate_raise_no_alarm(linear: Linear) -> None:
     x = stream(3, "x", torch.arange(4)).uniform(3, 5, 7).double()
-    results = run_sanity_checks(HardDecision(linear), x, linear(x).argmax(1), threat=Threat("linf", 0.02),
-                                surrogate=linear, stream=stream(0, "s", torch.arange(4)))
+    results = run_sanity_checks(
+        HardDecision(linear),
+        x,
+        linear(x).argmax(1),
+        threat=Threat("linf", 0.02),
+        surrogate=linear,
+        stream=stream(0, "s", torch.arange(4)),
+    )
     infinite = next(check for check in results if check.name == "infinite logits")
     assert infinite.value == 1 and not infinite.alarm and "surrogate" in infinite.explanation
     assert all(math.isfinite(check.value) for check in results)
 
 
 class RobustFarAway(nn.Module):
-    """Far from the image the prediction is correct again, so that a larger budget is a worse attack."""
+    """Far from the image the prediction is correct again, so that a larger budget is a worse
+    attack."""
 
     def forward(self, x: Tensor) -> Tensor:
         distance = (x - 0.5).flatten(1).abs().mean(dim=1)
@@ -127,8 +144,9 @@ class RobustFarAway(nn.Module):
 
 def test_accuracy_that_rises_with_the_budget() -> None:
     x, y = torch.full((8, 3, 5, 7), 0.5), torch.zeros(8, dtype=torch.int64)
-    results = run_sanity_checks(RobustFarAway(), x, y, threat=Threat("linf", 0.025),
-                                stream=stream(0, "s", torch.arange(8)))
+    results = run_sanity_checks(
+        RobustFarAway(), x, y, threat=Threat("linf", 0.025), stream=stream(0, "s", torch.arange(8))
+    )
     rise = next(check for check in results if check.name == "accuracy rises with budget")
     assert rise.alarm and rise.value > 0.5
 
@@ -136,8 +154,13 @@ def test_accuracy_that_rises_with_the_budget() -> None:
 def test_larger_budgets_stay_inside_the_box(linear: Linear) -> None:
     """Four times 0.3 would be no valid radius."""
     x = torch.rand(8, 3, 5, 7, generator=generator(2), dtype=torch.float64)
-    results = run_sanity_checks(linear, x, linear(x).argmax(1), threat=Threat("linf", 0.3),
-                                stream=stream(0, "s", torch.arange(8)))
+    results = run_sanity_checks(
+        linear,
+        x,
+        linear(x).argmax(1),
+        threat=Threat("linf", 0.3),
+        stream=stream(0, "s", torch.arange(8)),
+    )
     assert len(results) == 7
 
 

@@ -25,7 +25,8 @@ def test_phases_use_all_steps_and_end_in_the_ball(steps: int) -> None:
 
 
 def test_a_checkpoint_sets_share_step_and_point() -> None:
-    """Ten pixels of the best point are changed: a step then changes 10 / 1.5 of them, and others shrink their step."""
+    """Ten pixels of the best point are changed: a step then changes 10 / 1.5 of them, and others
+    shrink their step."""
     x = torch.full((2, 1, 10, 10), 0.5, dtype=torch.float64)
     radius = torch.full((2,), 2.0, dtype=torch.float64)
     start = x.clone()
@@ -48,7 +49,8 @@ def test_a_checkpoint_sets_share_step_and_point() -> None:
 
 
 def test_early_points_outside_the_ball_do_not_count(linear: Linear) -> None:
-    """In the first phases points are three and two times as far away; the result is inside all the same."""
+    """In the first phases points are three and two times as far away; the result is inside all the
+    same."""
     x, numbers = inner_images(6)
     y = linear(x).argmax(dim=1)
     ascent = SparseAscent(1.0, 20, x.device)
@@ -58,7 +60,9 @@ def test_early_points_outside_the_ball_do_not_count(linear: Linear) -> None:
         sizes.append(geometry.size(state.point - x, "l1"))
         counted.append(ascent.counts(state))
         z = linear(state.point).detach()
-        state = ascent.advance(state, x, z[:, 0], linear.weight[:1].detach().view(1, 3, 5, 7).expand_as(x), [age] * 6)
+        state = ascent.advance(
+            state, x, z[:, 0], linear.weight[:1].detach().view(1, 3, 5, 7).expand_as(x), [age] * 6
+        )
     assert ascent.passes == 23 and float(sizes[0].min()) > 2.9
     for age in range(ascent.passes + 3):
         assert bool((counted[age] == (14 <= age < 23)).all()), age

@@ -28,7 +28,14 @@ class Stepped(nn.Module):
 
 def test_search_goes_on_from_a_tie() -> None:
     images = torch.full((3, 1, 6, 7), 128, dtype=torch.uint8)
-    data = Dataset("grey", "test", images, torch.zeros(3, dtype=torch.int64), torch.arange(3), ("dark", "bright"))
+    data = Dataset(
+        "grey",
+        "test",
+        images,
+        torch.zeros(3, dtype=torch.int64),
+        torch.arange(3),
+        ("dark", "bright"),
+    )
     state = attack_dataset(Square(500), Stepped(), data, threat=Threat("linf", 0.1), seed=0)
     assert not bool(state.survived.any())
 
@@ -38,15 +45,31 @@ class NanBetweenBytes(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         between = ((x * 255 - (x * 255).round()).abs() > 1e-3).flatten(1).any(dim=1, keepdim=True)
-        logits = torch.tensor([1.0, 0, 0, 0, 0, 0]).expand(len(x), 6) + 0 * x.flatten(1).sum(1, keepdim=True)
+        logits = torch.tensor([1.0, 0, 0, 0, 0, 0]).expand(len(x), 6) + 0 * x.flatten(1).sum(
+            1, keepdim=True
+        )
         return torch.where(between, torch.nan, logits)
 
 
 def test_nan_is_no_success() -> None:
     images = torch.randint(80, 170, (8, 3, 5, 7), generator=generator(1), dtype=torch.uint8)
-    data = Dataset("random", "test", images, torch.zeros(8, dtype=torch.int64), torch.arange(8), tuple("abcdef"))
+    data = Dataset(
+        "random",
+        "test",
+        images,
+        torch.zeros(8, dtype=torch.int64),
+        torch.arange(8),
+        tuple("abcdef"),
+    )
     with pytest.raises(InputError, match="not contain NaN"):
-        attack_dataset(Square(queries=3), NanBetweenBytes(), data, threat=Threat("linf", 0.1), seed=0, batch_size=8)
+        attack_dataset(
+            Square(queries=3),
+            NanBetweenBytes(),
+            data,
+            threat=Threat("linf", 0.1),
+            seed=0,
+            batch_size=8,
+        )
 
 
 def test_bumps_have_length_one_and_vanish_outside_their_side() -> None:
@@ -62,7 +85,10 @@ def test_windows_are_squares_at_uniform_places() -> None:
     for query in range(30):
         own = windows.select((slice(None), query))
         mask = own.mask()
-        assert mask.shape == (40, 1, 5, 7) and mask.sum(dim=(1, 2, 3)).tolist() == (side[:, query] ** 2).tolist()
+        assert (
+            mask.shape == (40, 1, 5, 7)
+            and mask.sum(dim=(1, 2, 3)).tolist() == (side[:, query] ** 2).tolist()
+        )
         for row, (top, left) in enumerate(zip(own.top.tolist(), own.left.tolist(), strict=True)):
             edge = int(side[row, query])
             assert bool(mask[row, 0, top : top + edge, left : left + edge].all())
@@ -73,8 +99,13 @@ def test_windows_are_squares_at_uniform_places() -> None:
 
 @pytest.mark.parametrize("threat", [Threat("linf", 0.05), Threat("l2", 0.3)], ids=str)
 def test_patches_shrink_after_ten_queries_and_take_their_mass_elsewhere(threat: Threat) -> None:
-    x, stream = torch.rand(16, 3, 32, 32, generator=generator(0)), rng.stream(0, "square", torch.arange(16))
-    source = GradientSource(nn.Sequential(nn.Flatten(), nn.Linear(3072, 4)).eval(), GradientSettings(), "fp32", x)
+    x, stream = (
+        torch.rand(16, 3, 32, 32, generator=generator(0)),
+        rng.stream(0, "square", torch.arange(16)),
+    )
+    source = GradientSource(
+        nn.Sequential(nn.Flatten(), nn.Linear(3072, 4)).eval(), GradientSettings(), "fp32", x
+    )
     search = square.SEARCHES[threat.norm](source, threat, Square(100), 0, True)
     proposed: list[Any] = []
 
@@ -84,9 +115,14 @@ def test_patches_shrink_after_ten_queries_and_take_their_mass_elsewhere(threat: 
 
     search.propose = propose  # type: ignore[method-assign]
     search.queries_ahead = False
-    search.advance(search.start(x, torch.zeros(16, dtype=torch.int64), stream), stream, [0] * 16, 14)
+    search.advance(
+        search.start(x, torch.zeros(16, dtype=torch.int64), stream), stream, [0] * 16, 14
+    )
     edges = [patches.window.rows.sum(dim=1).unique().tolist() for patches in proposed]
-    first, second = 29, 20 if threat.norm == "linf" else 21  # of 0.8 and 0.4 of 1024 pixels; in ℓ2 odd
+    first, second = (
+        29,
+        20 if threat.norm == "linf" else 21,
+    )  # of 0.8 and 0.4 of 1024 pixels; in ℓ2 odd
     assert edges == [[first]] * 12 + [[second]] * 2, "the start, queries 0 to 10, and the next"
     if threat.norm == "l2":
         assert not all(torch.equal(patches.window.top, patches.emptied.top) for patches in proposed)
@@ -105,10 +141,13 @@ class Counting(nn.Module):
         return torch.tanh(self.layer(x.flatten(1)))
 
 
-@pytest.mark.parametrize("threat", [Threat("linf", 0.05), Threat("l2", 0.3), Threat("l1", 2.0)], ids=str)
+@pytest.mark.parametrize(
+    "threat", [Threat("linf", 0.05), Threat("l2", 0.3), Threat("l1", 2.0)], ids=str
+)
 @pytest.mark.parametrize("stop_at_success", [True, False])
-def test_queries_made_ahead_change_nothing(threat: Threat, stop_at_success: bool,
-                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_made_ahead_change_nothing(
+    threat: Threat, stop_at_success: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, x = Counting(), torch.rand(16, 3, 6, 6, generator=generator(0))
     y = (model(x).argmax(dim=1) + torch.arange(16) // 11) % 4  # the last five are misclassified
     stream = rng.stream(0, "square", torch.arange(16))
@@ -118,8 +157,16 @@ def test_queries_made_ahead_change_nothing(threat: Threat, stop_at_success: bool
         if stop_at_success:
             images = Square(200)(model, x, y, threat=threat, stream=stream)
         else:
-            points = minimum_margin(model, x, y, threat=threat, stream=stream, attack=Square(200), skip_broken=True,
-                                    batch_size=16)
+            points = minimum_margin(
+                model,
+                x,
+                y,
+                threat=threat,
+                stream=stream,
+                attack=Square(200),
+                skip_broken=True,
+                batch_size=16,
+            )
             images = points.images[0]
         return images, model.passes - before
 
@@ -139,25 +186,40 @@ def test_queries_made_ahead_change_nothing(threat: Threat, stop_at_success: bool
 def test_images_that_are_fooled_need_no_more_queries() -> None:
     model, x = Counting(), torch.rand(16, 3, 6, 6, generator=generator(0))
     y, before = (model(x).argmax(dim=1) + 1) % 4, model.passes  # all are misclassified
-    Square(1000)(model, x, y, threat=Threat("linf", 0.05), stream=rng.stream(0, "square", torch.arange(16)))
+    Square(1000)(
+        model, x, y, threat=Threat("linf", 0.05), stream=rng.stream(0, "square", torch.arange(16))
+    )
     assert model.passes - before < 20
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.1])
-def test_queries_ahead_do_not_depend_on_the_share_of_copies(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = Counting(), torch.rand(24, 3, 6, 6, generator=generator(0))  # of which the last pass has eight
+def test_queries_ahead_do_not_depend_on_the_share_of_copies(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = (
+        Counting(),
+        torch.rand(24, 3, 6, 6, generator=generator(0)),
+    )  # of which the last pass has eight
     y = model(x).argmax(dim=1)
-    data = Dataset("random", "test", (x * 255).round().to(torch.uint8), y, torch.arange(24), tuple("abcd"))
+    data = Dataset(
+        "random", "test", (x * 255).round().to(torch.uint8), y, torch.arange(24), tuple("abcd")
+    )
     expected = attack_dataset(Square(150), model, data, threat=Threat("linf", 0.15), seed=0)
     monkeypatch.setattr(square, "CPU_COPIES", share)
     found = attack_dataset(Square(150), model, data, threat=Threat("linf", 0.15), seed=0)
-    assert torch.equal(expected.margin, found.margin) and torch.equal(expected.broken_stage, found.broken_stage)
+    assert torch.equal(expected.margin, found.margin) and torch.equal(
+        expected.broken_stage, found.broken_stage
+    )
     assert 0 < int(found.survived.sum()) < 24
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("threat", [Threat("linf", 0.05), Threat("l2", 0.3), Threat("l1", 2.0)], ids=str)
-def test_queries_made_ahead_on_a_gpu_change_nothing(threat: Threat, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "threat", [Threat("linf", 0.05), Threat("l2", 0.3), Threat("l1", 2.0)], ids=str
+)
+def test_queries_made_ahead_on_a_gpu_change_nothing(
+    threat: Threat, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, x = Counting().cuda(), torch.rand(100, 3, 6, 6, generator=generator(0)).cuda()
     y, stream = model(x).argmax(dim=1), rng.stream(0, "square", torch.arange(100).cuda())
     images = []
@@ -172,8 +234,18 @@ def test_images_that_share_a_random_stream_are_all_attacked() -> None:
     y, threat = model(x).argmax(dim=1), Threat("linf", 0.1)
     shared = rng.stream(0, "square", torch.zeros(16, dtype=torch.int64))
     together = Square(150)(model, x, y, threat=threat, stream=shared)
-    alone = torch.cat([Square(150)(model, x[row : row + 1], y[row : row + 1], threat=threat,
-                                   stream=shared[row : row + 1]) for row in range(16)])
+    alone = torch.cat(
+        [
+            Square(150)(
+                model,
+                x[row : row + 1],
+                y[row : row + 1],
+                threat=threat,
+                stream=shared[row : row + 1],
+            )
+            for row in range(16)
+        ]
+    )
     assert torch.equal(together, alone) and not torch.equal(together[1:], x[1:])
     twins = Square(150)(model, x[[3, 3]], y[[3, 3]], threat=threat, stream=shared[:2])
     assert torch.equal(twins[0], twins[1]) and torch.equal(twins[0], alone[3])
@@ -181,7 +253,10 @@ def test_images_that_share_a_random_stream_are_all_attacked() -> None:
 
 def test_a_pass_has_one_query_of_each_row_and_more_of_those_with_most_left() -> None:
     schedule = Schedule.new(torch.tensor([4, 6, 9]), torch.tensor([2, 10, 1]), 8)
-    assert schedule.row.tolist() == [6, 4, 9] * 2 + [6, 4] and schedule.ahead.tolist() == [0] * 3 + [1] * 3 + [2] * 2
+    assert (
+        schedule.row.tolist() == [6, 4, 9] * 2 + [6, 4]
+        and schedule.ahead.tolist() == [0] * 3 + [1] * 3 + [2] * 2
+    )
     assert schedule.is_remaining.tolist() == [True] * 5 + [False, True, False]
 
 
@@ -191,4 +266,6 @@ def test_the_first_candidate_that_is_kept_takes_the_place_of_a_row() -> None:
     kept[[2, 3, 6]] = True  # the only query of row 9; the second and third of row 6
     number, is_moved, finished = schedule.outcome(kept)
     assert is_moved.tolist() == [True, False, True] and number[is_moved].tolist() == [3, 2]
-    assert finished.tolist() == [2, 2, 1], "the third query of row 6 is made again, both of row 4 were in vain"
+    assert finished.tolist() == [2, 2, 1], (
+        "the third query of row 6 is made again, both of row 4 were in vain"
+    )

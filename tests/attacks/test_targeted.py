@@ -17,11 +17,18 @@ from equipoise.core.threat import NORMS, Threat
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize(("attack", "least_agreement"), [
-    (Apgd("dlr", 60), 0.9),  # untargeted: the steepest way need not lead to the nearest class
-    (TargetedApgd(steps=40, ranks=(1, 2, 3, 4, 5)), 1.0), (Fab(steps=20, ranks=(1, 2, 3, 4, 5)), 1.0)],
-    ids=["apgd", "targeted", "fab"])
-def test_verdicts_on_a_linear_model(attack: Attack, least_agreement: float, norm: str, linear: Linear) -> None:
+@pytest.mark.parametrize(
+    ("attack", "least_agreement"),
+    [
+        (Apgd("dlr", 60), 0.9),  # untargeted: the steepest way need not lead to the nearest class
+        (TargetedApgd(steps=40, ranks=(1, 2, 3, 4, 5)), 1.0),
+        (Fab(steps=20, ranks=(1, 2, 3, 4, 5)), 1.0),
+    ],
+    ids=["apgd", "targeted", "fab"],
+)
+def test_verdicts_on_a_linear_model(
+    attack: Attack, least_agreement: float, norm: str, linear: Linear
+) -> None:
     """An image is broken exactly if the nearest of the hyperplanes lies inside the ball."""
     x, numbers = inner_images(24)
     with torch.no_grad():
@@ -31,14 +38,21 @@ def test_verdicts_on_a_linear_model(attack: Attack, least_agreement: float, norm
     w = linear.weight[y].unsqueeze(1) - linear.weight
     dual = geometry.dual_norm(w.flatten(0, 1), norm).view(24, 6).clamp_min(1e-12)
     distance = gap / dual
-    if norm == "l1":  # the box ends the change of a single pixel, so the smallest move is a linear programme
-        moves = geometry.move_to_hyperplane(x.repeat_interleave(6, 0), -w.reshape(-1, 3, 5, 7), -gap.flatten(), norm)
+    if (
+        norm == "l1"
+    ):  # the box ends the change of a single pixel, so the smallest move is a linear programme
+        moves = geometry.move_to_hyperplane(
+            x.repeat_interleave(6, 0), -w.reshape(-1, 3, 5, 7), -gap.flatten(), norm
+        )
         distance = geometry.size(moves, norm).view(24, 6)
     nearest = distance.scatter(1, y.unsqueeze(1), torch.inf).amin(dim=1).detach()
     eps = float(nearest.median()) * 1.0001
     clear = (nearest / eps - 1).abs() > 0.01
     with torch.no_grad():
-        broken = linear(attack(linear, x, y, threat=Threat(norm, eps), stream=numbers)).argmax(dim=1) != y
+        broken = (
+            linear(attack(linear, x, y, threat=Threat(norm, eps), stream=numbers)).argmax(dim=1)
+            != y
+        )
     assert bool((broken <= (nearest <= eps)).all()), "nothing is broken that cannot be"
     assert float((broken == (nearest <= eps))[clear].double().mean()) >= least_agreement
 
@@ -62,7 +76,9 @@ def test_distance_order_prefers_the_sensitive_class(order: str, fooled: bool) ->
     weight = torch.zeros(3, 105, dtype=torch.float64)
     weight[1, 0], weight[2, :50] = 0.1, 1.0
     x, numbers = inner_images(4)
-    bias = torch.tensor([5.0, 4.0, 3.0]).double() - torch.stack([weight[k] @ x[0].flatten() for k in range(3)])
+    bias = torch.tensor([5.0, 4.0, 3.0]).double() - torch.stack(
+        [weight[k] @ x[0].flatten() for k in range(3)]
+    )
     model, y = Linear(weight, bias), torch.zeros(4, dtype=torch.int64)
     x_adv = TargetedApgd(20, (1,), order)(model, x, y, threat=Threat("linf", 0.06), stream=numbers)
     with torch.no_grad():
@@ -85,12 +101,18 @@ def test_classes_by_distance_of_a_thousand_classes() -> None:
     candidates = classes_by_logit(z, y)[:, :MAX_RANKED]
     assert torch.equal(order, candidates.gather(1, gap.gather(1, candidates).argsort(dim=1)))
     passes.clear()
-    assert torch.equal(classes_by_distance(source, x, y, torch.arange(6), "l2"), order) and not passes
+    assert (
+        torch.equal(classes_by_distance(source, x, y, torch.arange(6), "l2"), order) and not passes
+    )
 
 
 def test_far_ranks_follow_the_logits() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(105, 50)).requires_grad_(False)
-    x, y, numbers = torch.rand(6, 3, 5, 7, generator=generator(0)), torch.arange(6), stream(0, "s", torch.arange(6))
+    x, y, numbers = (
+        torch.rand(6, 3, 5, 7, generator=generator(0)),
+        torch.arange(6),
+        stream(0, "s", torch.arange(6)),
+    )
     source = GradientSource(net, GradientSettings(), "fp32", x)
     rank = MAX_RANKED + 2
     (stage,) = TargetedApgd(3, (rank,), "distance").stages()
@@ -98,4 +120,6 @@ def test_far_ranks_follow_the_logits() -> None:
     assert search is not None
     assert torch.equal(search.start(x, y, numbers).target, classes_by_logit(net(x), y)[:, rank - 1])
     (too_far,) = TargetedApgd(3, (50,)).stages()
-    assert too_far.make_search(source, Threat("linf", 0.01), True) is None, "there are 49 other classes"
+    assert too_far.make_search(source, Threat("linf", 0.01), True) is None, (
+        "there are 49 other classes"
+    )

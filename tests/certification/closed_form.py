@@ -17,7 +17,8 @@ Floats = NDArray[np.float64]
 
 
 class Bins(nn.Module):
-    """The class whose centre is nearest: linear logits 2·c·x − c², so class regions are intervals."""
+    """The class whose centre is nearest: linear logits 2·c·x − c², so class regions are
+    intervals."""
 
     def __init__(self, centres: tuple[float, ...]) -> None:
         super().__init__()

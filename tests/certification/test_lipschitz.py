@@ -23,7 +23,8 @@ def gaussian_constant(sigma: float) -> float:
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**6), st.floats(0.55, 1.0), st.sampled_from(["l2", "linf"]))
 def test_radius_on_linear_probabilities(seed: int, alpha: float, norm: str) -> None:
-    """h_0 = ½ + w·x, h_1 = ½ − w·x: constants are dual norms of w, and the first failure is known exactly."""
+    """h_0 = ½ + w·x, h_1 = ½ − w·x: constants are dual norms of w, and the first failure is known
+    exactly."""
     w = torch.randn(12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 0.02
     dual = w.norm() if norm == "l2" else w.abs().sum()
     x = torch.randn(12, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
@@ -47,7 +48,11 @@ def test_the_constant_of_gaussian_smoothing_is_sharp() -> None:
 @given(st.floats(0, 1), st.floats(0.05, 2), st.floats(0.5, 1.0))
 def test_theorem_3_5_uses_twice_the_sharp_constant(p: float, sigma: float, alpha: float) -> None:
     """With h_i ≤ 1 − p; never above ours."""
-    h = torch.tensor([[p, 1 - p]], dtype=torch.float64) if p >= 0.5 else torch.tensor([[0.5, 0.5]]).double()
+    h = (
+        torch.tensor([[p, 1 - p]], dtype=torch.float64)
+        if p >= 0.5
+        else torch.tensor([[0.5, 0.5]]).double()
+    )
     constants = torch.full((2,), 2 * gaussian_constant(sigma), dtype=torch.float64)
     radius = float(radii.theorem_3_5(p, sigma, alpha))
     assert radius == pytest.approx(float(lipschitz_radius(h, constants, alpha)), abs=1e-7)
@@ -60,13 +65,22 @@ def test_radii_on_half_spaces(sigmas: float, alpha: float, sigma: float) -> None
     """With exact probabilities no radius exceeds the true distance at which some g takes over."""
     normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), 1.0)
     p = float(normal.cdf(torch.tensor(abs(sigmas), dtype=torch.float64)))
-    needed = float(normal.icdf(torch.tensor(1 / (2 * alpha), dtype=torch.float64))) if alpha > 0.5 else math.inf
+    needed = (
+        float(normal.icdf(torch.tensor(1 / (2 * alpha), dtype=torch.float64)))
+        if alpha > 0.5
+        else math.inf
+    )
     true = max(sigma * (abs(sigmas) - needed), 0.0)
-    ours, theirs = float(radii.one_sided(p, sigma, alpha)), float(radii.theorem_a2(p, 1 - p, sigma, alpha))
+    ours, theirs = (
+        float(radii.one_sided(p, sigma, alpha)),
+        float(radii.theorem_a2(p, 1 - p, sigma, alpha)),
+    )
     assert ours <= true + 1e-12 and theirs <= true + 1e-12
     assert ours == pytest.approx(true, abs=1e-6)
     h = torch.tensor([[p, 1 - p]], dtype=torch.float64)
-    assert lipschitz_radius(h, torch.full((2,), gaussian_constant(sigma)), alpha).item() <= true + 1e-9
+    assert (
+        lipschitz_radius(h, torch.full((2,), gaussian_constant(sigma)), alpha).item() <= true + 1e-9
+    )
 
 
 def test_radius_is_never_rounded_up() -> None:
@@ -76,8 +90,11 @@ def test_radius_is_never_rounded_up() -> None:
     for row, radius in zip(h.tolist(), lipschitz_radius(h, constants, 0.8).tolist(), strict=True):
         y = row.index(max(row))
         weight, exact = Fraction(0.8), [Fraction(value) for value in constants.tolist()]
-        true = min((Fraction(row[y]) - Fraction(row[i]) - (1 - weight) / weight) / (exact[y] + exact[i])
-                   for i in range(3) if i != y)
+        true = min(
+            (Fraction(row[y]) - Fraction(row[i]) - (1 - weight) / weight) / (exact[y] + exact[i])
+            for i in range(3)
+            if i != y
+        )
         assert radius == 0 or Fraction(radius) < true
         assert radius >= float(true) - 1e-11
 
@@ -94,22 +111,33 @@ def test_bad_constants() -> None:
 def test_local_estimate_on_a_linear_model(linear: torch.nn.Module) -> None:
     x = torch.rand(4, 3, 5, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     threat = Threat("l2", 0.05)
-    estimate = estimate_local(linear, x, threat=threat, stream=rng.stream(0, "local", torch.arange(4)))
-    assert estimate.constants.shape == (4, 6) and (estimate.constants >= 0).all() and estimate.averaged.shape == (4,)
+    estimate = estimate_local(
+        linear, x, threat=threat, stream=rng.stream(0, "local", torch.arange(4))
+    )
+    assert (
+        estimate.constants.shape == (4, 6)
+        and (estimate.constants >= 0).all()
+        and estimate.averaged.shape == (4,)
+    )
     # No change is larger than the steepest slope of a softmax allows: max ‖w_i − w_j‖ / 4 · 2.
     weight = next(linear.parameters())
     spread = torch.cdist(weight, weight).max()
-    assert (estimate.constants <= spread / 2 + 1e-9).all() and estimate.constants.max() > 0.05 * spread
+    assert (
+        estimate.constants <= spread / 2 + 1e-9
+    ).all() and estimate.constants.max() > 0.05 * spread
     # Where a random search already changes the class, the estimate must not claim a margin.
     kept = estimate.margins >= radii.lemma_margin(0.9)
     for seed in range(20):
         moved = geometry.draw(x, threat, rng.stream(seed, "search", torch.arange(4)))
-        changed = estimate.probabilities.argmax(dim=1) != torch.softmax(linear(moved), dim=1).argmax(dim=1)
+        changed = estimate.probabilities.argmax(dim=1) != torch.softmax(
+            linear(moved), dim=1
+        ).argmax(dim=1)
         assert not (changed & kept).any()
 
 
-def test_classes_that_share_their_passes_have_the_same_estimates(linear: torch.nn.Module,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classes_that_share_their_passes_have_the_same_estimates(
+    linear: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on CUDA; every iterate counts, the first and the last too."""
     x = torch.rand(3, 3, 5, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     stream, calls = rng.stream(0, "local", torch.arange(3)), []
@@ -118,6 +146,8 @@ def test_classes_that_share_their_passes_have_the_same_estimates(linear: torch.n
     assert calls == [3] * (1 + 6 * 2 * 5)
     monkeypatch.setattr(lipschitz, "CLASSES_PER_PASS", {"cpu": 4})
     calls.clear()
-    together = estimate_local(linear, x, threat=Threat("l2", 0.3), stream=stream, steps=4, restarts=2)
+    together = estimate_local(
+        linear, x, threat=Threat("l2", 0.3), stream=stream, steps=4, restarts=2
+    )
     assert calls == [3] + [12] * 10 + [6] * 10
     assert torch.allclose(alone.constants, together.constants, rtol=1e-12, atol=0)

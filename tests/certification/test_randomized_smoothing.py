@@ -49,7 +49,9 @@ def field_values(certificate: Certificate) -> list[Tensor]:
     return [getattr(certificate, field.name) for field in dataclasses.fields(Certificate)]
 
 
-def votes_by_loop(model: nn.Module, x: Tensor, stream: rng.Stream, purpose: str, samples: int) -> Tensor:
+def votes_by_loop(
+    model: nn.Module, x: Tensor, stream: rng.Stream, purpose: str, samples: int
+) -> Tensor:
     """Votes by a plain loop over images and samples."""
     key, votes = key_of(stream.at(purpose)), torch.zeros(len(x), 6, dtype=torch.int64)
     for i in range(len(x)):
@@ -72,37 +74,60 @@ def test_certify_follows_cohens_procedure() -> None:
         assert certificate.lower[i] == pytest.approx(low, abs=1e-9)
         assert (certificate.predicted[i] != ABSTAIN) == (low > 0.5)
         radius = 0.3 * torch.distributions.Normal(0, 1).icdf(torch.tensor(max(low, 0.5))).item()
-        assert certificate.radius[i] == pytest.approx(radius, abs=1e-6) and certificate.radius[i] <= radius + 1e-7
+        assert (
+            certificate.radius[i] == pytest.approx(radius, abs=1e-6)
+            and certificate.radius[i] <= radius + 1e-7
+        )
     assert (certificate.samples == 52).all()
 
 
-@pytest.mark.parametrize("change", [{}, {"tolerance": 0.05}, {"certificate": "soft"}, {"two_sided": True}])
+@pytest.mark.parametrize(
+    "change", [{}, {"tolerance": 0.05}, {"certificate": "soft"}, {"two_sided": True}]
+)
 def test_batches_do_not_matter(change: dict[str, Any]) -> None:
     """Neither batches of samples nor batches of images; one pixel, so that rounding is the same."""
     x, stream, plan = images(9), random_stream(9), dataclasses.replace(PLAN, **change)
-    one = field_values(certify(THREE, x, plan=plan, stream=stream, options=SamplerOptions(batch_size=64)))
-    other = field_values(certify(THREE, x, plan=plan, stream=stream, options=SamplerOptions(batch_size=1000)))
-    parts = [field_values(certify(THREE, x[rows], plan=plan, stream=stream[rows]))
-             for rows in (slice(0, 4), slice(4, 9))]
+    one = field_values(
+        certify(THREE, x, plan=plan, stream=stream, options=SamplerOptions(batch_size=64))
+    )
+    other = field_values(
+        certify(THREE, x, plan=plan, stream=stream, options=SamplerOptions(batch_size=1000))
+    )
+    parts = [
+        field_values(certify(THREE, x[rows], plan=plan, stream=stream[rows]))
+        for rows in (slice(0, 4), slice(4, 9))
+    ]
     joined = [torch.cat(values) for values in zip(*parts, strict=True)]
     # Sums of floats depend on their order in the last bits.
     tolerance = 1e-9 if plan.certificate == "soft" else 0.0
-    assert all(torch.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in zip(one, other, strict=True))
-    assert all(torch.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in zip(one, joined, strict=True))
+    assert all(
+        torch.allclose(a, b, rtol=tolerance, atol=tolerance)
+        for a, b in zip(one, other, strict=True)
+    )
+    assert all(
+        torch.allclose(a, b, rtol=tolerance, atol=tolerance)
+        for a, b in zip(one, joined, strict=True)
+    )
 
 
 def test_seed_matters() -> None:
     x = images(9)
-    assert not torch.equal(certify(THREE, x, plan=PLAN, stream=random_stream(9)).votes,
-                           certify(THREE, x, plan=PLAN, stream=random_stream(9, seed=1)).votes)
+    assert not torch.equal(
+        certify(THREE, x, plan=PLAN, stream=random_stream(9)).votes,
+        certify(THREE, x, plan=PLAN, stream=random_stream(9, seed=1)).votes,
+    )
 
 
 class RecordingSampler(Sampler):
-    """Checks that every sample is drawn once, in order, and records how many were drawn for each purpose."""
+    """Checks that every sample is drawn once, in order, and records how many were drawn for each
+    purpose."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.drawn = {purpose: torch.zeros(len(self.x), dtype=torch.int64) for purpose in ("select", "estimate")}
+        self.drawn = {
+            purpose: torch.zeros(len(self.x), dtype=torch.int64)
+            for purpose in ("select", "estimate")
+        }
         self.purposes: list[str] = []
 
     def accumulate(self, purpose: str, start: Tensor, stop: Tensor, use: Any) -> None:
@@ -112,15 +137,19 @@ class RecordingSampler(Sampler):
         super().accumulate(purpose, start, stop, use)
 
 
-@pytest.mark.parametrize("change", [{}, {"two_sided": True}, {"tolerance": 0.05}, {"decide_radius": 0.1},
-                                    {"certificate": "soft"}])
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"two_sided": True}, {"tolerance": 0.05}, {"decide_radius": 0.1}, {"certificate": "soft"}],
+)
 def test_no_sample_both_selects_and_bounds(change: dict[str, Any]) -> None:
     plan = dataclasses.replace(PLAN, **change)
     sampler = RecordingSampler(THREE, images(9), random_stream(9), plan)
     certificate = CERTIFICATES[plan.certificate](sampler, plan)
     assert torch.equal(sampler.drawn["estimate"], certificate.n)
     assert torch.equal(sampler.drawn["select"], certificate.samples - certificate.n)
-    assert sampler.purposes == sorted(sampler.purposes, reverse=True), "the class is selected before it is bounded"
+    assert sampler.purposes == sorted(sampler.purposes, reverse=True), (
+        "the class is selected before it is bounded"
+    )
 
 
 def test_state_is_unchanged() -> None:
@@ -133,14 +162,19 @@ def test_state_is_unchanged() -> None:
 
 def test_predict_is_cohens() -> None:
     votes = np.array([[60, 40, 0], [90, 10, 0], [50, 50, 0], [0, 3, 97], [5, 0, 0]])
-    expected = [int(v.argmax()) if binomtest(int(np.sort(v)[-1]), int(np.sort(v)[-2:].sum())).pvalue <= 0.05
-                else ABSTAIN for v in votes]
+    expected = [
+        int(v.argmax())
+        if binomtest(int(np.sort(v)[-1]), int(np.sort(v)[-2:].sum())).pvalue <= 0.05
+        else ABSTAIN
+        for v in votes
+    ]
     assert randomized_smoothing.predict_from_votes(votes.astype(float), 0.05).tolist() == expected
     assert expected[2] == ABSTAIN and expected[1] == 0
 
 
 class Disagreeing(nn.Module):
-    """Class 0 has most votes, each by a small margin; class 1 has few votes, each with certainty."""
+    """Class 0 has most votes, each by a small margin; class 1 has few votes, each with
+    certainty."""
 
     def forward(self, x: Tensor) -> Tensor:
         certain = x.flatten(1)[:, 0] > 0.6
@@ -152,33 +186,57 @@ def test_predict_agrees_with_the_certificate_of_the_plan(certificate: str, expec
     """Votes and mean probabilities are two different smoothed classifiers."""
     plan = SmoothingPlan(0.3, samples=3000, n0=50, failure=0.01, certificate=certificate)
     x = torch.full((3, 1, 2, 2), 0.5)
-    assert certify(Disagreeing(), x, plan=plan, stream=random_stream(3)).predicted.tolist() == [expected] * 3
-    assert predict(Disagreeing(), x, plan=plan, stream=random_stream(3, 1)).tolist() == [expected] * 3
+    assert (
+        certify(Disagreeing(), x, plan=plan, stream=random_stream(3)).predicted.tolist()
+        == [expected] * 3
+    )
+    assert (
+        predict(Disagreeing(), x, plan=plan, stream=random_stream(3, 1)).tolist() == [expected] * 3
+    )
 
 
 def test_predict_for_a_mixture_needs_its_accurate_side() -> None:
     x = torch.full((3, 1, 2, 2), 0.5)
     with pytest.raises(InputError, match="`accurate` must be given where alpha is below 1"):
-        predict(Disagreeing(), x, plan=SmoothingPlan(0.3, samples=300, n0=50, alpha=0.8), stream=random_stream(3))
+        predict(
+            Disagreeing(),
+            x,
+            plan=SmoothingPlan(0.3, samples=300, n0=50, alpha=0.8),
+            stream=random_stream(3),
+        )
 
 
 def test_a_registered_certificate_is_used_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def constant_radius(sampler: Sampler, plan: SmoothingPlan) -> Certificate:
         n = torch.full((len(sampler.x),), plan.samples)
         votes = sampler.votes("estimate", torch.zeros_like(n), n).double()
-        return Certificate.of(top=votes.argmax(dim=1), radius=torch.full((len(n),), 0.25), lower=votes.amax(dim=1) / n,
-                              votes=votes, n=n, selection_samples=0, failure=plan.failure)
+        return Certificate.of(
+            top=votes.argmax(dim=1),
+            radius=torch.full((len(n),), 0.25),
+            lower=votes.amax(dim=1) / n,
+            votes=votes,
+            n=n,
+            selection_samples=0,
+            failure=plan.failure,
+        )
 
     monkeypatch.setitem(CERTIFICATES.builtin, "constant", constant_radius)
     plan = dataclasses.replace(PLAN, certificate="constant")
-    assert certify(THREE, images(3), plan=plan, stream=random_stream(3)).radius.tolist() == [0.25] * 3
+    assert (
+        certify(THREE, images(3), plan=plan, stream=random_stream(3)).radius.tolist() == [0.25] * 3
+    )
     assert predict(THREE, images(3), plan=plan, stream=random_stream(3)).shape == (3,)
 
 
 def test_an_unknown_certificate_is_one_sentence() -> None:
     message = r"`certificate` must be one of soft, votes, got 'vote' \(did you mean 'votes'\?\)"
     with pytest.raises(InputError, match=message):
-        certify(THREE, images(3), plan=dataclasses.replace(PLAN, certificate="vote"), stream=random_stream(3))
+        certify(
+            THREE,
+            images(3),
+            plan=dataclasses.replace(PLAN, certificate="vote"),
+            stream=random_stream(3),
+        )
 
 
 def test_bad_images_and_streams() -> None:

@@ -9,24 +9,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
-from equipoise.certification import ABSTAIN, SamplerOptions, SmoothingPlan, certify, radii, sequential
+from equipoise.certification import (
+    ABSTAIN,
+    SamplerOptions,
+    SmoothingPlan,
+    certify,
+    radii,
+    sequential,
+)
 
 TWO = Bins((0.0, 1.0))
 FAST = SamplerOptions(batch_size=1 << 16)
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.integers(5, 10**6), st.lists(st.tuples(st.integers(5, 10**6), st.booleans()), min_size=1, max_size=5),
-       st.sampled_from([{"tolerance": 0.05}, {"decide_radius": 0.2}]))
-def test_the_stages_share_one_failure_probability(samples: int, rows: list[tuple[int, bool]],
-                                                  stopping: dict[str, Any]) -> None:
-    """With the spending of every stopping rule, all of the failure is divided among the stages and unanimous votes."""
+@given(
+    st.integers(5, 10**6),
+    st.lists(st.tuples(st.integers(5, 10**6), st.booleans()), min_size=1, max_size=5),
+    st.sampled_from([{"tolerance": 0.05}, {"decide_radius": 0.2}]),
+)
+def test_the_stages_share_one_failure_probability(
+    samples: int, rows: list[tuple[int, bool]], stopping: dict[str, Any]
+) -> None:
+    """With the spending of every stopping rule, all of the failure is divided among the stages and
+    unanimous votes."""
     rule = sequential.stopping_rule(radii.VoteRule(SmoothingPlan(0.3, **stopping)))
     assert rule is not None
-    first, unanimous = np.minimum([size for size, _ in rows], samples), np.array([own for _, own in rows])
+    first, unanimous = (
+        np.minimum([size for size, _ in rows], samples),
+        np.array([own for _, own in rows]),
+    )
     spending = rule.spending(unanimous)
     sizes, shares = sequential.schedule(first, samples, spending)
-    # A single stage has the whole failure probability, and no later stage at which votes could be unanimous.
+    # A single stage has the whole failure probability, and no later stage at which votes could be
+    # unanimous.
     total = shares.sum(axis=1) + np.where((shares > 0).sum(axis=1) > 1, spending.unanimous, 0)
     assert (total <= 1 + 1e-12).all() and (total >= 0.999).all()
     for size, used in zip(sizes, shares > 0, strict=True):
@@ -36,7 +52,8 @@ def test_the_stages_share_one_failure_probability(samples: int, rows: list[tuple
 
 
 def test_tolerance_is_the_loss_against_all_samples() -> None:
-    """On 300 images: each radius ends within about the tolerance of its full run, the mean well within."""
+    """On 300 images: each radius ends within about the tolerance of its full run, the mean well
+    within."""
     x, stream = images(300), random_stream(300)
     full = certify(TWO, x, plan=SmoothingPlan(0.3, samples=10_000), stream=stream, options=FAST)
     for tolerance, factor in ((0.04, 2.5), (0.02, 1.3)):

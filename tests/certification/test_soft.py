@@ -8,8 +8,13 @@ from equipoise.certification import Certificate, SamplerOptions, SmoothingPlan, 
 
 def run(**settings: float) -> Certificate:
     plan = SmoothingPlan(0.3, samples=1500, certificate="soft", **settings)  # type: ignore[arg-type]
-    return certify(Probit(0.1), images(30), plan=plan, stream=random_stream(30),
-                   options=SamplerOptions(batch_size=1 << 16))
+    return certify(
+        Probit(0.1),
+        images(30),
+        plan=plan,
+        stream=random_stream(30),
+        options=SamplerOptions(batch_size=1 << 16),
+    )
 
 
 @pytest.fixture(scope="module")

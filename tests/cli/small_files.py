@@ -14,8 +14,11 @@ from equipoise.models import checkpoint
 def write_files(folder: Path) -> None:
     """Twelve images and three checkpoints: two bases, and one of another number of classes."""
     generator = np.random.default_rng(0)
-    np.savez(folder / "images.npz", images=generator.integers(0, 256, (12, 3, 8, 8), dtype=np.uint8),
-             labels=np.arange(12) % 4)
+    np.savez(
+        folder / "images.npz",
+        images=generator.integers(0, 256, (12, 3, 8, 8), dtype=np.uint8),
+        labels=np.arange(12) % 4,
+    )
     for seed, name in enumerate(("accurate", "robust")):
         base = models.build("cnn_small", num_classes=4, image_shape=(3, 8, 8), seed=seed)
         checkpoint.save(folder / f"{name}.safetensors", base, {})
@@ -26,7 +29,9 @@ def write_files(folder: Path) -> None:
 def write_pair(folder: Path, count: int) -> None:
     """Images that one small network labels, that network, and another one that differs from it."""
     images = np.random.default_rng(0).integers(0, 256, (count, 3, 8, 8), dtype=np.uint8)
-    accurate, robust = (models.build("cnn_small", num_classes=4, image_shape=(3, 8, 8), seed=5) for _ in range(2))
+    accurate, robust = (
+        models.build("cnn_small", num_classes=4, image_shape=(3, 8, 8), seed=5) for _ in range(2)
+    )
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         # The fresh network prefers one class; its last layer is centred so that all classes occur.

@@ -21,9 +21,19 @@ def run_in_terminal(arguments: Sequence[str], folder: Path, **environment: str) 
     """Run the command line and return everything that it wrote to the terminal; it must succeed."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, COLUMNS, 0, 0))
-    inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "TERM")}
-    process = subprocess.Popen([sys.executable, "-m", "equipoise", *arguments], cwd=folder, stdin=slave, stdout=slave,
-                               stderr=slave, env={**inherited, "TERM": "xterm-256color", **environment})
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("COLUMNS", "NO_COLOR", "TERM")
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "equipoise", *arguments],
+        cwd=folder,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**inherited, "TERM": "xterm-256color", **environment},
+    )
     os.close(slave)
     parts = []
     while True:
@@ -55,5 +65,8 @@ def screen(text: str) -> list[str]:
             row -= int(token[2:-1] or 1)
         elif not token.startswith("\x1b"):
             before = lines[row].ljust(column)
-            lines[row], column = before[:column] + token + before[column + len(token):], column + len(token)
+            lines[row], column = (
+                before[:column] + token + before[column + len(token) :],
+                column + len(token),
+            )
     return [line.rstrip() for line in lines]

@@ -1,4 +1,5 @@
-"""Models of several kinds in one command, as a user types it: settings, what is said of them, mixtures and warnings."""
+"""Models of several kinds in one command, as a user types it: settings, what is said of them,
+mixtures and warnings."""
 
 from __future__ import annotations
 
@@ -53,12 +54,24 @@ with warnings.catch_warnings():
 def load_script():
     return scripted
 """
-DATA = ["--data", "npz:images.npz", "--eps", "0.05", "--attack", "pgd", "--steps", "2", "--batch-size", "64"]
+DATA = [
+    "--data",
+    "npz:images.npz",
+    "--eps",
+    "0.05",
+    "--attack",
+    "pgd",
+    "--steps",
+    "2",
+    "--batch-size",
+    "64",
+]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Dark and light images; a file of weights without settings, a Python file, and a saved program."""
+    """Dark and light images; a file of weights without settings, a Python file, and a saved
+    program."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(3)
     labels = np.arange(120) % 2
@@ -70,8 +83,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         last.bias.copy_(torch.tensor([32.0, -32.0]))
     network = nn.Sequential(nn.Flatten(), last)
     example = (torch.rand(2, 1, 8, 8),)
-    torch.export.save(torch.export.export(network, example, dynamic_shapes={"input": {0: torch.export.Dim("b")}}),
-                      "light.pt2")
+    torch.export.save(
+        torch.export.export(network, example, dynamic_shapes={"input": {0: torch.export.Dim("b")}}),
+        "light.pt2",
+    )
     Path("own.py").write_text(CODE.format(ending=""))
     Path("sums.py").write_text(CODE.format(ending=".softmax(1)"))
     state = build("cnn_small", num_classes=2, image_shape=(1, 8, 8), seed=1).state_dict()
@@ -80,8 +95,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_several_kinds_in_one_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    references = ["net.pt?arch=cnn_small&mean=0.5&std=0.5", "python:own.py:Wrong", "exported:light.pt2"]
-    assert run(["evaluate", *references, *DATA, "--count", "40", "--audit", "0", "--out", "run"]) == 0
+    references = [
+        "net.pt?arch=cnn_small&mean=0.5&std=0.5",
+        "python:own.py:Wrong",
+        "exported:light.pt2",
+    ]
+    assert (
+        run(["evaluate", *references, *DATA, "--count", "40", "--audit", "0", "--out", "run"]) == 0
+    )
     err = capsys.readouterr().err
     assert "exported:light.pt2: torch.export; 2 classes; input 1×8×8; normalisation: " in err
     assert "mean 0.5, std 0.5 (from the reference); weights: net.pt" in err
@@ -91,31 +112,62 @@ def test_several_kinds_in_one_command(folder: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("name", ["Lit", "scripted", "load_script"])
-def test_lightning_modules_and_scripts_of_python_code(name: str, folder: Path, capsys: pytest.CaptureFixture[str]
-                                                      ) -> None:
-    """A Lightning module, and TorchScript that returns its logits first in a tuple, as an object and by a function."""
+def test_lightning_modules_and_scripts_of_python_code(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Lightning module, and TorchScript that returns its logits first in a tuple, as an object
+    and by a function."""
     write_lightning()
-    assert run(["evaluate", f"python:lit.py:{name}", *DATA, "--count", "20", "--audit", "0", "--out", "run"]) == 0
+    assert (
+        run(
+            [
+                "evaluate",
+                f"python:lit.py:{name}",
+                *DATA,
+                "--count",
+                "20",
+                "--audit",
+                "0",
+                "--out",
+                "run",
+            ]
+        )
+        == 0
+    )
     clean = [row.value for row in read_summary("run").results if row.metric == "clean"]
     assert clean == [1.0]
 
 
 def test_an_attack_in_a_validation_step(folder: Path) -> None:
-    """Lightning calls it inside `torch.inference_mode`, and the module that is attacked is its own."""
+    """Lightning calls it inside `torch.inference_mode`, and the module that is attacked is its
+    own."""
     write_lightning()
     content = np.load("images.npz")
     with torch.inference_mode():
-        images, labels = torch.tensor(content["images"][:20] / 255).float(), torch.tensor(content["labels"][:20])
+        images, labels = (
+            torch.tensor(content["images"][:20] / 255).float(),
+            torch.tensor(content["labels"][:20]),
+        )
         module = load_model("python:lit.py:Lit")
         attacked = module.validation_step((images, labels), 0)  # type: ignore[operator]
-        assert (module(images).argmax(1) == labels).all() and (module(attacked).argmax(1) != labels).any()
+        assert (module(images).argmax(1) == labels).all() and (
+            module(attacked).argmax(1) != labels
+        ).any()
 
 
 def test_a_checkpoint_of_lightning(folder: Path) -> None:
-    """Weights of a network that is an attribute `model`, compiled, beside what the trainer stores."""
+    """Weights of a network that is an attribute `model`, compiled, beside what the trainer
+    stores."""
     state = torch.load("net.pt", weights_only=True)
-    torch.save({"epoch": 1, "hyper_parameters": {"lr": 0.1}, "optimizer_states": [{"param_groups": []}],
-                "state_dict": {f"model._orig_mod.{key}": value for key, value in state.items()}}, "epoch=1.ckpt")
+    torch.save(
+        {
+            "epoch": 1,
+            "hyper_parameters": {"lr": 0.1},
+            "optimizer_states": [{"param_groups": []}],
+            "state_dict": {f"model._orig_mod.{key}": value for key, value in state.items()},
+        },
+        "epoch=1.ckpt",
+    )
     settings = "?arch=cnn_small&mean=0.5&std=0.5&image_shape=1,8,8"
     x = torch.rand(3, 1, 8, 8)
     assert torch.equal(load_model(f"epoch=1.ckpt{settings}")(x), load_model(f"net.pt{settings}")(x))
@@ -134,57 +186,146 @@ class Pair(nn.Module):
         return torch.stack([-light, light], 1), light
 
 
-def test_a_mixture_with_a_pt_base_needs_no_option_afterwards(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fit = ["fit", "--accurate", "net.pt", "--robust", "exported:light.pt2", "--out", "M", "--alpha", "0.5",
-           "--norm", "linf", "--eps", "0.05"]
+def test_a_mixture_with_a_pt_base_needs_no_option_afterwards(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = [
+        "fit",
+        "--accurate",
+        "net.pt",
+        "--robust",
+        "exported:light.pt2",
+        "--out",
+        "M",
+        "--alpha",
+        "0.5",
+        "--norm",
+        "linf",
+        "--eps",
+        "0.05",
+    ]
     assert run([*fit, "--arch", "cnn_small", "--mean", "0.5", "--std", "0.5"]) == 2
-    assert "`mean` must hold 3 numbers" in capsys.readouterr().err, "nothing says that the images are grey"
-    assert run([*fit[:2], "net.pt?image_shape=1,8,8", *fit[3:], "--arch", "cnn_small", "--mean", "0.5", "--std", "0.5"]
-               ) == 0
-    assert "net.pt?arch=cnn_small&mean=0.5&std=0.5&image_shape=1,8,8" in Path("M/mixture.toml").read_text()
+    assert "`mean` must hold 3 numbers" in capsys.readouterr().err, (
+        "nothing says that the images are grey"
+    )
+    assert (
+        run(
+            [
+                *fit[:2],
+                "net.pt?image_shape=1,8,8",
+                *fit[3:],
+                "--arch",
+                "cnn_small",
+                "--mean",
+                "0.5",
+                "--std",
+                "0.5",
+            ]
+        )
+        == 0
+    )
+    assert (
+        "net.pt?arch=cnn_small&mean=0.5&std=0.5&image_shape=1,8,8"
+        in Path("M/mixture.toml").read_text()
+    )
     capsys.readouterr()
     command = ["evaluate", "mixture:M", *DATA, "--count", "20", "--audit", "0", "--out", "run"]
-    assert run(command) == 2 and "--allow-code" in capsys.readouterr().err, "it also names a program"
+    assert run(command) == 2 and "--allow-code" in capsys.readouterr().err, (
+        "it also names a program"
+    )
     assert run([*command, "--allow-code"]) == 0
     assert load_model("M", allow_code=True)(torch.rand(2, 1, 8, 8)).shape == (2, 2)
 
 
-@pytest.mark.parametrize(("reference", "words"), [
-    ("python:sums.py:Wrong", "its outputs look like probabilities, not logits"),
-    ("exported:light.pt2?mean=0.5&std=0.25", r"normalised twice \(mean 0.5, std 0.(25|5), .*: \d+% of 64 images "
-                                             "are classified correctly as they are, 100% otherwise"),
-])
-def test_suspicious_models_are_warned_of(folder: Path, capsys: pytest.CaptureFixture[str], reference: str,
-                                         words: str) -> None:
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("python:sums.py:Wrong", "its outputs look like probabilities, not logits"),
+        (
+            "exported:light.pt2?mean=0.5&std=0.25",
+            r"normalised twice \(mean 0.5, std 0.(25|5), .*: \d+% of 64 images "
+            "are classified correctly as they are, 100% otherwise",
+        ),
+    ],
+)
+def test_suspicious_models_are_warned_of(
+    folder: Path, capsys: pytest.CaptureFixture[str], reference: str, words: str
+) -> None:
     assert run(["evaluate", reference, *DATA, "--audit", "0", "--out", "run"]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    assert len(lines) == 1 and re.search(words, lines[0]) and lines[0].startswith(f"warning: {reference}: ")
+    assert (
+        len(lines) == 1
+        and re.search(words, lines[0])
+        and lines[0].startswith(f"warning: {reference}: ")
+    )
 
 
-def test_an_option_that_no_model_takes_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_that_no_model_takes_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["evaluate", "python:own.py:Wrong", *DATA, "--out", "run", "--mean", "0.5"]) == 2
-    assert "`mean` must be left out, because no model of this command takes it" in capsys.readouterr().err
+    assert (
+        "`mean` must be left out, because no model of this command takes it"
+        in capsys.readouterr().err
+    )
 
 
-def test_classes_in_another_order_are_warned_of(folder: Path, capsys: pytest.CaptureFixture[str],
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    """As from the config.json of a published model; here, what is known of the model is replaced."""
+def test_classes_in_another_order_are_warned_of(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from the config.json of a published model; here, what is known of the model is
+    replaced."""
+
     def load(reference: Reference, options: LoadOptions) -> LoadedModel:
         network = models.load("exported:light.pt2")
         return LoadedModel(network, ModelInfo("light", 2, class_names=("1", "0")))
 
     monkeypatch.setitem(models.SCHEMES.builtin, "named", load)
-    assert run(["evaluate", "named:light", *DATA, "--count", "4", "--audit", "0", "--out", "run"]) == 0
+    assert (
+        run(["evaluate", "named:light", *DATA, "--count", "4", "--audit", "0", "--out", "run"]) == 0
+    )
     assert "in another order; ?labels=1,0 is that of the data" in capsys.readouterr().err
-    assert run(["evaluate", "named:light?labels=1,0", *DATA, "--count", "4", "--audit", "0", "--out", "other"]) == 0
+    assert (
+        run(
+            [
+                "evaluate",
+                "named:light?labels=1,0",
+                *DATA,
+                "--count",
+                "4",
+                "--audit",
+                "0",
+                "--out",
+                "other",
+            ]
+        )
+        == 0
+    )
     assert "another order" not in capsys.readouterr().err
 
 
 def test_certify_says_what_it_loaded_and_a_pt_file_may_stand_beside_it(
-    folder: Path, capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The option --arch is for the accurate model, which is not among those that are certified."""
-    command = ["certify", "exported:light.pt2", "--accurate", "net.pt", "--alpha", "0.5", "--sigma", "0.1", "--samples",
-               "100", "--data", "npz:images.npz", "--count", "2", "--out", "run"]
+    command = [
+        "certify",
+        "exported:light.pt2",
+        "--accurate",
+        "net.pt",
+        "--alpha",
+        "0.5",
+        "--sigma",
+        "0.1",
+        "--samples",
+        "100",
+        "--data",
+        "npz:images.npz",
+        "--count",
+        "2",
+        "--out",
+        "run",
+    ]
     assert run([*command, "--arch", "cnn_small", "--mean", "0.5", "--std", "0.5"]) == 0
     assert "exported:light.pt2: torch.export; 2 classes" in capsys.readouterr().err

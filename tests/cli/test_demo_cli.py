@@ -10,10 +10,13 @@ from equipoise import studies
 from equipoise.cli.main import run
 
 
-@pytest.mark.parametrize(("options", "variable", "expected"), [
-    ([], "", True), (["--no-report"], "", False), ([], "1", False)])
-def test_the_report_can_be_left_out(options: list[str], variable: str, expected: bool,
-                                    monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("options", "variable", "expected"),
+    [([], "", True), (["--no-report"], "", False), ([], "1", False)],
+)
+def test_the_report_can_be_left_out(
+    options: list[str], variable: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[bool] = []
     monkeypatch.setattr(studies, "run_demo", lambda *_, report: given.append(report))
     monkeypatch.setenv("EQUIPOISE_NO_REPORT", variable)

@@ -24,7 +24,10 @@ from equipoise.mixing import MixedClassifier
 from equipoise.models import checkpoint
 
 COMMON = ["--data", "npz:images.npz", "--batch-size", "2", "--eps", "1/255"]
-SLOW = {"pgd": [*COMMON, "--attack", "pgd", "--steps", "400"], "apgd": [*COMMON, "--attack", "apgd", "--steps", "400"]}
+SLOW = {
+    "pgd": [*COMMON, "--attack", "pgd", "--steps", "400"],
+    "apgd": [*COMMON, "--attack", "apgd", "--steps", "400"],
+}
 
 
 @pytest.fixture
@@ -35,8 +38,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def evaluate(*arguments: str) -> int:
-    return run(["evaluate", "robust.safetensors", "--data", "npz:images.npz", "--out", "run", "--attack", "pgd",
-                "--steps", "2", "--batch-size", "5", "--eps", "8/255", *arguments])
+    return run(
+        [
+            "evaluate",
+            "robust.safetensors",
+            "--data",
+            "npz:images.npz",
+            "--out",
+            "run",
+            "--attack",
+            "pgd",
+            "--steps",
+            "2",
+            "--batch-size",
+            "5",
+            "--eps",
+            "8/255",
+            *arguments,
+        ]
+    )
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -47,7 +67,8 @@ def test_results_of_a_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str
     assert evaluate() == 0
     summary = read_summary("run")
     assert {(r.model, r.metric) for r in summary.results} == {
-        ("robust.safetensors", metric) for metric in ("clean", "pgd", "worst")}
+        ("robust.safetensors", metric) for metric in ("clean", "pgd", "worst")
+    }
     assert all(result.n == 12 for result in summary.results)
     assert "run/summary.json" in capsys.readouterr().out
     assert evaluate() == 0 and read_summary("run") == summary
@@ -75,7 +96,21 @@ def test_l1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "ℓ1 ≤ 0.5" in capsys.readouterr().out
     assert run(["report", "run"]) == 0
     assert "up to 0.5 of their range in all (ℓ1)" in Path("run/report.html").read_text()
-    assert run(["evaluate", "robust.safetensors", "--data", "npz:images.npz", "--out", "other", "--norm", "l1"]) == 2
+    assert (
+        run(
+            [
+                "evaluate",
+                "robust.safetensors",
+                "--data",
+                "npz:images.npz",
+                "--out",
+                "other",
+                "--norm",
+                "l1",
+            ]
+        )
+        == 2
+    )
     assert "`eps` must be given for l1, such as 12" in capsys.readouterr().err
     assert not Path("other").exists()
 
@@ -83,44 +118,107 @@ def test_l1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("source", ["mix", "std", "rob"])
 def test_a_mixture_beside_its_bases(folder: Path, source: str) -> None:
     bases = [models.load(f"{side}.safetensors") for side in ("accurate", "robust")]
-    mixing.save("mixture", MixedClassifier(bases[0], bases[1], 0.5), accurate="accurate.safetensors",
-                robust="robust.safetensors")
-    assert run(["evaluate", "mixture:mixture", "--data", "npz:images.npz", "--out", "run", "--attack", "pgd",
-                "--steps", "2", "--source", source, "--estimate"]) == 0
-    assert {result.model for result in read_summary("run").results} == {"accurate", "robust", "mixed"}
+    mixing.save(
+        "mixture",
+        MixedClassifier(bases[0], bases[1], 0.5),
+        accurate="accurate.safetensors",
+        robust="robust.safetensors",
+    )
+    assert (
+        run(
+            [
+                "evaluate",
+                "mixture:mixture",
+                "--data",
+                "npz:images.npz",
+                "--out",
+                "run",
+                "--attack",
+                "pgd",
+                "--steps",
+                "2",
+                "--source",
+                source,
+                "--estimate",
+            ]
+        )
+        == 0
+    )
+    assert {result.model for result in read_summary("run").results} == {
+        "accurate",
+        "robust",
+        "mixed",
+    }
     assert {result.model for result in read_summary("run/estimate").results} == {"robust"}
 
 
 def test_two_models_at_several_alphas(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As the same sweep in Python, and with a rule of local smoothing."""
-    command = ["evaluate", "accurate.safetensors", "robust.safetensors", "--data", "npz:images.npz", "--attack", "pgd",
-               "--steps", "2", "--alphas", "0.8,1/2"]
+    command = [
+        "evaluate",
+        "accurate.safetensors",
+        "robust.safetensors",
+        "--data",
+        "npz:images.npz",
+        "--attack",
+        "pgd",
+        "--steps",
+        "2",
+        "--alphas",
+        "0.8,1/2",
+    ]
     assert run([*command, "--out", "run"]) == 0
     results = read_summary("run").results
     assert {(r.model, r.metric, r.alpha) for r in results} == {
-        ("mixed", metric, alpha) for metric in ("clean", "std", "rob", "mix", "worst") for alpha in (0.5, 0.8)}
+        ("mixed", metric, alpha)
+        for metric in ("clean", "std", "rob", "mix", "worst")
+        for alpha in (0.5, 0.8)
+    }
     out = capsys.readouterr().out
     assert "alpha 0.5" in out
-    assert "std, rob, mix: under attacks on the accurate model, on the robust model and on the mixture" in out
-    python = evaluation.evaluate([models.load(f"{side}.safetensors") for side in ("accurate", "robust")],
-                                 load_data("npz:images.npz"), threat=Threat("linf", "8/255"), attack="pgd", steps=2,
-                                 alphas=(0.5, 0.8))
+    assert (
+        "std, rob, mix: under attacks on the accurate model, on the robust model and on the mixture"
+        in out
+    )
+    python = evaluation.evaluate(
+        [models.load(f"{side}.safetensors") for side in ("accurate", "robust")],
+        load_data("npz:images.npz"),
+        threat=Threat("linf", "8/255"),
+        attack="pgd",
+        steps=2,
+        alphas=(0.5, 0.8),
+    )
     assert python.results == results
     assert run([*command, "--smoothing", "added", "--trust", "gradient", "--out", "added"]) == 0
-    assert {r.metric for r in read_summary("added").results} == {"clean", "std", "rob", "mix", "mix-soft", "worst"}
+    assert {r.metric for r in read_summary("added").results} == {
+        "clean",
+        "std",
+        "rob",
+        "mix",
+        "mix-soft",
+        "worst",
+    }
     assert run([*command, "--source", "std", "--out", "other"]) == 2 and not Path("other").exists()
     assert "`source` must be left out with `alphas`, got 'std'" in capsys.readouterr().err
 
 
-def test_several_attacks_and_weights_named_twice(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_attacks_and_weights_named_twice(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bases = [models.load(f"{side}.safetensors") for side in ("accurate", "robust")]
-    mixing.save("mixture", MixedClassifier(bases[0], bases[1], 0.5), accurate="accurate.safetensors",
-                robust="robust.safetensors")
+    mixing.save(
+        "mixture",
+        MixedClassifier(bases[0], bases[1], 0.5),
+        accurate="accurate.safetensors",
+        robust="robust.safetensors",
+    )
     assert evaluate("mixture:mixture", "--attack", "pgd,square", "--restarts", "2") == 0
     summary, out = read_summary("run"), capsys.readouterr().out
     assert {result.metric for result in summary.results} == {"clean", "pgd", "square", "worst"}
     assert summary.copied["mixture:mixture robust, square"] == "robust.safetensors, square"
-    assert "mixture:mixture robust, pgd: as robust.safetensors, pgd, which has the same weights" in out
+    assert (
+        "mixture:mixture robust, pgd: as robust.safetensors, pgd, which has the same weights" in out
+    )
     assert evaluate("--attack", "fast,standard", "--out", "other") == 2
     assert "none of which has such a setting" in capsys.readouterr().err
 
@@ -153,10 +251,27 @@ class Rounded(torch.nn.Module):
 def make():
     return Rounded().eval()
 """)
-    assert run(["evaluate", "python:rounded:make", "--data", "npz:images.npz", "--out", "run", "--attack", "pgd",
-                "--steps", "2"]) == 0
+    assert (
+        run(
+            [
+                "evaluate",
+                "python:rounded:make",
+                "--data",
+                "npz:images.npz",
+                "--out",
+                "run",
+                "--attack",
+                "pgd",
+                "--steps",
+                "2",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
-    assert "- vanishing gradients (python:rounded:make, pgd)" in out and "run --attack standard" in out
+    assert (
+        "- vanishing gradients (python:rounded:make, pgd)" in out and "run --attack standard" in out
+    )
 
 
 def test_the_report_of_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,9 +289,16 @@ def test_a_file_gives_defaults_and_typed_options_override_it(folder: Path) -> No
     assert {result.threat.eps for result in results if result.threat} == {8 / 255}
 
 
-@pytest.mark.parametrize(("content", "sentence"), [("batch_sise = 3\n", "did you mean 'batch_size'?"),
-                                                   ("steps = true\n", "`steps` must not be true or false")])
-def test_mistakes_in_a_file(folder: Path, capsys: pytest.CaptureFixture[str], content: str, sentence: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("batch_sise = 3\n", "did you mean 'batch_size'?"),
+        ("steps = true\n", "`steps` must not be true or false"),
+    ],
+)
+def test_mistakes_in_a_file(
+    folder: Path, capsys: pytest.CaptureFixture[str], content: str, sentence: str
+) -> None:
     (folder / "bad.toml").write_text(content)
     assert evaluate("--config", "bad.toml") == 2
     assert sentence in capsys.readouterr().err
@@ -212,8 +334,9 @@ def test_mistakes_in_a_file(folder: Path, capsys: pytest.CaptureFixture[str], co
         (["images.npz"], "images.npz"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(folder: Path, capsys: pytest.CaptureFixture[str],
-                                                   arguments: list[str], sentence: str) -> None:
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
     assert evaluate(*arguments) == 2
     out, err = capsys.readouterr()
     assert sentence in err and out == ""
@@ -221,7 +344,9 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(folder: Path, capsys: pytest.
     assert not (folder / "run").exists()
 
 
-def test_the_folder_of_another_run_is_unchanged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_folder_of_another_run_is_unchanged(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert evaluate() == 0
     before = contents(folder / "run")
     assert evaluate("--seed", "1") == 2
@@ -244,18 +369,25 @@ def wait_for_row(process: subprocess.Popen[str], part: Path, attack: str) -> Non
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("attack", "sent", "code"), [("pgd", signal.SIGKILL, -9), ("pgd", signal.SIGINT, 130),
-                                                      ("apgd", signal.SIGKILL, -9)])
-def test_a_stopped_process_is_resumed_to_the_same_bytes(folder: Path, attack: str, sent: signal.Signals,
-                                                        code: int) -> None:
+@pytest.mark.parametrize(
+    ("attack", "sent", "code"),
+    [("pgd", signal.SIGKILL, -9), ("pgd", signal.SIGINT, 130), ("apgd", signal.SIGKILL, -9)],
+)
+def test_a_stopped_process_is_resumed_to_the_same_bytes(
+    folder: Path, attack: str, sent: signal.Signals, code: int
+) -> None:
     """A real process, stopped by a real signal after its first attacked batch."""
     arguments = ["evaluate", "robust.safetensors", *SLOW[attack], "--save-adversarial", "--out"]
     assert run([*arguments, "complete"]) == 0
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     # Whatever runs the tests in the background has Ctrl-C ignored, and children inherit that.
-    process = subprocess.Popen([sys.executable, "-m", "equipoise", *arguments, "run"], env=environment,
-                               stderr=subprocess.PIPE, text=True,
-                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "equipoise", *arguments, "run"],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     wait_for_row(process, folder / "run" / "parts" / "0.jsonl", attack)
     process.send_signal(sent)
     _, err = process.communicate()
@@ -264,36 +396,80 @@ def test_a_stopped_process_is_resumed_to_the_same_bytes(folder: Path, attack: st
     if sent == signal.SIGINT:
         assert err.splitlines()[-1].startswith("equipoise: stopped") and "Traceback" not in err
     assert run([*arguments, "run"]) == 0
-    complete, resumed = (json.loads((folder / name / "summary.json").read_text()) for name in ("complete", "run"))
+    complete, resumed = (
+        json.loads((folder / name / "summary.json").read_text()) for name in ("complete", "run")
+    )
     assert {**complete, "seconds": 0} == {**resumed, "seconds": 0}
     for name in ("rows.jsonl", "adversarial.safetensors"):
         assert (folder / "complete" / name).read_bytes() == (folder / "run" / name).read_bytes()
 
 
-@pytest.mark.parametrize("attack", [
-    pytest.param(["pgd"], id="pgd"),
-    # The sample is drawn from the survivors of both processes; one of them audits it, which takes seconds.
-    pytest.param(["fast", "--audit", "1"], id="fast"),
-    pytest.param(["fast", "--audit", "3"], id="fast, audited by both", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(["pgd"], id="pgd"),
+        # The sample is drawn from the survivors of both processes; one of them audits it, which
+        # takes seconds.
+        pytest.param(["fast", "--audit", "1"], id="fast"),
+        pytest.param(["fast", "--audit", "3"], id="fast, audited by both", marks=pytest.mark.slow),
+    ],
+)
 def test_two_processes_write_the_same_rows(folder: Path, attack: list[str]) -> None:
     arguments = ["evaluate", "robust.safetensors", *COMMON, "--attack", *attack, "--out"]
     assert run([*arguments, "one"]) == 0
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "equipoise"]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "equipoise",
+    ]
     subprocess.run([*launch, *arguments, "two"], env=environment, check=True, capture_output=True)
-    assert (folder / "one" / "rows.jsonl").read_bytes() == (folder / "two" / "rows.jsonl").read_bytes()
+    assert (folder / "one" / "rows.jsonl").read_bytes() == (
+        folder / "two" / "rows.jsonl"
+    ).read_bytes()
 
 
-@pytest.mark.parametrize(("model", "passes"), [
-    ("smoothed:1/4,5:robust.safetensors", None), ("smoothed:0.25,2,fresh:file:robust.safetensors", 3)])
-def test_a_randomly_smoothed_classifier(folder: Path, capsys: pytest.CaptureFixture[str], model: str,
-                                        passes: int | None) -> None:
+@pytest.mark.parametrize(
+    ("model", "passes"),
+    [
+        ("smoothed:1/4,5:robust.safetensors", None),
+        ("smoothed:0.25,2,fresh:file:robust.safetensors", 3),
+    ],
+)
+def test_a_randomly_smoothed_classifier(
+    folder: Path, capsys: pytest.CaptureFixture[str], model: str, passes: int | None
+) -> None:
     """With fixed noise like any other model, with fresh noise as a randomised one."""
     attack = ["apgd"] if passes is None else ["rand", "--eot", "2", "--repeats", str(passes)]
-    assert run(["evaluate", model, "--data", "npz:images.npz", "--out", "run", "--norm", "l2", "--eps", "0.5",
-                "--steps", "2", "--attack", *attack]) == 0
+    assert (
+        run(
+            [
+                "evaluate",
+                model,
+                "--data",
+                "npz:images.npz",
+                "--out",
+                "run",
+                "--norm",
+                "l2",
+                "--eps",
+                "0.5",
+                "--steps",
+                "2",
+                "--attack",
+                *attack,
+            ]
+        )
+        == 0
+    )
     summary = read_summary("run")
     assert {(r.model, r.metric, r.passes) for r in summary.results} == {
-        (model, metric, passes) for metric in ("clean", attack[0], "worst")}
+        (model, metric, passes) for metric in ("clean", attack[0], "worst")
+    }
     assert [check.alarm for check in summary.sanity_checks if check.name == "randomness"] == [False]
     assert ("3 passes each" in capsys.readouterr().out) == (passes is not None)

@@ -21,8 +21,18 @@ from equipoise.core.checks import EquipoiseWarning
 from equipoise.core.records import Run
 from equipoise.core.rows import Row
 
-EVALUATE = ["evaluate", "robust.safetensors", "--data", "npz:images.npz", "--out", "run", "--attack", "pgd", "--steps",
-            "2"]
+EVALUATE = [
+    "evaluate",
+    "robust.safetensors",
+    "--data",
+    "npz:images.npz",
+    "--out",
+    "run",
+    "--attack",
+    "pgd",
+    "--steps",
+    "2",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +45,25 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("error", "code", "sentence"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), 2, "the disk is full"),
-        (PermissionError(errno.EACCES, "Permission denied", "run/run.toml"), 2, "run/run.toml: Permission denied"),
-        (torch.OutOfMemoryError("CUDA out of memory"), 2, "out of memory even for one image at a time"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "run/run.toml"),
+            2,
+            "run/run.toml: Permission denied",
+        ),
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            2,
+            "out of memory even for one image at a time",
+        ),
         (KeyboardInterrupt(), 130, "stopped; repeat the command to resume it"),
     ],
 )
 def test_errors_of_the_machine_are_one_sentence_and_the_run_can_be_resumed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    sentence: str,
 ) -> None:
     def fail(self: Run, rows: Iterable[Row]) -> None:
         raise error
@@ -62,25 +84,34 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         run(EVALUATE)
 
 
-@pytest.mark.parametrize(("option", "text"), [("--version", f"equipoise {__version__}\n"), ("--help", "evaluate")])
+@pytest.mark.parametrize(
+    ("option", "text"), [("--version", f"equipoise {__version__}\n"), ("--help", "evaluate")]
+)
 def test_version_and_help(option: str, text: str) -> None:
     command = [sys.executable, "-m", "equipoise", option]
     assert text in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def imported_by(*line: str) -> set[str]:
-    """The packages of other projects, and submodules of scipy, that a fresh Python process imports for this."""
-    code = ("import atexit, sys; atexit.register(lambda: print('modules', *sys.modules))\n"
-            f"sys.argv = ['equipoise', *{list(line[1:])!r}]\n{line[0]}")
+    """The packages of other projects, and submodules of scipy, that a fresh Python process imports
+    for this."""
+    code = (
+        "import atexit, sys; atexit.register(lambda: print('modules', *sys.modules))\n"
+        f"sys.argv = ['equipoise', *{list(line[1:])!r}]\n{line[0]}"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "modules " in done.stdout
     return set(done.stdout.rpartition("modules ")[2].split())
 
 
-COMMAND_LINE = "from equipoise.__main__ import main\nmain()"  # which runs what is registered for the exit
+COMMAND_LINE = (
+    "from equipoise.__main__ import main\nmain()"  # which runs what is registered for the exit
+)
 
 
-@pytest.mark.parametrize("line", [["import equipoise"], [COMMAND_LINE, "--help"], [COMMAND_LINE, "--version"]])
+@pytest.mark.parametrize(
+    "line", [["import equipoise"], [COMMAND_LINE, "--help"], [COMMAND_LINE, "--version"]]
+)
 def test_help_and_the_package_itself_import_neither_torch_nor_numpy(line: list[str]) -> None:
     assert not imported_by(*line) & {"torch", "numpy", "scipy", "matplotlib", "rich"}
 
@@ -89,31 +120,52 @@ def test_an_evaluation_imports_nothing_large_that_it_does_not_use() -> None:
     """The run loads a model, attacks it and prints a table."""
     modules = imported_by(COMMAND_LINE, *EVALUATE)
     assert {"torch", "rich"} <= modules, "the test would notice the others, too"
-    assert not modules & {"scipy.stats", "scipy.optimize", "matplotlib", "sympy", "torch._dynamo", "torch._inductor"}
+    assert not modules & {
+        "scipy.stats",
+        "scipy.optimize",
+        "matplotlib",
+        "sympy",
+        "torch._dynamo",
+        "torch._inductor",
+    }
 
 
 def ended_with(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
     """The command, after this code has run in its process."""
-    (tmp_path / "command.py").write_text(f"{code}\nimport sys\nif __name__ == '__main__':\n"
-                                         f"    sys.argv = ['equipoise', *{EVALUATE!r}]\n    start()\n"
-                                         "    from equipoise.__main__ import main\n    main()\n")
-    return subprocess.run([sys.executable, "command.py"], capture_output=True, text=True, check=False, timeout=120)
+    (tmp_path / "command.py").write_text(
+        f"{code}\nimport sys\nif __name__ == '__main__':\n"
+        f"    sys.argv = ['equipoise', *{EVALUATE!r}]\n    start()\n"
+        "    from equipoise.__main__ import main\n    main()\n"
+    )
+    return subprocess.run(
+        [sys.executable, "command.py"], capture_output=True, text=True, check=False, timeout=120
+    )
 
 
-@pytest.mark.parametrize("start", [
-    "    threading.Thread(target=lambda: (time.sleep(5), print('the thread has ended', flush=True))).start()",
-    "    global pool\n    pool = concurrent.futures.ProcessPoolExecutor(1)\n    pool.submit(abs, 1).result()",
-    "    sys.stdout = open('output', 'w')\n    atexit.register(sys.stdout.close)",
-    "    global log\n    log = open('log', 'w')\n    log.write('the log')",
-    "    global log\n    log = gzip.open('log', 'wt')\n    log.write('the log')",
-    "    pass",
-], ids=["thread", "pool", "closed", "file", "gzip", "nothing"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "    threading.Thread(target=lambda: (time.sleep(5), print('the thread has ended', flush=True))).start()",
+        "    global pool\n    pool = concurrent.futures.ProcessPoolExecutor(1)\n    pool.submit(abs, 1).result()",
+        "    sys.stdout = open('output', 'w')\n    atexit.register(sys.stdout.close)",
+        "    global log\n    log = open('log', 'w')\n    log.write('the log')",
+        "    global log\n    log = gzip.open('log', 'wt')\n    log.write('the log')",
+        "    pass",
+    ],
+    ids=["thread", "pool", "closed", "file", "gzip", "nothing"],
+)
 def test_a_command_ends_with_its_code_whatever_else_runs(start: str, tmp_path: Path) -> None:
-    """Threads end by themselves, processes of a pool are ended, files are written, closed output is no error."""
+    """Threads end by themselves, processes of a pool are ended, files are written, closed output is
+    no error."""
     modules = "import atexit, concurrent.futures, gzip, sys, threading, time"
-    done = ended_with(tmp_path, f"{modules}\ndef start():\n{start}\n    atexit.register(lambda: open('ended', 'w'))")
+    done = ended_with(
+        tmp_path,
+        f"{modules}\ndef start():\n{start}\n    atexit.register(lambda: open('ended', 'w'))",
+    )
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    assert ("the thread has ended" in done.stdout) == ("Thread" in start) and (tmp_path / "ended").exists()
+    assert ("the thread has ended" in done.stdout) == ("Thread" in start) and (
+        tmp_path / "ended"
+    ).exists()
     if "log" in start:
         opened = gzip.open if "gzip" in start else open
         with opened(tmp_path / "log", "rt") as file:
@@ -127,22 +179,45 @@ def test_a_profile_of_a_command_is_written(tmp_path: Path) -> None:
 
 
 def test_the_list_of_commands_is_that_of_the_commands() -> None:
-    """The list is written down apart from the commands, so that it is shown without loading them."""
-    lines = {name: " ".join((command.help or "").split())
-             for name, command in ((name, main.load_command(name)) for name in main.COMMANDS)}
+    """The list is written down apart from the commands, so that it is shown without loading
+    them."""
+    lines = {
+        name: " ".join((command.help or "").split())
+        for name, command in ((name, main.load_command(name)) for name in main.COMMANDS)
+    }
     assert lines == main.COMMANDS
 
 
 def test_names_are_shown_literally(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    """Markup, escapes, line breaks and undecodable bytes in a file name, in a table and in an error."""
+    """Markup, escapes, line breaks and undecodable bytes in a file name, in a table and in an
+    error."""
     name = b"[red]x\x1b[31m\ny.safetensors"
     shutil.copy(b"robust.safetensors", name)
     line: list[str | bytes] = [sys.executable, "-m", "equipoise", "evaluate", name, *EVALUATE[2:]]
     done = subprocess.run(line, capture_output=True, check=False)
-    assert done.returncode == 0 and rb"[red]x\x1b[31m\ny" in done.stdout and b"\x1b" not in done.stdout + done.stderr
-    assert run(["evaluate", "[/red]\x1b[31m\n\udcff.safetensors", *EVALUATE[2:5], "other", *EVALUATE[6:]]) == 2
+    assert (
+        done.returncode == 0
+        and rb"[red]x\x1b[31m\ny" in done.stdout
+        and b"\x1b" not in done.stdout + done.stderr
+    )
+    assert (
+        run(
+            [
+                "evaluate",
+                "[/red]\x1b[31m\n\udcff.safetensors",
+                *EVALUATE[2:5],
+                "other",
+                *EVALUATE[6:],
+            ]
+        )
+        == 2
+    )
     error = capfdbinary.readouterr().err
-    assert rb"[/red]\x1b[31m\n\udcff.safetensors" in error and error.count(b"\n") == 1 and b"\x1b" not in error
+    assert (
+        rb"[/red]\x1b[31m\n\udcff.safetensors" in error
+        and error.count(b"\n") == 1
+        and b"\x1b" not in error
+    )
 
 
 def test_a_folder_whose_name_is_not_unicode() -> None:
@@ -153,11 +228,16 @@ def test_a_folder_whose_name_is_not_unicode() -> None:
 def test_warnings_are_one_literal_line(capsys: pytest.CaptureFixture[str]) -> None:
     main._print_warning(EquipoiseWarning("[red]a\x1b[31m\nb"))
     main._print_warning("of torch,\non two lines")
-    assert capsys.readouterr().err == "warning: [red]a\\x1b[31m\\nb\nwarning: of torch,\non two lines\n"
+    assert (
+        capsys.readouterr().err
+        == "warning: [red]a\\x1b[31m\\nb\nwarning: of torch,\non two lines\n"
+    )
 
 
 @pytest.mark.parametrize(("value", "got"), [("1e3", "'1e3'"), ("", "''"), ("9" * 5000, "'999")])
-def test_a_value_that_is_no_number_is_named(value: str, got: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_value_that_is_no_number_is_named(
+    value: str, got: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One line, also of a long value: older releases of Typer name it themselves."""
     assert run(["evaluate", "zoo:cnn", "--data", "shapes", "--count", value]) == 2
     err = capsys.readouterr().err

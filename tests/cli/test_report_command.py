@@ -11,8 +11,22 @@ from small_files import write_files
 
 from equipoise.cli.main import run
 
-EVALUATE = ["evaluate", "robust.safetensors", "--data", "npz:images.npz", "--out", "run", "--attack", "pgd", "--steps",
-            "2", "--batch-size", "5", "--eps", "8/255"]
+EVALUATE = [
+    "evaluate",
+    "robust.safetensors",
+    "--data",
+    "npz:images.npz",
+    "--out",
+    "run",
+    "--attack",
+    "pgd",
+    "--steps",
+    "2",
+    "--batch-size",
+    "5",
+    "--eps",
+    "8/255",
+]
 
 
 @pytest.fixture
@@ -30,7 +44,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return urls
 
 
-def test_an_evaluation_writes_its_report(folder: Path, opened: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_writes_its_report(
+    folder: Path, opened: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(EVALUATE) == 0
     end = [f"report: {Path('run/report.html')}", "next: equipoise open run"]
     assert capsys.readouterr().out.splitlines()[-2:] == end
@@ -46,8 +62,12 @@ def test_an_evaluation_writes_its_report(folder: Path, opened: list[str], capsys
     assert (folder / "run/report.html").stat().st_mtime_ns > before
 
 
-def test_no_report_is_written_if_none_is_wanted(folder: Path, monkeypatch: pytest.MonkeyPatch, opened: list[str],
-                                                capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_report_is_written_if_none_is_wanted(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    opened: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run([*EVALUATE, "--no-report"]) == 0
     assert "report" not in capsys.readouterr().out and not (folder / "run/report.html").exists()
     monkeypatch.setenv("EQUIPOISE_NO_REPORT", "1")
@@ -59,17 +79,50 @@ def test_no_report_is_written_if_none_is_wanted(folder: Path, monkeypatch: pytes
     assert len(opened) == 1
 
 
-def test_a_folder_without_a_run_is_not_opened(folder: Path, opened: list[str],
-                                              capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_run_is_not_opened(
+    folder: Path, opened: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["open", "nothing"]) == 2
-    assert opened == [] and "nothing must be a run folder, got no such folder" in capsys.readouterr().err
+    assert (
+        opened == []
+        and "nothing must be a run folder, got no such folder" in capsys.readouterr().err
+    )
 
 
-@pytest.mark.parametrize("command", [
-    ["certify", "robust.safetensors", "--data", "npz:images.npz", "--count", "4", "--sigma", "0.25", "--samples", "20",
-     "--n0", "4"],
-    ["train", "standard", "--data", "npz:images.npz", "--arch", "cnn_small", "--epochs", "1", "--batch-size", "4"]])
-def test_other_commands_write_theirs(folder: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        [
+            "certify",
+            "robust.safetensors",
+            "--data",
+            "npz:images.npz",
+            "--count",
+            "4",
+            "--sigma",
+            "0.25",
+            "--samples",
+            "20",
+            "--n0",
+            "4",
+        ],
+        [
+            "train",
+            "standard",
+            "--data",
+            "npz:images.npz",
+            "--arch",
+            "cnn_small",
+            "--epochs",
+            "1",
+            "--batch-size",
+            "4",
+        ],
+    ],
+)
+def test_other_commands_write_theirs(
+    folder: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run([*command, "--out", "run"]) == 0, capsys.readouterr().err
     end = [f"report: {Path('run/report.html')}", "next: equipoise open run"]
     assert capsys.readouterr().out.splitlines()[-2:] == end

@@ -19,10 +19,47 @@ from equipoise.reporting.accuracy import headline
 from equipoise.reporting.section import read_run
 
 DATA = ["--data", "folder:pictures", "--device", "cpu"]
-EVALUATE = ["evaluate", "model.safetensors", *DATA, "--eps", "0.01", "--attack", "pgd", "--steps", "1", "--count", "16"]
-CERTIFY = ["certify", "model.safetensors", *DATA, "--sigma", "0.1", "--samples", "20", "--n0", "5", "--count", "16"]
-TRAIN = ["train", "standard", *DATA, "--arch", "cnn_small", "--epochs", "1", "--count", "16", "--held-out", "4",
-         "--batch-size", "8"]
+EVALUATE = [
+    "evaluate",
+    "model.safetensors",
+    *DATA,
+    "--eps",
+    "0.01",
+    "--attack",
+    "pgd",
+    "--steps",
+    "1",
+    "--count",
+    "16",
+]
+CERTIFY = [
+    "certify",
+    "model.safetensors",
+    *DATA,
+    "--sigma",
+    "0.1",
+    "--samples",
+    "20",
+    "--n0",
+    "5",
+    "--count",
+    "16",
+]
+TRAIN = [
+    "train",
+    "standard",
+    *DATA,
+    "--arch",
+    "cnn_small",
+    "--epochs",
+    "1",
+    "--count",
+    "16",
+    "--held-out",
+    "4",
+    "--batch-size",
+    "8",
+]
 
 
 @pytest.fixture
@@ -42,10 +79,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def evaluated(run_folder: str) -> dict[int, int]:
     """Index → label of the images of a run."""
-    return {row.index: row.label for row in records.read_rows(Path(run_folder)) if isinstance(row, ImageRow)}
+    return {
+        row.index: row.label
+        for row in records.read_rows(Path(run_folder))
+        if isinstance(row, ImageRow)
+    }
 
 
-def test_count_takes_all_classes_of_a_sorted_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_count_takes_all_classes_of_a_sorted_folder(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run([*EVALUATE, "--out", "E"]) == 0
     assert "warning" not in capsys.readouterr().err and read_summary("E").notes == ()
     images = evaluated("E")
@@ -59,17 +102,27 @@ def test_count_takes_all_classes_of_a_sorted_folder(folder: Path, capsys: pytest
     assert not images.keys() & evaluated("D").keys()  # the next sixteen
 
 
-@pytest.mark.parametrize("command", [EVALUATE, CERTIFY, TRAIN], ids=["evaluate", "certify", "train"])
-def test_other_class_shares_than_the_split(folder: Path, capsys: pytest.CaptureFixture[str],
-                                           command: list[str]) -> None:
+@pytest.mark.parametrize(
+    "command", [EVALUATE, CERTIFY, TRAIN], ids=["evaluate", "certify", "train"]
+)
+def test_other_class_shares_than_the_split(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
     assert run([*command, "--sample", "first", "--out", "F"]) == 0
-    warning = "the class shares of these 16 images differ significantly from those of folder:pictures t"
+    warning = (
+        "the class shares of these 16 images differ significantly from those of folder:pictures t"
+    )
     assert f"warning: {warning}" in capsys.readouterr().err
     assert read_summary("F").notes[0].startswith(warning)
-    assert any(text.startswith(f"Note: {warning}") for text in headline(read_run("F")).prose)  # of the report
+    assert any(
+        text.startswith(f"Note: {warning}") for text in headline(read_run("F")).prose
+    )  # of the report
 
 
 def test_an_unknown_sample(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*EVALUATE, "--sample", "balanced", "--out", "E"]) == 2
-    assert "`sample` must be one of first, random, stratified, got 'balanced'" in capsys.readouterr().err
+    assert (
+        "`sample` must be one of first, random, stratified, got 'balanced'"
+        in capsys.readouterr().err
+    )
     assert not (folder / "E").exists()

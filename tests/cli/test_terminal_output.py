@@ -26,17 +26,85 @@ from equipoise.data.verification import MISSING, OFFICIAL, VerifiedFiles
 COLOUR = re.compile(r"\x1b\[[0-9;]*[1-9][0-9;]*m")
 DATA = ["--data", "npz:images.npz"]
 PAIR = ["--accurate", "accurate.safetensors", "--robust", "robust.safetensors"]
-EVALUATE = ["evaluate", "robust.safetensors", *DATA, "--count", "12", "--attack", "pgd", "--steps", "2"]
-FIT = ["fit", *PAIR, *DATA, "--eps", "0.002", "--steps", "2", "--targets", "1", "--pool", "1", "--lose-at-most", "20",
-       "--start", "20"]
+EVALUATE = [
+    "evaluate",
+    "robust.safetensors",
+    *DATA,
+    "--count",
+    "12",
+    "--attack",
+    "pgd",
+    "--steps",
+    "2",
+]
+FIT = [
+    "fit",
+    *PAIR,
+    *DATA,
+    "--eps",
+    "0.002",
+    "--steps",
+    "2",
+    "--targets",
+    "1",
+    "--pool",
+    "1",
+    "--lose-at-most",
+    "20",
+    "--start",
+    "20",
+]
 RUNS = {
-    "evaluate": EVALUATE, "fit": FIT,
-    "certify": ["certify", "robust.safetensors", *DATA, "--count", "4", "--sigma", "0.25", "--samples", "20", "--n0",
-                "4"],
-    "train": ["train", "standard", *DATA, "--arch", "cnn_small", "--epochs", "1", "--batch-size", "8"],
-    "compare-rules": ["compare-rules", *PAIR, *DATA, "--eps", "0.002", "--rules", "switch", "--attack", "pgd",
-                      "--margin-steps", "2", "--margin-targets", "1", "--candidates", "1", "--count", "12",
-                      "--fit-count", "100", "--lose-at-most", "20"]}
+    "evaluate": EVALUATE,
+    "fit": FIT,
+    "certify": [
+        "certify",
+        "robust.safetensors",
+        *DATA,
+        "--count",
+        "4",
+        "--sigma",
+        "0.25",
+        "--samples",
+        "20",
+        "--n0",
+        "4",
+    ],
+    "train": [
+        "train",
+        "standard",
+        *DATA,
+        "--arch",
+        "cnn_small",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "8",
+    ],
+    "compare-rules": [
+        "compare-rules",
+        *PAIR,
+        *DATA,
+        "--eps",
+        "0.002",
+        "--rules",
+        "switch",
+        "--attack",
+        "pgd",
+        "--margin-steps",
+        "2",
+        "--margin-targets",
+        "1",
+        "--candidates",
+        "1",
+        "--count",
+        "12",
+        "--fit-count",
+        "100",
+        "--lose-at-most",
+        "20",
+    ],
+}
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +126,19 @@ def folder(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def test_a_terminal_shows_stages_and_ends_with_a_coloured_table(folder: Path) -> None:
     text = run_in_terminal([*EVALUATE, "--out", "run"], folder)
-    assert re.search(r"3/3.*100 %", screen_history(text)), "stage 3 of 3 (clean, pgd, sanity checks)"
+    assert re.search(r"3/3.*100 %", screen_history(text)), (
+        "stage 3 of 3 (clean, pgd, sanity checks)"
+    )
     end = screen(text)
-    assert max(map(len, end)) <= COLUMNS and not any("━" in line for line in end), "the bars are gone"
+    assert max(map(len, end)) <= COLUMNS and not any("━" in line for line in end), (
+        "the bars are gone"
+    )
     assert COLOUR.search(text) and "\x1b[1mAccuracy on 12 images" in text
     assert end[:1] == ["Accuracy on 12 images, 95 % intervals, ℓ∞ ≤ 8/255"]
-    assert [line for line in end if line][-2:] == ["results: run/summary.json", "next: equipoise open run"]
+    assert [line for line in end if line][-2:] == [
+        "results: run/summary.json",
+        "next: equipoise open run",
+    ]
 
 
 def screen_history(text: str) -> str:
@@ -71,7 +146,9 @@ def screen_history(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
-@pytest.mark.parametrize(("environment", "escapes"), [({"NO_COLOR": "1"}, True), ({"TERM": "dumb"}, False)])
+@pytest.mark.parametrize(
+    ("environment", "escapes"), [({"NO_COLOR": "1"}, True), ({"TERM": "dumb"}, False)]
+)
 def test_no_colour(folder: Path, environment: dict[str, str], escapes: bool) -> None:
     text = run_in_terminal([*EVALUATE, "--out", "run"], folder, **environment)
     assert not re.search(r"\x1b\[[0-9;]*3[0-9][0-9;]*m", text), "no colour"
@@ -79,34 +156,58 @@ def test_no_colour(folder: Path, environment: dict[str, str], escapes: bool) -> 
     assert "next: equipoise open run" in screen(text)
 
 
-def test_a_pipe_gets_plain_lines_and_each_once(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A mixture is evaluated on images that it was fitted on, which is a warning and a note below the table."""
+def test_a_pipe_gets_plain_lines_and_each_once(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A mixture is evaluated on images that it was fitted on, which is a warning and a note below
+    the table."""
     assert run([*FIT, "--start", "0", "--out", "M", "--quiet"]) == 0
-    command = [sys.executable, "-m", "equipoise", "evaluate", "mixture:M", *EVALUATE[2:], "--out", "E"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise",
+        "evaluate",
+        "mixture:M",
+        *EVALUATE[2:],
+        "--out",
+        "E",
+    ]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+    )
     assert "\r" not in done.stdout and "\x1b" not in done.stdout
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     said = [re.sub("^(warning|note): ", "", line) for line in lines if not line.startswith(" ")]
     assert "warning: mixed was fitted on images" in done.stdout and len(said) == len(set(said))
     assert run(command[3:]) == 0
-    assert "note: mixed was fitted on images" in capfd.readouterr().out, "apart from the warnings, the table says it"
+    assert "note: mixed was fitted on images" in capfd.readouterr().out, (
+        "apart from the warnings, the table says it"
+    )
 
 
-def test_long_work_says_how_far_the_whole_is(folder: Path, capfd: pytest.CaptureFixture[str],
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    """With lines for every step, which a slow model would have; 1 of 36 passes is clean, and 33 are checks."""
+def test_long_work_says_how_far_the_whole_is(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With lines for every step, which a slow model would have; 1 of 36 passes is clean, and 33 are
+    checks."""
     monkeypatch.setattr("equipoise.core.progress_display._SECONDS_BETWEEN_LINES", 0.0)
     assert run([*EVALUATE, "--out", "run"]) == 0
     printed = capfd.readouterr().err
-    assert re.match(r"\[1/3\] robust\.safetensors, clean: 12/12, robust \d+/12; 3 % of all, \d+ (s|min) left\n"
-                    r"\[2/3\] robust\.safetensors, pgd: 12/12, robust \d+/12; 8 % of all, \d+ (s|min) left\n"
-                    r"\[3/3\] sanity checks: 1/1; 100 % of all, 0 s left\n$", printed)
+    assert re.match(
+        r"\[1/3\] robust\.safetensors, clean: 12/12, robust \d+/12; 3 % of all, \d+ (s|min) left\n"
+        r"\[2/3\] robust\.safetensors, pgd: 12/12, robust \d+/12; 8 % of all, \d+ (s|min) left\n"
+        r"\[3/3\] sanity checks: 1/1; 100 % of all, 0 s left\n$",
+        printed,
+    )
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_json_is_the_summary_and_quiet_is_nothing(folder: Path, capfd: pytest.CaptureFixture[str],
-                                                  monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(reporting, "report", lambda folder: None)  # takes most of the time of `compare-rules`
+def test_json_is_the_summary_and_quiet_is_nothing(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(
+        reporting, "report", lambda folder: None
+    )  # takes most of the time of `compare-rules`
     command = [*RUNS[name], "--out", "run"]
     assert run([*command, "--json"]) == 0
     printed = capfd.readouterr().out
@@ -124,8 +225,9 @@ def test_json_is_the_summary_and_quiet_is_nothing(folder: Path, capfd: pytest.Ca
     assert out == "" and err.count("\n") == 1 and "`seed` must be" in err
 
 
-def test_json_of_commands_without_a_summary(folder: Path, capfd: pytest.CaptureFixture[str],
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_of_commands_without_a_summary(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run([*EVALUATE, "--out", "run", "--quiet"]) == 0
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
@@ -136,32 +238,54 @@ def test_json_of_commands_without_a_summary(folder: Path, capfd: pytest.CaptureF
     assert len(opened) == 2
     assert run(["fit", *PAIR, "--alpha", "0.8", "--out", "P", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["mixture"]["alpha"] == 0.8
-    monkeypatch.setattr("equipoise.cli.commands.verify", lambda *given: VerifiedFiles({"a": OFFICIAL}))
+    monkeypatch.setattr(
+        "equipoise.cli.commands.verify", lambda *given: VerifiedFiles({"a": OFFICIAL})
+    )
     assert run(["data", "verify", "mnist", "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == {"a": "official"}
     assert run(["data", "verify", "mnist", "--quiet"]) == 0 and capfd.readouterr() == ("", "")
-    monkeypatch.setattr("equipoise.cli.commands.verify", lambda *given: VerifiedFiles({"a": OFFICIAL, "b": MISSING}))
+    monkeypatch.setattr(
+        "equipoise.cli.commands.verify", lambda *given: VerifiedFiles({"a": OFFICIAL, "b": MISSING})
+    )
     assert run(["data", "verify", "mnist", "--json"]) == 2
     out, err = capfd.readouterr()
-    assert json.loads(out) == {"a": "official", "b": "missing"} and "must have the official files" in err
+    assert (
+        json.loads(out) == {"a": "official", "b": "missing"}
+        and "must have the official files" in err
+    )
 
 
-@pytest.mark.parametrize(("command", "function"), [(["demo"], "run_demo"),
-                                                   (["reproduce", "mixednuts", "--size", "smoke"], "reproduce")])
-def test_json_and_quiet_of_studies(folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-                                   command: list[str], function: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "function"),
+    [(["demo"], "run_demo"), (["reproduce", "mixednuts", "--size", "smoke"], "reproduce")],
+)
+def test_json_and_quiet_of_studies(
+    folder: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    function: str,
+) -> None:
     """With the run of another command in place of the long one."""
     assert run([*EVALUATE, "--out", "run", "--quiet"]) == 0
     monkeypatch.setattr(studies, function, lambda *given, **named: Path("run/report.html"))
     assert run([*command, "--out", "run", "--json"]) == 0
-    assert json.loads(capfd.readouterr().out) == json.loads((folder / "run" / "summary.json").read_text())
+    assert json.loads(capfd.readouterr().out) == json.loads(
+        (folder / "run" / "summary.json").read_text()
+    )
     assert run([*command, "--out", "run", "--quiet"]) == 0 and capfd.readouterr() == ("", "")
 
 
-def test_what_a_model_prints_is_not_in_the_json(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (folder / "talkative.py").write_text("import equipoise as eq\ndef make():\n    print('loading')\n"
-                                         "    return eq.load_model('robust.safetensors')\n")
-    assert run(["evaluate", "python:talkative.py:make", *EVALUATE[2:], "--out", "run", "--json"]) == 0
+def test_what_a_model_prints_is_not_in_the_json(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "talkative.py").write_text(
+        "import equipoise as eq\ndef make():\n    print('loading')\n"
+        "    return eq.load_model('robust.safetensors')\n"
+    )
+    assert (
+        run(["evaluate", "python:talkative.py:make", *EVALUATE[2:], "--out", "run", "--json"]) == 0
+    )
     out, err = capfd.readouterr()
     assert json.loads(out)["command"] == "evaluate" and "loading" in err
 
@@ -178,8 +302,9 @@ def helps() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("command", list(helps()), ids=" ".join)
-def test_help_fits_and_cuts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-                                    command: list[str]) -> None:
+def test_help_fits_and_cuts_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERMINAL_WIDTH", "80")
     assert run([*command, "--help"]) == 0
@@ -193,7 +318,11 @@ def test_help_fits_and_cuts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     headings = re.findall(r"(?m)^(\w[\w ]*):$", text)
     assert len(headings) == len(set(headings))
     if command in (["evaluate"], ["fit"], ["certify"], ["compare-rules"]):
-        assert headings[:2] == ["Models", "Data"] and headings[-3:] == ["Output", "Computation", "Options"]
+        assert headings[:2] == ["Models", "Data"] and headings[-3:] == [
+            "Output",
+            "Computation",
+            "Options",
+        ]
     if command and command != ["train"] and command != ["data"]:
         assert "--json" in text and "--quiet" in text
 
@@ -211,11 +340,30 @@ def helped(command: list[str]) -> list[str]:
 
 
 def test_the_next_command_after_a_doubtful_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["equipoise", "evaluate", "m.pt", "--out=r", "--steps", "3", "--eps", "4/255"])
-    check = SanityCheck(name="c", value=1.0, alarm=True, explanation="e", model="m", attack="fast",
-                        advice=ADVICE["black box beats white box"])
-    audit = Audit(model="m", attack="fast", stronger="standard", n=10, survivors=9, audited=3, broken=1, excess=0.2,
-                  passes=1, seconds=1.0)
+    monkeypatch.setattr(
+        sys, "argv", ["equipoise", "evaluate", "m.pt", "--out=r", "--steps", "3", "--eps", "4/255"]
+    )
+    check = SanityCheck(
+        name="c",
+        value=1.0,
+        alarm=True,
+        explanation="e",
+        model="m",
+        attack="fast",
+        advice=ADVICE["black box beats white box"],
+    )
+    audit = Audit(
+        model="m",
+        attack="fast",
+        stronger="standard",
+        n=10,
+        survivors=9,
+        audited=3,
+        broken=1,
+        excess=0.2,
+        passes=1,
+        seconds=1.0,
+    )
     fine = Summary(command="evaluate", seconds=1.0)
 
     def after(summary: Summary, attack: str = "fast") -> list[object]:
@@ -229,19 +377,35 @@ def test_the_next_command_after_a_doubtful_evaluation(monkeypatch: pytest.Monkey
     for strongest in ("standard", "fast, autoattack"):
         assert after(audited, strongest) == ["open", Path("r")]
     in_the_model = replace(check, advice=ADVICE["probabilities for logits"])
-    assert after(replace(fine, sanity_checks=(in_the_model,))) == ["open", Path("r")], "no attack would change that"
+    assert after(replace(fine, sanity_checks=(in_the_model,))) == ["open", Path("r")], (
+        "no attack would change that"
+    )
     broken = Result(model="m", metric="worst", value=0.0, low=0.0, high=0.1, n=10)
-    assert after(replace(fine, sanity_checks=(check,), results=(broken,))) == ["open", Path("r")], "nothing is left"
-    random = Summary(command="evaluate", seconds=1.0, sanity_checks=(replace(check, name="randomness"),))
+    assert after(replace(fine, sanity_checks=(check,), results=(broken,))) == ["open", Path("r")], (
+        "nothing is left"
+    )
+    random = Summary(
+        command="evaluate", seconds=1.0, sanity_checks=(replace(check, name="randomness"),)
+    )
     for attack in ("fast", "standard"):
         assert next_commands.after_evaluate(random, Path("r"), attack) == [
-            *expected[:4], "--attack", "rand", "--out", "r-rand"], "the same attack would decide by one pass again"
+            *expected[:4],
+            "--attack",
+            "rand",
+            "--out",
+            "r-rand",
+        ], "the same attack would decide by one pass again"
 
 
-def test_failed_checks_are_red_below_the_table(monkeypatch: pytest.MonkeyPatch,
-                                               capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_checks_are_red_below_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    output.show(output.Outcome("Title\n\n model\n ─────\n x\n\nFailed sanity checks, so:\n- one [bold]m[/bold]: do"))
+    output.show(
+        output.Outcome(
+            "Title\n\n model\n ─────\n x\n\nFailed sanity checks, so:\n- one [bold]m[/bold]: do"
+        )
+    )
     assert "\x1b[31mFailed sanity checks, so:" in capsys.readouterr().out

@@ -26,7 +26,9 @@ CPU = torch.device("cpu")
 def trap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A CPU that claims bfloat16 and is stopped by the first such instruction."""
     device.has_bf16.cache_clear()
-    monkeypatch.setattr(device, "BF16_TRIAL", f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})")
+    monkeypatch.setattr(
+        device, "BF16_TRIAL", f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})"
+    )
     yield
     device.has_bf16.cache_clear()
 
@@ -40,7 +42,9 @@ def test_a_cpu_that_traps_is_one_sentence(trap: None, monkeypatch: pytest.Monkey
         return real(*arguments, **settings)
 
     monkeypatch.setattr(subprocess, "run", counted)
-    sentence = "`precision` must be auto or fp32 on this cpu, which cannot compute in bfloat16, got 'bf16'"
+    sentence = (
+        "`precision` must be auto or fp32 on this cpu, which cannot compute in bfloat16, got 'bf16'"
+    )
     with pytest.raises(InputError, match=sentence):
         device.autocast("bf16", CPU)
     with pytest.raises(InputError, match="bfloat16"):
@@ -76,7 +80,9 @@ def test_one_thread_inside_and_as_many_as_before_outside() -> None:
 def test_two_networks_side_by_side() -> None:
     x = torch.rand(2, 3, 4, 4)
     assert [result.tolist() for result in device.side_by_side(x, torch.neg, torch.square)] == [
-        (-x).tolist(), (x * x).tolist()]
+        (-x).tolist(),
+        (x * x).tolist(),
+    ]
 
 
 class _Stream:
@@ -125,22 +131,37 @@ def test_networks_use_two_streams_in_an_attack_alone(streams: list[str]) -> None
     streams.clear()
     with device.exclusive(torch.device("cuda")):
         device.side_by_side(x, _noted, _noted)
-        thread = threading.Thread(target=device.side_by_side, args=(x, _noted, _noted))  # not the one that attacks
+        thread = threading.Thread(
+            target=device.side_by_side, args=(x, _noted, _noted)
+        )  # not the one that attacks
         thread.start()
         thread.join()
-    assert streams == ["second waits for first", "on first", "on second", "first waits for second", "on first",
-                       "on first"]
+    assert streams == [
+        "second waits for first",
+        "on first",
+        "on second",
+        "first waits for second",
+        "on first",
+        "on first",
+    ]
 
 
 def test_networks_inside_of_others_use_one_stream(streams: list[str]) -> None:
     """A mixture of mixtures: memory of the second stream would be used again too early."""
+
     def inner(x: Tensor) -> Tensor:
         return device.side_by_side(x, _noted, _noted)[0]
 
     with device.exclusive(torch.device("cuda")):
         device.side_by_side(torch.rand(2, 3).as_subclass(_OnCuda), inner, inner)
-    assert streams == ["second waits for first", "on first", "on first", "on second", "on second",
-                       "first waits for second"]
+    assert streams == [
+        "second waits for first",
+        "on first",
+        "on first",
+        "on second",
+        "on second",
+        "first waits for second",
+    ]
 
 
 def test_networks_can_be_kept_on_one_stream(streams: list[str]) -> None:
@@ -166,18 +187,34 @@ def test_streams_are_joined_after_an_error(streams: list[str]) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("recorded", [False, True])
 def test_networks_on_two_streams_give_what_they_give_one_after_the_other(
-        recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Outputs and gradients are equal to the last bit, also where memory is used again at once."""
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # else two equal passes differ too
+    monkeypatch.setattr(
+        torch.backends.cudnn, "deterministic", True
+    )  # else two equal passes differ too
     torch.manual_seed(0)
-    first, second = (nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3),
-                                   nn.Flatten(), nn.Linear(14 * 14 * width, 10)).cuda().requires_grad_(False)
-                     for width in (64, 96))
+    first, second = (
+        nn.Sequential(
+            nn.Conv2d(3, width, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3),
+            nn.Flatten(),
+            nn.Linear(14 * 14 * width, 10),
+        )
+        .cuda()
+        .requires_grad_(False)
+        for width in (64, 96)
+    )
 
     def gradient(x: Tensor, beside: bool) -> tuple[Tensor, ...]:
         with torch.enable_grad():
             point = x.detach().requires_grad_()
-            f, g = device.side_by_side(point, first, second) if beside else (first(point), second(point))
+            f, g = (
+                device.side_by_side(point, first, second)
+                if beside
+                else (first(point), second(point))
+            )
             return f.detach(), g.detach(), torch.autograd.grad((f * g.exp()).sum(), point)[0]
 
     images = [torch.rand(64, 3, 16, 16, device="cuda") for _ in range(6)]

@@ -45,7 +45,11 @@ def test_the_next_write_removes_what_a_killed_process_left(tmp_path: Path) -> No
     stale, other = killed_writers_file(tmp_path), tmp_path / ".other.0123456789abcdef.tmp"
     other.write_text("not ours")
     files.write_atomic(tmp_path / "a", "1")
-    assert not stale.exists() and other.read_text() == "not ours" and (tmp_path / "a").read_text() == "1"
+    assert (
+        not stale.exists()
+        and other.read_text() == "not ours"
+        and (tmp_path / "a").read_text() == "1"
+    )
 
 
 def test_the_temporary_file_of_a_running_writer_stays(tmp_path: Path) -> None:
@@ -71,7 +75,9 @@ def test_links_are_neither_followed_nor_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["out.json", "rows.jsonl"]
 
 
-def test_a_guessed_temporary_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guessed_temporary_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     precious = tmp_path / "precious"
     precious.write_text("data")
     monkeypatch.setattr("secrets.token_hex", lambda size: "0" * 2 * size)
@@ -82,14 +88,24 @@ def test_a_guessed_temporary_name_is_refused(tmp_path: Path, monkeypatch: pytest
     assert precious.read_text() == "data"
 
 
-@pytest.mark.parametrize("library", [torch.save, lambda content, file: np.savez_compressed(file, **content)])
-def test_a_full_disk_is_not_hidden_by_a_library(library: Callable[[Any, Any], None], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "library", [torch.save, lambda content, file: np.savez_compressed(file, **content)]
+)
+def test_a_full_disk_is_not_hidden_by_a_library(
+    library: Callable[[Any, Any], None], tmp_path: Path
+) -> None:
     """Archives are closed in spite of the error, which raises another one."""
     resource = pytest.importorskip("resource")
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits, handler = (
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+    )
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
     try:
-        with pytest.raises(OSError, match="File too large") as raised, files.atomic_writer(tmp_path / "new") as file:
+        with (
+            pytest.raises(OSError, match="File too large") as raised,
+            files.atomic_writer(tmp_path / "new") as file,
+        ):
             library({"weights": torch.rand(1_000_000)}, file)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -97,7 +113,9 @@ def test_a_full_disk_is_not_hidden_by_a_library(library: Callable[[Any, Any], No
     assert raised.value.filename == str(tmp_path / "new") and not list(tmp_path.iterdir())
 
 
-def test_a_failed_append_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_append_leaves_whole_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, write = tmp_path / "parts" / "0.jsonl", os.write
     files.append_durably(path, "one\n")
 

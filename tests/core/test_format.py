@@ -8,12 +8,21 @@ from equipoise.core.results import Result, Summary
 
 
 def _result(metric: str, value: float) -> Result:
-    return Result(model="mixed", metric=metric, value=value, low=value - 0.025, high=value + 0.025, n=1000)
+    return Result(
+        model="mixed", metric=metric, value=value, low=value - 0.025, high=value + 0.025, n=1000
+    )
 
 
-@pytest.mark.parametrize(("value", "expected"), [
-    (0.826, "82.6 %"), (0.0, "0.0 %"), (1, "100.0 %"), (-0.0001, "0.0 %"), (-0.0312, "−3.1 %"),
-])
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.826, "82.6 %"),
+        (0.0, "0.0 %"),
+        (1, "100.0 %"),
+        (-0.0001, "0.0 %"),
+        (-0.0312, "−3.1 %"),
+    ],
+)
 def test_percent(value: float, expected: str) -> None:
     assert format.percent(value) == expected
 
@@ -27,23 +36,33 @@ def test_shares_are_in_percent_and_other_metrics_are_not() -> None:
     assert format.estimate(_result("acr", 0.826)) == "0.826 [0.801, 0.851], n = 1000"
 
 
-@pytest.mark.parametrize(("value", "expected"), [(0.097, "+9.7"), (-0.016, "−1.6"), (-0.0001, "0.0"), (0.0, "0.0")])
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0.097, "+9.7"), (-0.016, "−1.6"), (-0.0001, "0.0"), (0.0, "0.0")]
+)
 def test_points_have_a_sign(value: float, expected: str) -> None:
     assert format.points(value) == expected
 
 
 def test_a_label_has_the_alpha_of_a_sweep() -> None:
-    assert format.label("mixed", None) == "mixed" and format.label("mixed", 0.81234) == "mixed (alpha 0.8123)"
+    assert (
+        format.label("mixed", None) == "mixed"
+        and format.label("mixed", 0.81234) == "mixed (alpha 0.8123)"
+    )
 
 
-@pytest.mark.parametrize(("numbers", "expected"), [([5], "5"), ([5, 5], "5"), ([9, 8, 9], "8 to 9")])
+@pytest.mark.parametrize(
+    ("numbers", "expected"), [([5], "5"), ([5, 5], "5"), ([9, 8, 9], "8 to 9")]
+)
 def test_counts(numbers: list[int], expected: str) -> None:
     assert format.counts(numbers) == expected
 
 
 def test_short_names_distinguish_models() -> None:
     assert format.short_names(["file:/a/best.pth", "file:/a/last.pt (sigma 0.1)", "robust"]) == {
-        "file:/a/best.pth": "best", "file:/a/last.pt (sigma 0.1)": "last (sigma 0.1)", "robust": "robust"}
+        "file:/a/best.pth": "best",
+        "file:/a/last.pt (sigma 0.1)": "last (sigma 0.1)",
+        "robust": "robust",
+    }
 
 
 def test_settings_are_no_part_of_a_path() -> None:
@@ -51,11 +70,27 @@ def test_settings_are_no_part_of_a_path() -> None:
     references = ["onnx:a/net.onnx?std=1/255,1/255,1/255", "b/net.pt?arch=cnn&labels=./x.txt"]
     assert list(format.short_names(references).values()) == ["net.onnx", "net"]
     assert list(format.short_names(["a/net.pt?arch=cnn", "a/net.pt?arch=lenet"]).values()) == [
-        "net?arch=cnn", "net?arch=lenet"]
+        "net?arch=cnn",
+        "net?arch=lenet",
+    ]
 
 
-HOSTILE = ["[red]x[/red]", "[link=https://example.org]x[/link]", "[/]", ":smile:", "\x1b[31mx\x1b[0m", "\x1b]0;t\x07",
-           "a\rb", "a\nb", "a\u202eb", "a\udcffb", "a\x9b31mb", "a\u2028b", "{x}", "\\[bold]"]
+HOSTILE = [
+    "[red]x[/red]",
+    "[link=https://example.org]x[/link]",
+    "[/]",
+    ":smile:",
+    "\x1b[31mx\x1b[0m",
+    "\x1b]0;t\x07",
+    "a\rb",
+    "a\nb",
+    "a\u202eb",
+    "a\udcffb",
+    "a\x9b31mb",
+    "a\u2028b",
+    "{x}",
+    "\\[bold]",
+]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -77,7 +112,9 @@ def test_short_names_are_literal(name: str) -> None:
 
 
 def accuracy_table_of(name: str) -> str:
-    return format.accuracy_table([Result(model=name, metric="clean", value=0.5, low=0.4, high=0.6, n=8)], "linf")
+    return format.accuracy_table(
+        [Result(model=name, metric="clean", value=0.5, low=0.4, high=0.6, n=8)], "linf"
+    )
 
 
 def test_ordinary_names_are_not_changed() -> None:
@@ -87,25 +124,53 @@ def test_ordinary_names_are_not_changed() -> None:
 
 
 def test_an_evaluation_has_short_names_in_its_table_and_notes() -> None:
-    names = ["/somewhere/weights/standard_resnet8.safetensors", "/somewhere/weights/robust_resnet8.safetensors"]
+    names = [
+        "/somewhere/weights/standard_resnet8.safetensors",
+        "/somewhere/weights/robust_resnet8.safetensors",
+    ]
     own = [Result(model=name, metric="clean", value=0.5, low=0.4, high=0.6, n=8) for name in names]
     assert "\n standard_resnet8 " in format.accuracy_table(own, "linf")
-    summary = Summary(command="evaluate", seconds=1.0, results=tuple(own), methods={names[0]: "a rule"},
-                      as_bytes=(Result(model=names[1], metric="pgd", value=0.5, low=0.1, high=0.9, n=8),),
-                      copied={f"{names[1]}, pgd-2": f"{names[0]}, pgd-2"}, overlap={names[0]: ("0-7",)})
+    summary = Summary(
+        command="evaluate",
+        seconds=1.0,
+        results=tuple(own),
+        methods={names[0]: "a rule"},
+        as_bytes=(Result(model=names[1], metric="pgd", value=0.5, low=0.1, high=0.9, n=8),),
+        copied={f"{names[1]}, pgd-2": f"{names[0]}, pgd-2"},
+        overlap={names[0]: ("0-7",)},
+    )
     notes = format.notes(summary)
     assert len(notes) == 4 and "standard_resnet8: a rule" in notes
-    assert any(note.startswith("robust_resnet8, pgd-2: as standard_resnet8, pgd-2,") for note in notes)
+    assert any(
+        note.startswith("robust_resnet8, pgd-2: as standard_resnet8, pgd-2,") for note in notes
+    )
     assert not any("/" in note for note in notes)
 
 
 def test_a_fixed_number_of_samples_has_no_interval() -> None:
-    fixed, mean = (Result(model="m", metric="samples", value=300, low=low, high=300, n=6) for low in (300, 280))
+    fixed, mean = (
+        Result(model="m", metric="samples", value=300, low=low, high=300, n=6) for low in (300, 280)
+    )
     assert (format.bounds(fixed), format.bounds(mean)) == ("", "[280, 300]")
 
 
 def test_an_audit_without_survivors_needs_no_note() -> None:
-    audits = [Audit(model="m", attack=attack, stronger="standard", n=8, survivors=left, audited=left, broken=0,
-                    excess=0.0, passes=5, seconds=1.0) for attack, left in (("fast", 0), ("adaptive", 2))]
+    audits = [
+        Audit(
+            model="m",
+            attack=attack,
+            stronger="standard",
+            n=8,
+            survivors=left,
+            audited=left,
+            broken=0,
+            excess=0.0,
+            passes=5,
+            seconds=1.0,
+        )
+        for attack, left in (("fast", 0), ("adaptive", 2))
+    ]
     notes = format.notes(Summary(command="evaluate", seconds=1.0, audits=tuple(audits)))
-    assert notes == ["m: adaptive 25.0 %; standard was run on all 2 survivors, 0 broken (5 passes, 1 s)"]
+    assert notes == [
+        "m: adaptive 25.0 %; standard was run on all 2 survivors, 0 broken (5 passes, 1 s)"
+    ]

@@ -15,9 +15,11 @@ from equipoise.core.checks import InputError
 from equipoise.core.rng import stream
 from equipoise.core.threat import NORMS, Threat
 
-threats = st.one_of(st.builds(Threat, st.sampled_from(NORMS), st.floats(1e-3, 1)),
-                    st.builds(Threat, st.just("l2"), st.floats(1, 4)),
-                    st.builds(Threat, st.just("l1"), st.floats(1, 60)))
+threats = st.one_of(
+    st.builds(Threat, st.sampled_from(NORMS), st.floats(1e-3, 1)),
+    st.builds(Threat, st.just("l2"), st.floats(1, 4)),
+    st.builds(Threat, st.just("l1"), st.floats(1, 60)),
+)
 
 
 def _images(seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -25,14 +27,21 @@ def _images(seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 @settings(deadline=None)
-@given(threats, st.integers(0, 50), st.floats(0.01, 10), st.sampled_from([torch.float32, torch.float64]))
+@given(
+    threats,
+    st.integers(0, 50),
+    st.floats(0.01, 10),
+    st.sampled_from([torch.float32, torch.float64]),
+)
 def test_projection(threat: Threat, seed: int, scale: float, dtype: torch.dtype) -> None:
     x = _images(seed, dtype)
     far = x + scale * stream(seed, "step", torch.arange(4)).normal(3, 5, 7).to(dtype)
     near = geometry.project(far, x, threat)
     assert float(near.min()) >= 0 and float(near.max()) <= 1
     if threat.norm == "linf":
-        assert float((near - x).abs().max()) <= threat.eps, "exactly inside, in the dtype of the images"
+        assert float((near - x).abs().max()) <= threat.eps, (
+            "exactly inside, in the dtype of the images"
+        )
         assert torch.equal(geometry.project(near, x, threat), near), "idempotent"
     elif threat.norm == "l1":
         total = (near.double() - x.double()).abs().flatten(1).sum(dim=1)
@@ -47,7 +56,9 @@ def test_projection(threat: Threat, seed: int, scale: float, dtype: torch.dtype)
 @given(threats, st.integers(0, 50))
 def test_projection_leaves_inner_points_alone(threat: Threat, seed: int) -> None:
     x = _images(seed)
-    inside = geometry.draw(x, Threat(threat.norm, threat.eps / 2), stream(seed, "inner", torch.arange(4)))
+    inside = geometry.draw(
+        x, Threat(threat.norm, threat.eps / 2), stream(seed, "inner", torch.arange(4))
+    )
     torch.testing.assert_close(geometry.project(inside, x, threat), inside, rtol=0, atol=1e-6)
 
 
@@ -73,7 +84,9 @@ def _expected_l1_projection(far: Tensor, x: Tensor, eps: float) -> Tensor:
 
 @pytest.mark.parametrize("eps", [0.01, 0.5, 3.0, 20.0, 60.0])
 @pytest.mark.parametrize("scale", [0.02, 0.5, 5.0])
-def test_projection_onto_the_l1_ball_and_the_box_is_the_nearest_point(eps: float, scale: float) -> None:
+def test_projection_onto_the_l1_ball_and_the_box_is_the_nearest_point(
+    eps: float, scale: float
+) -> None:
     x = _images(5, torch.float64)
     x[0].round_()  # pixels at the ends of their range
     step = stream(7, "step", torch.arange(4)).normal(3, 5, 7).double()
@@ -81,14 +94,18 @@ def test_projection_onto_the_l1_ball_and_the_box_is_the_nearest_point(eps: float
     far, threat = x + scale * step, Threat("l1", eps)
     near = geometry.project(far, x, threat)
     for row in range(4):
-        torch.testing.assert_close(near[row], _expected_l1_projection(far[row], x[row], eps), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            near[row], _expected_l1_projection(far[row], x[row], eps), rtol=0, atol=1e-12
+        )
     single = geometry.project(far.float(), x.float(), threat)
     torch.testing.assert_close(single.double(), near, rtol=0, atol=2e-6 * max(scale, 1))
     for seed in range(20):  # no other feasible point lies on the side of `far`
         other = geometry.draw(x, threat, stream(seed, "other", torch.arange(4)))
         assert float(((far - near) * (other - near)).flatten(1).sum(dim=1).max()) <= 1e-10
     radii = torch.full((4,), eps, dtype=torch.float64)
-    assert torch.equal(geometry.project_to_ball(far, x, "l1", radii), near), "also where every image has a radius"
+    assert torch.equal(geometry.project_to_ball(far, x, "l1", radii), near), (
+        "also where every image has a radius"
+    )
 
 
 @settings(deadline=None, max_examples=25)
@@ -97,7 +114,12 @@ def test_the_l1_move_to_a_hyperplane_solves_the_linear_programme(seed: int, scal
     random = np.random.default_rng(seed)
     x, w, value = random.uniform(size=8), random.normal(size=8), scale * random.normal()
     # The move is d = up − down with 0 ≤ up ≤ 1 − x and 0 ≤ down ≤ x.
-    best = linprog(np.ones(16), A_eq=[[*w, *-w]], b_eq=[-value], bounds=[(0, 1 - v) for v in x] + [(0, v) for v in x])
+    best = linprog(
+        np.ones(16),
+        A_eq=[[*w, *-w]],
+        b_eq=[-value],
+        bounds=[(0, 1 - v) for v in x] + [(0, v) for v in x],
+    )
     images, normals = (torch.from_numpy(numbers).view(1, 2, 2, 2) for numbers in (x, w))
     values = torch.tensor([value], dtype=torch.float64)
     move = geometry.move_to_hyperplane(images, normals, values, "l1").numpy().ravel()
@@ -158,7 +180,9 @@ def test_draw_fills_the_ball(norm: str) -> None:
 @given(st.sampled_from(NORMS), st.integers(0, 99), st.floats(0.01, 30))
 def test_move_to_a_hyperplane(norm: str, seed: int, scale: float) -> None:
     def normal(number: int) -> Tensor:
-        return torch.randn(4, 3, 5, 7, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+        return torch.randn(
+            4, 3, 5, 7, generator=torch.Generator().manual_seed(number), dtype=torch.float64
+        )
 
     def value_after(move: Tensor) -> Tensor:
         return value + (w * move).sum(dim=(1, 2, 3))
@@ -168,11 +192,16 @@ def test_move_to_a_hyperplane(norm: str, seed: int, scale: float) -> None:
     move = geometry.move_to_hyperplane(x, w, value, norm)
     reached = value_after(move)
     assert float((x + move).min()) >= -1e-12 and float((x + move).max()) <= 1 + 1e-12
-    reach = torch.where((w * value.view(-1, 1, 1, 1)) > 0, w.abs() * x, w.abs() * (1 - x)).sum(dim=(1, 2, 3))
+    reach = torch.where((w * value.view(-1, 1, 1, 1)) > 0, w.abs() * x, w.abs() * (1 - x)).sum(
+        dim=(1, 2, 3)
+    )
     reachable = reach > value.abs() * (1 + 1e-6)
     assert not bool((reached[reachable].abs() >= 1e-6 * max(scale, 1)).any())
-    torch.testing.assert_close(reached.abs()[~reachable], (value.abs() - reach)[~reachable], rtol=1e-6, atol=1e-6)
-    # Every other feasible move onto the plane is at least as large; by convexity, nearby ones are enough.
+    torch.testing.assert_close(
+        reached.abs()[~reachable], (value.abs() - reach)[~reachable], rtol=1e-6, atol=1e-6
+    )
+    # Every other feasible move onto the plane is at least as large; by convexity, nearby ones are
+    # enough.
     for number in range(5):
         other = (x + move + 0.01 * normal(seed + number)).clamp(0, 1) - x
         other = other + geometry.move_to_hyperplane(x + other, w, value_after(other), "l2")
@@ -184,12 +213,16 @@ def test_move_to_a_hyperplane(norm: str, seed: int, scale: float) -> None:
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 @pytest.mark.parametrize("share", [0.3, 0.9, 1.5])
 @pytest.mark.parametrize("ratio", [1e2, 1e4, 1e6])
-def test_a_move_where_pixels_with_large_gradients_are_at_their_limit(norm: str, share: float, ratio: float) -> None:
+def test_a_move_where_pixels_with_large_gradients_are_at_their_limit(
+    norm: str, share: float, ratio: float
+) -> None:
     """In float32 the small gradients of the free pixels must not drown in those of the others."""
     x, w = torch.full((1, 1, 4, 8), 0.5), torch.linspace(1, 2, 32).view(1, 1, 4, 8)
     x[..., :4], w[..., :4] = 0.01, w[..., :4] * ratio
     reach = (w * x).double().flatten(2).view(4, 8)
-    value = reach[:, :4].sum() + share * reach[:, 4:].sum()  # what the others must gain is a share of what they can
+    value = (
+        reach[:, :4].sum() + share * reach[:, 4:].sum()
+    )  # what the others must gain is a share of what they can
     move = geometry.move_to_hyperplane(x, w, value.float().view(1), norm)
     gained = -(w.double() * move.double()).sum()
     wanted = torch.minimum(value, reach.sum())
@@ -209,12 +242,16 @@ def test_dual_norm_is_the_gain_of_the_steepest_step(norm: str) -> None:
 def test_projection_with_known_bounds_is_the_same(norm: str) -> None:
     x, threat = _images(1), Threat(norm, 0.05)
     far = x + stream(1, "step", torch.arange(4)).normal(3, 5, 7)
-    assert torch.equal(geometry.project(far, x, threat, *geometry.reusable_bounds(x, threat)),
-                       geometry.project(far, x, threat))
+    assert torch.equal(
+        geometry.project(far, x, threat, *geometry.reusable_bounds(x, threat)),
+        geometry.project(far, x, threat),
+    )
 
 
-@pytest.mark.parametrize(("norm", "order"), [("linf", 1.0), ("l2", 2.0), ("l1", math.inf), (1, math.inf),
-                                             (math.inf, 1.0), (1.5, 3.0)])
+@pytest.mark.parametrize(
+    ("norm", "order"),
+    [("linf", 1.0), ("l2", 2.0), ("l1", math.inf), (1, math.inf), (math.inf, 1.0), (1.5, 3.0)],
+)
 def test_dual_norm(norm: str | float, order: float) -> None:
     gradient = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert geometry.dual_order(norm) == order

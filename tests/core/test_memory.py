@@ -24,7 +24,9 @@ def test_every_row_once_however_little_fits(count: int, batch_size: int, fits: i
 
 def test_one_image_that_does_not_fit_is_an_error() -> None:
     def work(rows: slice) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+        raise RuntimeError(
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+        )
 
     with pytest.raises(RuntimeError, match="can't allocate"):
         list(memory.in_batches(work, 4, 4))
@@ -42,7 +44,9 @@ def test_other_errors_pass_through() -> None:
     assert calls == [slice(0, 4)]
 
 
-def test_memory_of_the_failed_batch_is_free_before_the_cache_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_the_failed_batch_is_free_before_the_cache_is_emptied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     large: list[weakref.ref[torch.Tensor]] = []
     freed = []
 
@@ -55,12 +59,25 @@ def test_memory_of_the_failed_batch_is_free_before_the_cache_is_emptied(monkeypa
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(large[-1]() is None))
-    assert [count for _, count in memory.in_batches(work, 8, 8)] == [2, 2, 2, 2] and freed == [True, True]
+    assert [count for _, count in memory.in_batches(work, 8, 8)] == [2, 2, 2, 2] and freed == [
+        True,
+        True,
+    ]
 
 
-@pytest.mark.parametrize(("count", "block", "at_most", "sizes"), [
-    (10, None, 99, [6, 4]), (10, 4, 99, [4, 4, 4]), (8, 4, 99, [4, 4]), (3, 4, 99, [4]), (5, 4, 2, [2, 2, 2, 2])])
-def test_blocks_have_one_size(count: int, block: int | None, at_most: int, sizes: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("count", "block", "at_most", "sizes"),
+    [
+        (10, None, 99, [6, 4]),
+        (10, 4, 99, [4, 4, 4]),
+        (8, 4, 99, [4, 4]),
+        (3, 4, 99, [4]),
+        (5, 4, 2, [2, 2, 2, 2]),
+    ],
+)
+def test_blocks_have_one_size(
+    count: int, block: int | None, at_most: int, sizes: list[int]
+) -> None:
     seen = list[int]()
 
     def function(part: torch.Tensor) -> torch.Tensor:

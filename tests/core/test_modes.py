@@ -17,12 +17,23 @@ def _pair() -> tuple[nn.Sequential, nn.Module]:
 
 def test_every_flag_comes_back() -> None:
     whole, base = _pair()
-    flags = [module.training for module in whole.modules()], [p.requires_grad for p in whole.parameters()]
-    assert flags[0].count(True) and flags[0].count(False) and flags[1].count(True) and flags[1].count(False)
+    flags = (
+        [module.training for module in whole.modules()],
+        [p.requires_grad for p in whole.parameters()],
+    )
+    assert (
+        flags[0].count(True)
+        and flags[0].count(False)
+        and flags[1].count(True)
+        and flags[1].count(False)
+    )
     with inference(whole, None):
         assert not any(module.training for module in whole.modules())
         assert not any(p.requires_grad for p in whole.parameters())
-    assert flags == ([m.training for m in whole.modules()], [p.requires_grad for p in whole.parameters()])
+    assert flags == (
+        [m.training for m in whole.modules()],
+        [p.requires_grad for p in whole.parameters()],
+    )
     assert not base.training
 
 
@@ -45,4 +56,6 @@ def test_a_function_leaves_inference_mode() -> None:
     with torch.inference_mode():
         assert gradient(x + 1).tolist() == [4.0, 6.0] and torch.is_inference_mode_enabled()
     with torch.no_grad():
-        assert not outside_inference_mode(torch.is_grad_enabled)(), "other modes are the caller's own"
+        assert not outside_inference_mode(torch.is_grad_enabled)(), (
+            "other modes are the caller's own"
+        )

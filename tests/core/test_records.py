@@ -16,7 +16,12 @@ from equipoise.core.records import Run
 from equipoise.core.results import Result, Summary, read_summary
 from equipoise.core.rows import AttackRow, Row
 
-IDENTITY = {"command": "evaluate", "seed": 0, "threat": {"norm": "linf", "eps": 0.1}, "attacks": ("a", "b")}
+IDENTITY = {
+    "command": "evaluate",
+    "seed": 0,
+    "threat": {"norm": "linf", "eps": 0.1},
+    "attacks": ("a", "b"),
+}
 
 
 def attack_rows(index: list[int], attack: str = "clean") -> list[AttackRow]:
@@ -28,8 +33,11 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def summary(value: float, seconds: float) -> Summary:
-    return Summary(command="evaluate", seconds=seconds,
-                   results=(Result(model="m", metric="clean", value=value, low=0.0, high=1.0, n=10),))
+    return Summary(
+        command="evaluate",
+        seconds=seconds,
+        results=(Result(model="m", metric="clean", value=value, low=0.0, high=1.0, n=10),),
+    )
 
 
 def test_rows_are_merged_in_image_order(tmp_path: Path) -> None:
@@ -37,12 +45,19 @@ def test_rows_are_merged_in_image_order(tmp_path: Path) -> None:
     run.append(attack_rows([5, 3], "pgd"))
     run.append(attack_rows([3, 5]))
     rows = run.finish()
-    assert [(row.index, row.attack) for row in rows] == [(3, "clean"), (3, "pgd"), (5, "clean"), (5, "pgd")]
+    assert [(row.index, row.attack) for row in rows] == [
+        (3, "clean"),
+        (3, "pgd"),
+        (5, "clean"),
+        (5, "pgd"),
+    ]
     assert not (tmp_path / "run" / "parts").exists()
     assert records.read_rows(tmp_path / "run") == rows
 
 
-def test_rows_are_read_once_when_a_run_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_read_once_when_a_run_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, calls, real = Run(tmp_path / "run", IDENTITY, {}), list[object](), records.read_rows
 
     def read_rows(*arguments: Any) -> list[Row]:
@@ -88,11 +103,16 @@ def test_a_malformed_line_is_reported_with_its_number(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"seed": 1}, "seed = 0, this run has 1"), ({"threat": {"norm": "linf", "eps": 0.2}}, "threat.eps = 0.1"),
-     ({"attacks": ("a",)}, "attacks"), ({"more": True}, "has no more, this run has True")],
+    [
+        ({"seed": 1}, "seed = 0, this run has 1"),
+        ({"threat": {"norm": "linf", "eps": 0.2}}, "threat.eps = 0.1"),
+        ({"attacks": ("a",)}, "attacks"),
+        ({"more": True}, "has no more, this run has True"),
+    ],
 )
-def test_the_folder_of_another_run_is_refused_and_unchanged(tmp_path: Path, change: dict[str, object],
-                                                            message: str) -> None:
+def test_the_folder_of_another_run_is_refused_and_unchanged(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
     Run(tmp_path / "run", IDENTITY, {}).append(attack_rows([1]))
     before = contents(tmp_path / "run")
     with pytest.raises(InputError, match=message):
@@ -113,7 +133,12 @@ def test_settings_may_differ(tmp_path: Path) -> None:
 
 def test_nested_descriptions_are_part_of_the_identity(tmp_path: Path) -> None:
     def identity(steps: int) -> dict[str, object]:
-        return {"attack": {"attack": "suite", "attacks": [{"attack": "apgd", "steps": steps, "loss": None}]}}
+        return {
+            "attack": {
+                "attack": "suite",
+                "attacks": [{"attack": "apgd", "steps": steps, "loss": None}],
+            }
+        }
 
     Run(tmp_path / "run", identity(10), {})
     Run(tmp_path / "run", identity(10), {})
@@ -151,7 +176,9 @@ def test_a_folder_of_schema_1_is_not_resumed(tmp_path: Path) -> None:
         Run(tmp_path, IDENTITY, {})
 
 
-def test_a_folder_that_another_machine_does_not_see_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_another_machine_does_not_see_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("equipoise.core.parallel.gather", lambda here: [here, False])
     with pytest.raises(InputError, match="`out` must be a folder that every machine sees"):
         Run(tmp_path / "run", {"seed": 0}, {})
@@ -176,14 +203,21 @@ time.sleep(float(sys.argv[2]))
 
 
 def try_to_open(folder: Path) -> str:
-    process = subprocess.run([sys.executable, "-c", HOLD_THE_FOLDER, str(folder), "0"], check=False,
-                             capture_output=True, text=True)
+    process = subprocess.run(
+        [sys.executable, "-c", HOLD_THE_FOLDER, str(folder), "0"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     return process.stderr
 
 
 def test_one_command_at_a_time(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLD_THE_FOLDER, str(tmp_path / "run"), "600"], stdout=subprocess.PIPE,
-                          text=True) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_THE_FOLDER, str(tmp_path / "run"), "600"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
         assert other.stdout is not None and other.stdout.readline() == "opened\n"
         before = contents(tmp_path / "run")
         for identity in ({"command": "v"}, {"command": "w"}):
@@ -192,7 +226,9 @@ def test_one_command_at_a_time(tmp_path: Path) -> None:
         assert contents(tmp_path / "run") == before
         other.kill()
     run = Run(tmp_path / "run", {"command": "v"}, {})
-    assert run is not None and [path.name for path in (tmp_path / "run").iterdir()] == ["run.toml"], "no lock is left"
+    assert run is not None and [path.name for path in (tmp_path / "run").iterdir()] == [
+        "run.toml"
+    ], "no lock is left"
 
 
 def test_one_process_may_open_a_folder_twice(tmp_path: Path) -> None:
@@ -202,7 +238,9 @@ def test_one_process_may_open_a_folder_twice(tmp_path: Path) -> None:
     assert "no other command is writing to" in try_to_open(tmp_path / "run")
     second.append(attack_rows([1]))
     del second
-    assert "belong to this run" in try_to_open(tmp_path / "run"), "the lock is free, but it is another run"
+    assert "belong to this run" in try_to_open(tmp_path / "run"), (
+        "the lock is free, but it is another run"
+    )
 
 
 def test_a_file_system_without_locks_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,16 +257,32 @@ def test_a_file_system_without_locks_works(tmp_path: Path, monkeypatch: pytest.M
 EVALUATED = {"command": "evaluate", "attacks": {"m": {"clean": {}}, "m@0.5": {"clean": {}}}}
 
 
-@pytest.mark.parametrize(("identity", "row", "message"), [
-    (EVALUATED, {"model": "other"}, "row of another: index 1, model 'other'"), (EVALUATED, {"attack": "pgd"}, "'pgd'"),
-    (EVALUATED, {"alpha": 0.25}, "row of another"), (EVALUATED, {"index": 9}, "row of another: index 9"),
-    (EVALUATED, {"label": 1}, "row of another"), ({"command": "certify", "models": {"x": {}}}, {}, "row of another"),
-    ({"command": "train", "plan": {"epochs": 3}}, {}, "row of another"),
-    (EVALUATED, {"index": 0, "correct": False}, "must not contradict an earlier row, got two of index 0"),
-    ({}, {"index": 0, "attack": "pgd", "label": 1}, "got two labels of index 0"),
-    (EVALUATED, {"predicted": 3}, "`correct` must say whether label and prediction are equal, got True")])
-def test_rows_of_other_runs_are_refused(tmp_path: Path, identity: dict[str, object], row: dict[str, object],
-                                        message: str) -> None:
+@pytest.mark.parametrize(
+    ("identity", "row", "message"),
+    [
+        (EVALUATED, {"model": "other"}, "row of another: index 1, model 'other'"),
+        (EVALUATED, {"attack": "pgd"}, "'pgd'"),
+        (EVALUATED, {"alpha": 0.25}, "row of another"),
+        (EVALUATED, {"index": 9}, "row of another: index 9"),
+        (EVALUATED, {"label": 1}, "row of another"),
+        ({"command": "certify", "models": {"x": {}}}, {}, "row of another"),
+        ({"command": "train", "plan": {"epochs": 3}}, {}, "row of another"),
+        (
+            EVALUATED,
+            {"index": 0, "correct": False},
+            "must not contradict an earlier row, got two of index 0",
+        ),
+        ({}, {"index": 0, "attack": "pgd", "label": 1}, "got two labels of index 0"),
+        (
+            EVALUATED,
+            {"predicted": 3},
+            "`correct` must say whether label and prediction are equal, got True",
+        ),
+    ],
+)
+def test_rows_of_other_runs_are_refused(
+    tmp_path: Path, identity: dict[str, object], row: dict[str, object], message: str
+) -> None:
     run = Run(tmp_path / "run", identity, {}, labels={0: 0, 1: 0})
     base = {"index": 1, "model": "m", "attack": "clean", "label": 0, "correct": True}
     rows = [*attack_rows([0]), AttackRow(**{**base, **row})]  # type: ignore[arg-type]
@@ -242,5 +296,8 @@ def test_a_newer_run_names_its_version(tmp_path: Path) -> None:
     text = path.read_text()
     assert f'version = "{__version__}"' in text
     path.write_text(text.replace("schema = 2", "schema = 3").replace(__version__, "0.7"))
-    with pytest.raises(InputError, match=r"was written by Equipoise 0.7 \(schema 3\) and needs that version; this is"):
+    with pytest.raises(
+        InputError,
+        match=r"was written by Equipoise 0.7 \(schema 3\) and needs that version; this is",
+    ):
         Run(tmp_path / "run", IDENTITY, {})

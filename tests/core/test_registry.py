@@ -17,7 +17,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "someone_elses.py").write_text("answer = 42\n")
     information = tmp_path / "someone_elses-1.0.dist-info"
     information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: someone-elses\nVersion: 1.0\n")
+    (information / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: someone-elses\nVersion: 1.0\n"
+    )
     (information / "entry_points.txt").write_text("[test.things]\nanswer = someone_elses:answer\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield information
@@ -45,7 +47,9 @@ def test_a_builtin_name_cannot_be_replaced(package: Path) -> None:
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"`thing` must be one of one, two, got 'twp' \(did you mean 'two'\?\)"):
+    with pytest.raises(
+        InputError, match=r"`thing` must be one of one, two, got 'twp' \(did you mean 'two'\?\)"
+    ):
         Registry("test.none", "thing", {"one": 1, "two": 2}).get_entry("twp")
     with pytest.raises(InputError, match=r"`thing` must be one of one, two"):
         Registry("test.none", "thing", {"one": 1, "two": 2}).get_entry(["one"])  # type: ignore[arg-type]

@@ -17,8 +17,15 @@ from equipoise.core.results import (
 )
 from equipoise.core.threat import Threat
 
-RESULT = {"model": "m", "metric": "worst", "value": 0.5, "low": 0.2, "high": 0.8, "n": 10,
-          "threat": {"norm": "linf", "eps": 0.1}}
+RESULT = {
+    "model": "m",
+    "metric": "worst",
+    "value": 0.5,
+    "low": 0.2,
+    "high": 0.8,
+    "n": 10,
+    "threat": {"norm": "linf", "eps": 0.1},
+}
 
 
 def write(folder: Path, content: object) -> Path:
@@ -28,54 +35,111 @@ def write(folder: Path, content: object) -> Path:
 
 def test_a_summary_is_read_back(tmp_path: Path) -> None:
     summary = Summary(
-        command="fit", seconds=1.5, results=(Result(**{**RESULT, "threat": Threat("linf", 0.1)}),),  # type: ignore[arg-type]
-        costs=(Cost(model="m", parameters=3),), overlap={"mixed": ("1-3",)},
-        fit=FitSummary(helped=True, promise="p", clean=0.9, robust_clean=0.8, robust_attacked=0.5, q=0.1, alpha=0.9,
-                       rejected={"reason": 2}, notes=("note",)))
+        command="fit",
+        seconds=1.5,
+        results=(Result(**{**RESULT, "threat": Threat("linf", 0.1)}),),  # type: ignore[arg-type]
+        costs=(Cost(model="m", parameters=3),),
+        overlap={"mixed": ("1-3",)},
+        fit=FitSummary(
+            helped=True,
+            promise="p",
+            clean=0.9,
+            robust_clean=0.8,
+            robust_attacked=0.5,
+            q=0.1,
+            alpha=0.9,
+            rejected={"reason": 2},
+            notes=("note",),
+        ),
+    )
     assert read_summary(write(tmp_path, summary.to_dict())) == summary
 
 
 def test_empty_fields_are_left_out() -> None:
-    assert Summary(command="train", seconds=1.0).to_dict() == {"schema": 2, "command": "train", "seconds": 1.0,
-                                                               "results": []}
+    assert Summary(command="train", seconds=1.0).to_dict() == {
+        "schema": 2,
+        "command": "train",
+        "seconds": 1.0,
+        "results": [],
+    }
 
 
 def test_results_are_found_by_model_and_metric() -> None:
-    summary = Summary(command="evaluate", seconds=0.0, results=(Result(**{**RESULT, "threat": None}),))  # type: ignore[arg-type]
+    summary = Summary(
+        command="evaluate",
+        seconds=0.0,
+        results=(Result(**{**RESULT, "threat": None}),),  # type: ignore[arg-type]
+    )
     assert summary.result("m", "worst").count == 5
     with pytest.raises(KeyError, match="there are: "):
         summary.result("m", "clean")
 
 
 def test_schema_1_is_upgraded(tmp_path: Path) -> None:
-    old = {"schema": 1, "verb": "fit", "seconds": 2.0, "results": [RESULT], "helped": True, "promise": "p",
-           "fitted": {"robust_clean": 0.8, "robust_attacked": 0.5, "clean": 0.9, "q": 0.1, "alpha": 0.9},
-           "rejected": {}, "notes": [], "cost": [{"model": "m", "flops": 3.0, "asked": 0.2}],
-           "symptoms": [{"model": "m", "attack": "pgd", "name": "n", "value": 1.0, "alarm": True, "says": "why"}]}
+    old = {
+        "schema": 1,
+        "verb": "fit",
+        "seconds": 2.0,
+        "results": [RESULT],
+        "helped": True,
+        "promise": "p",
+        "fitted": {
+            "robust_clean": 0.8,
+            "robust_attacked": 0.5,
+            "clean": 0.9,
+            "q": 0.1,
+            "alpha": 0.9,
+        },
+        "rejected": {},
+        "notes": [],
+        "cost": [{"model": "m", "flops": 3.0, "asked": 0.2}],
+        "symptoms": [
+            {"model": "m", "attack": "pgd", "name": "n", "value": 1.0, "alarm": True, "says": "why"}
+        ],
+    }
     summary = read_summary(write(tmp_path, old))
     assert summary.command == "fit" and summary.fit is not None and summary.fit.clean == 0.9
     assert summary.costs == (Cost(model="m", flops=3.0, accurate_share=0.2),)
-    assert summary.sanity_checks == (SanityCheck(name="n", value=1.0, alarm=True, explanation="why", model="m",
-                                                 attack="pgd"),)
+    assert summary.sanity_checks == (
+        SanityCheck(name="n", value=1.0, alarm=True, explanation="why", model="m", attack="pgd"),
+    )
 
 
 def test_selections_of_schema_1(tmp_path: Path) -> None:
     selected = {"clean": 0.9, "attacked": 0.5, "met": True, "strikes": 3, "mixture": "alpha=0.9"}
-    old = {"schema": 1, "verb": "reproduce", "seconds": 2.0, "results": [], "study": "s",
-           "matched": {"gate": {**selected, "keep": 0.9, "target": 0.4}}}
-    expected = SelectionSummary(clean=0.9, attacked=0.5, met=True, candidates_attacked=3, mixture="alpha=0.9", keep=0.9,
-                                target=0.4)
+    old = {
+        "schema": 1,
+        "verb": "reproduce",
+        "seconds": 2.0,
+        "results": [],
+        "study": "s",
+        "matched": {"gate": {**selected, "keep": 0.9, "target": 0.4}},
+    }
+    expected = SelectionSummary(
+        clean=0.9,
+        attacked=0.5,
+        met=True,
+        candidates_attacked=3,
+        mixture="alpha=0.9",
+        keep=0.9,
+        target=0.4,
+    )
     assert read_summary(write(tmp_path, old)).selections == {"gate": expected}
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    ([], r"summary.json must be a table, got \[\]"),
-    ({"schema": 3}, r"newer version of Equipoise \(schema 3\).*, which reads schemas 1 and 2"),
-    ({"schema": 2, "command": "x"}, "a table with seconds"),
-    ({"schema": 2, "command": "x", "seconds": "long"},
-     "seconds of .* must be a finite number of at least 0, got 'long'"),
-    ({"schema": 2, "command": "x", "seconds": 1, "strange": 1}, "unknown key 'strange'"),
-])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], r"summary.json must be a table, got \[\]"),
+        ({"schema": 3}, r"newer version of Equipoise \(schema 3\).*, which reads schemas 1 and 2"),
+        ({"schema": 2, "command": "x"}, "a table with seconds"),
+        (
+            {"schema": 2, "command": "x", "seconds": "long"},
+            "seconds of .* must be a finite number of at least 0, got 'long'",
+        ),
+        ({"schema": 2, "command": "x", "seconds": 1, "strange": 1}, "unknown key 'strange'"),
+    ],
+)
 def test_damaged_summaries_are_one_sentence(tmp_path: Path, content: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_summary(write(tmp_path, content))

@@ -34,7 +34,9 @@ def test_chance_follows_the_image(order: list[int], cut: int, processes: int) ->
     numbers = whole.at("step", 2).normal(3, 5)
     repacked = whole[torch.tensor(order)].at("step", 2).normal(3, 5)
     assert torch.equal(repacked, numbers[torch.tensor(order)])
-    resumed = torch.cat([whole[:cut].at("step", 2).normal(3, 5), whole[cut:].at("step", 2).normal(3, 5)])
+    resumed = torch.cat(
+        [whole[:cut].at("step", 2).normal(3, 5), whole[cut:].at("step", 2).normal(3, 5)]
+    )
     assert torch.equal(resumed, numbers)
     for rank in range(processes):
         mine = stream(5, "start", index[rank::processes]).at("step", 2).normal(3, 5)
@@ -44,8 +46,14 @@ def test_chance_follows_the_image(order: list[int], cut: int, processes: int) ->
 def test_seed_purpose_image_and_step_all_matter() -> None:
     index = torch.arange(4)
     base = stream(0, "a", index)
-    drawn = [base.uniform(8), stream(1, "a", index).uniform(8), stream(0, "b", index).uniform(8),
-             stream(0, "a", index + 4).uniform(8), base.at(1).uniform(8), base.at("1").uniform(8)]
+    drawn = [
+        base.uniform(8),
+        stream(1, "a", index).uniform(8),
+        stream(0, "b", index).uniform(8),
+        stream(0, "a", index + 4).uniform(8),
+        base.at(1).uniform(8),
+        base.at("1").uniform(8),
+    ]
     rows = torch.cat(drawn)
     assert len(torch.unique(rows, dim=0)) == len(rows)
 
@@ -60,7 +68,9 @@ def test_distributions() -> None:
     assert abs(float(normal.var()) - 1) < 5 * 2**0.5 / 1000
     assert abs(float((normal > 1.6449).double().mean()) - 0.05) < 5 * (0.05 * 0.95) ** 0.5 / 1000
     counts = torch.bincount(chance.integers(7, 5000).flatten(), minlength=7)
-    assert len(counts) == 7 and float((counts / 1e6 - 1 / 7).abs().max()) < 5 * (6 / 49) ** 0.5 / 1000
+    assert (
+        len(counts) == 7 and float((counts / 1e6 - 1 / 7).abs().max()) < 5 * (6 / 49) ** 0.5 / 1000
+    )
 
 
 def test_shapes() -> None:

@@ -18,15 +18,32 @@ GRID = np.arange(8.0).reshape(2, 2, 2)
 
 def _fit(**more: Any) -> FitArrays:
     flags, values = np.array([True, False]), np.array([0.25, 0.5])
-    return FitArrays(q=0.3, clean_before=values, clean_after=values, clean_correct=flags, attacked_before=values,
-                     attacked_after=values, attacked_correct=flags, landscape=GRID, usable=GRID > 1, axis_s=values,
-                     axis_p=values, axis_c=values, **more)
+    return FitArrays(
+        q=0.3,
+        clean_before=values,
+        clean_after=values,
+        clean_correct=flags,
+        attacked_before=values,
+        attacked_after=values,
+        attacked_correct=flags,
+        landscape=GRID,
+        usable=GRID > 1,
+        axis_s=values,
+        axis_p=values,
+        axis_c=values,
+        **more,
+    )
 
 
 def _examples() -> ExampleArrays:
     images = np.zeros((2, 1, 3, 3), dtype=np.uint8)
-    return ExampleArrays(clean=images, attacked=images, label=np.array([0, 1]), predicted=np.zeros((2, 3), dtype=int),
-                         class_names=("cat", "dog"))
+    return ExampleArrays(
+        clean=images,
+        attacked=images,
+        label=np.array([0, 1]),
+        predicted=np.zeros((2, 3), dtype=int),
+        class_names=("cat", "dog"),
+    )
 
 
 def _content(group: FitArrays | ExampleArrays | GradientArrays | None) -> dict[str, Any]:
@@ -35,7 +52,10 @@ def _content(group: FitArrays | ExampleArrays | GradientArrays | None) -> dict[s
 
 
 def test_groups_share_one_file(tmp_path: Path) -> None:
-    fit, examples = _fit(families=("a", "b"), family_scores=np.array([0.5, 0.75]), objective="surrogate"), _examples()
+    fit, examples = (
+        _fit(families=("a", "b"), family_scores=np.array([0.5, 0.75]), objective="surrogate"),
+        _examples(),
+    )
     arrays.save(tmp_path, fit, None, examples)
     assert _content(FitArrays.load(tmp_path)) == _content(fit)
     assert _content(ExampleArrays.load(tmp_path)) == _content(examples)
@@ -45,8 +65,10 @@ def test_groups_share_one_file(tmp_path: Path) -> None:
 def test_names_in_the_file_have_a_prefix(tmp_path: Path) -> None:
     arrays.save(tmp_path, _examples())
     with np.load(tmp_path / "arrays.npz") as archive:
-        assert set(archive.files) == {f"examples.{name}" for name in ("clean", "attacked", "label", "predicted",
-                                                                      "class_names")}
+        assert set(archive.files) == {
+            f"examples.{name}"
+            for name in ("clean", "attacked", "label", "predicted", "class_names")
+        }
 
 
 def test_the_same_arrays_give_the_same_bytes(tmp_path: Path) -> None:
@@ -63,38 +85,84 @@ def test_a_missing_file_has_no_arrays(tmp_path: Path) -> None:
 def test_optional_arrays_may_be_missing(tmp_path: Path) -> None:
     arrays.save(tmp_path, _fit())
     fit = FitArrays.load(tmp_path)
-    assert fit is not None and fit.selected is None and fit.families == () and fit.objective == "mixture"
+    assert (
+        fit is not None
+        and fit.selected is None
+        and fit.families == ()
+        and fit.objective == "mixture"
+    )
 
 
 def test_an_incomplete_group_is_refused(tmp_path: Path) -> None:
     content: dict[str, Any] = {"examples.clean": np.zeros((2, 1, 3, 3))}
     np.savez(tmp_path / "arrays.npz", **content)
-    with pytest.raises(InputError, match="must hold all arrays of ExampleArrays, got 'no attacked, label, predicted'"):
+    with pytest.raises(
+        InputError,
+        match="must hold all arrays of ExampleArrays, got 'no attacked, label, predicted'",
+    ):
         ExampleArrays.load(tmp_path)
 
 
 def test_fit_arrays_of_schema_1(tmp_path: Path) -> None:
     values, flags = np.array([0.25, 0.5]), np.array([True, False])
-    names = ("clean_before", "clean_after", "attacked_before", "attacked_after", "axis_s", "axis_p", "axis_c")
+    names = (
+        "clean_before",
+        "clean_after",
+        "attacked_before",
+        "attacked_after",
+        "axis_s",
+        "axis_p",
+        "axis_c",
+    )
     same: dict[str, Any] = {f"nuts_{name}": values for name in names}
-    np.savez(tmp_path / "arrays.npz", nuts_q=np.array(0.3), nuts_landscape=GRID, nuts_landscape_usable=GRID > 1,
-             nuts_clean_right=flags, nuts_attacked_right=flags, nuts_kinds=np.array(["a", "b"]),
-             nuts_kinds_worth=values, nuts_landscape_of=np.array("a"), nuts_objective=np.array("surrogate"),
-             nuts_chosen=values, nuts_curve_nuts=GRID[0], nuts_curve_plain=GRID[1], **same)
-    assert _content(FitArrays.load(tmp_path)) == _content(_fit(
-        families=("a", "b"), family_scores=values, landscape_family="a", objective="surrogate", selected=values,
-        map_curve=GRID[0], plain_curve=GRID[1]))
+    np.savez(
+        tmp_path / "arrays.npz",
+        nuts_q=np.array(0.3),
+        nuts_landscape=GRID,
+        nuts_landscape_usable=GRID > 1,
+        nuts_clean_right=flags,
+        nuts_attacked_right=flags,
+        nuts_kinds=np.array(["a", "b"]),
+        nuts_kinds_worth=values,
+        nuts_landscape_of=np.array("a"),
+        nuts_objective=np.array("surrogate"),
+        nuts_chosen=values,
+        nuts_curve_nuts=GRID[0],
+        nuts_curve_plain=GRID[1],
+        **same,
+    )
+    assert _content(FitArrays.load(tmp_path)) == _content(
+        _fit(
+            families=("a", "b"),
+            family_scores=values,
+            landscape_family="a",
+            objective="surrogate",
+            selected=values,
+            map_curve=GRID[0],
+            plain_curve=GRID[1],
+        )
+    )
 
 
 def test_examples_of_schema_1(tmp_path: Path) -> None:
     expected = _examples()
-    np.savez(tmp_path / "arrays.npz", example_clean=expected.clean, example_attacked=expected.attacked,
-             example_label=expected.label, example_predicted=expected.predicted, class_names=np.array(["cat", "dog"]))
+    np.savez(
+        tmp_path / "arrays.npz",
+        example_clean=expected.clean,
+        example_attacked=expected.attacked,
+        example_label=expected.label,
+        example_predicted=expected.predicted,
+        class_names=np.array(["cat", "dog"]),
+    )
     assert _content(ExampleArrays.load(tmp_path)) == _content(expected)
 
 
 def test_gradients_of_schema_1(tmp_path: Path) -> None:
-    names = [f"{images}_of_{model}" for images in GradientArrays.INPUTS for model in GradientArrays.MODELS]
+    names = [
+        f"{images}_of_{model}"
+        for images in GradientArrays.INPUTS
+        for model in GradientArrays.MODELS
+    ]
     norms = {name: np.full((2, 3), float(i)) for i, name in enumerate(names)}
     content: dict[str, Any] = {f"gradient_{name}": value for name, value in norms.items()}
     np.savez(tmp_path / "arrays.npz", class_names=np.array(["cat", "dog"]), **content)

@@ -24,10 +24,15 @@ def test_fractions_become_numbers() -> None:
     assert Ball(eps="4/255").eps == 4 / 255  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("values", "message"), [
-    ({"eps": -1}, "`eps` must be positive, got -1"), ({"eps": "8/0"}, "`eps` must be a number or a fraction"),
-    ({"norm": "l3"}, "`norm` must be one of l2, linf, got 'l3'"), ({"steps": 0}, "`steps` must be a whole number"),
-])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"eps": -1}, "`eps` must be positive, got -1"),
+        ({"eps": "8/0"}, "`eps` must be a number or a fraction"),
+        ({"norm": "l3"}, "`norm` must be one of l2, linf, got 'l3'"),
+        ({"steps": 0}, "`steps` must be a whole number"),
+    ],
+)
 def test_values_are_checked(values: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Ball(**values)  # type: ignore[arg-type]

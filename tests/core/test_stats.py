@@ -47,7 +47,9 @@ def test_paired_difference_covers() -> None:
     inside = 0.0
     for gained in range(n + 1):
         for lost in range(n - gained + 1):
-            weight = oracle.multinomial.pmf([gained, lost, n - gained - lost], n, [up, down, 1 - up - down])
+            weight = oracle.multinomial.pmf(
+                [gained, lost, n - gained - lost], n, [up, down, 1 - up - down]
+            )
             estimate = stats.paired_difference(gained, lost, n)
             inside += weight * (estimate.low <= up - down <= estimate.high)
     assert 0.94 <= inside <= 0.98
@@ -82,8 +84,12 @@ def _verdicts(clean: int, attacked: int, n: int = 100) -> NDArray[np.bool_]:
 
 def test_the_lead_is_over_the_line_at_equal_accuracy_under_attack() -> None:
     line = np.stack([_verdicts(80, 50), _verdicts(90, 40), _verdicts(94, 20)])
-    for point, value in ((_verdicts(85, 45), 0.0), (_verdicts(88, 45), 0.03), (_verdicts(90, 30), -0.02),
-                         (_verdicts(80, 50), 0.0)):
+    for point, value in (
+        (_verdicts(85, 45), 0.0),
+        (_verdicts(88, 45), 0.03),
+        (_verdicts(90, 30), -0.02),
+        (_verdicts(80, 50), 0.0),
+    ):
         found = stats.lead(point, line[[2, 0, 1]])  # whatever their order
         assert found is not None and found.value == pytest.approx(value)
         assert found.low <= found.value <= found.high and found.n == 100
@@ -108,31 +114,45 @@ def test_the_interval_of_a_lead_covers() -> None:
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95])
 @pytest.mark.parametrize("population", range(13))
-def test_the_hypergeometric_bound_covers_and_is_the_smallest(population: int, confidence: float) -> None:
-    """Every population and sample size up to 12: samples are counted, and each bound is compared with a search."""
+def test_the_hypergeometric_bound_covers_and_is_the_smallest(
+    population: int, confidence: float
+) -> None:
+    """Every population and sample size up to 12: samples are counted, and each bound is compared
+    with a search."""
     for sample in range(population + 1):
-        bound = [stats.hypergeometric_upper(x, sample, population, confidence) for x in range(sample + 1)]
+        bound = [
+            stats.hypergeometric_upper(x, sample, population, confidence) for x in range(sample + 1)
+        ]
         assert bound == sorted(bound) and bound[sample] == population
-        ways = [[comb(total, x) * comb(population - total, sample - x) for x in range(sample + 1)]
-                for total in range(population + 1)]
+        ways = [
+            [comb(total, x) * comb(population - total, sample - x) for x in range(sample + 1)]
+            for total in range(population + 1)
+        ]
         everything = comb(population, sample)
         for total, own in enumerate(ways):
             missed = sum(count for x, count in enumerate(own) if bound[x] < total)
             assert missed <= (1 - confidence) * everything * (1 + 1e-12), (sample, total)
         for x in range(sample + 1):
-            plausible = [total for total, own in enumerate(ways)
-                         if sum(own[: x + 1]) >= (1 - confidence) * everything * (1 - 1e-12)]
+            plausible = [
+                total
+                for total, own in enumerate(ways)
+                if sum(own[: x + 1]) >= (1 - confidence) * everything * (1 - 1e-12)
+            ]
             assert bound[x] == max(plausible), (sample, x)
 
 
 def test_the_hypergeometric_bound_against_all_samples() -> None:
-    """Nothing but subsets: of the 3 successes among 9, a bound below 3 comes from at most 5 % of the samples of 4."""
+    """Nothing but subsets: of the 3 successes among 9, a bound below 3 comes from at most 5 % of
+    the samples of 4."""
     samples = [sum(member < 3 for member in chosen) for chosen in combinations(range(9), 4)]
     missed = sum(stats.hypergeometric_upper(x, 4, 9) < 3 for x in samples)
     assert missed <= 0.05 * len(samples)
     assert stats.hypergeometric_upper(0, 4, 9) == max(
-        total for total in range(10)
-        if sum(all(member >= total for member in chosen) for chosen in combinations(range(9), 4)) >= 0.05 * 126)
+        total
+        for total in range(10)
+        if sum(all(member >= total for member in chosen) for chosen in combinations(range(9), 4))
+        >= 0.05 * 126
+    )
 
 
 def test_the_hypergeometric_bound_covers_in_simulation() -> None:
@@ -151,16 +171,26 @@ def test_unusable_counts_of_a_sample_are_one_sentence() -> None:
         stats.hypergeometric_upper(4, 3, 5)
 
 
-POPULATIONS: dict[str, tuple[list[float], list[float]]] = {  # probabilities of a correct pass, and how frequent each is
-    "equal": ([0.9], [1]), "almost always": ([0.99], [1]), "deterministic": ([0, 1], [0.1, 0.9]),
-    "few far away": ([0, 0.95], [0.03, 0.97]), "few uncertain": ([0.5, 1], [0.1, 0.9]),
-    "spread": ([0.05, 0.3, 0.5, 0.8, 1], [0.3, 0.1, 0.1, 0.2, 0.3]), "rare": ([0.3, 0.999], [0.02, 0.98])}
+POPULATIONS: dict[
+    str, tuple[list[float], list[float]]
+] = {  # probabilities of a correct pass, and how frequent each is
+    "equal": ([0.9], [1]),
+    "almost always": ([0.99], [1]),
+    "deterministic": ([0, 1], [0.1, 0.9]),
+    "few far away": ([0, 0.95], [0.03, 0.97]),
+    "few uncertain": ([0.5, 1], [0.1, 0.9]),
+    "spread": ([0.05, 0.3, 0.5, 0.8, 1], [0.3, 0.1, 0.1, 0.2, 0.3]),
+    "rare": ([0.3, 0.999], [0.02, 0.98]),
+}
 
 
 def _share_coverage(name: str, n: int, passes: int, draws: int) -> float:
-    """How often the interval of a mean share covers the mean probability over all images of a population."""
+    """How often the interval of a mean share covers the mean probability over all images of a
+    population."""
     (values, weights), generator = POPULATIONS[name], np.random.default_rng(0)
-    shares = generator.binomial(passes, generator.choice(values, size=(draws, n), p=weights)) / passes
+    shares = (
+        generator.binomial(passes, generator.choice(values, size=(draws, n), p=weights)) / passes
+    )
     estimates = [stats.mean_share(row.tolist(), passes) for row in shares]
     return float(np.mean([e.low <= np.dot(values, weights) <= e.high for e in estimates]))
 
@@ -183,7 +213,9 @@ def test_the_interval_of_a_mean_share_covers_everywhere(name: str, n: int, passe
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=40))
 @example([0] * 11 + [11] * 14)  # 0.56 · 25 is not 14
-def test_a_mean_share_is_between_one_pass_per_image_and_independent_passes(counts: list[int]) -> None:
+def test_a_mean_share_is_between_one_pass_per_image_and_independent_passes(
+    counts: list[int],
+) -> None:
     shares, n = [count / 20 for count in counts], len(counts)
     estimate = stats.mean_share(shares, 20)
     independent = stats.clopper_pearson(sum(counts), 20 * n)
@@ -198,7 +230,9 @@ def test_a_mean_paired_difference() -> None:
     ours, theirs = [1.0] * 60 + [0.0] * 40, [1.0] * 50 + [0.0] * 50
     exact, found = stats.paired_difference(10, 0, 100), stats.mean_paired_difference(ours, theirs)
     assert found.value == pytest.approx(0.1) and found.n == 100
-    assert found.low == pytest.approx(exact.low, abs=0.003) and found.high == pytest.approx(exact.high, abs=0.003)
+    assert found.low == pytest.approx(exact.low, abs=0.003) and found.high == pytest.approx(
+        exact.high, abs=0.003
+    )
     with pytest.raises(InputError, match=r"`shares` must lie in 0\.\.1"):
         stats.mean_share([0.5, 1.5], 2)
 
@@ -208,4 +242,6 @@ def test_a_mean_paired_difference() -> None:
 def test_upper_quantile_of_a_binomial_number(n: int, probability: float) -> None:
     for tail in (1e-6, 0.01, 0.5):
         k = stats.binomial_upper_quantile(tail, n, probability)
-        assert oracle.binom.sf(k, n, probability) <= tail and (k == 0 or oracle.binom.sf(k - 1, n, probability) > tail)
+        assert oracle.binom.sf(k, n, probability) <= tail and (
+            k == 0 or oracle.binom.sf(k - 1, n, probability) > tail
+        )

@@ -16,7 +16,9 @@ def test_reads_fractions_and_prints_them() -> None:
     assert str(Threat("l1", 12)) == "ℓ1 ≤ 12"
 
 
-@pytest.mark.parametrize("eps", [8, None, -1, 0, "8/0", "a", "", "1e999", math.nan, math.inf, "__import__('os')"])
+@pytest.mark.parametrize(
+    "eps", [8, None, -1, 0, "8/0", "a", "", "1e999", math.nan, math.inf, "__import__('os')"]
+)
 def test_bad_eps(eps: object) -> None:
     with pytest.raises(InputError, match="`eps` must be"):
         Threat("linf", eps)  # type: ignore[arg-type]

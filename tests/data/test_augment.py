@@ -39,7 +39,9 @@ def test_flip_equals_a_plain_loop(dtype: torch.dtype) -> None:
     x = make_images(dtype)
     random_stream = stream(1, "augment", torch.arange(40))
     coins = random_stream.at("flip").integers(2).tolist()
-    expected = torch.stack([image.flip(2) if coin else image for image, coin in zip(x, coins, strict=True)])
+    expected = torch.stack(
+        [image.flip(2) if coin else image for image, coin in zip(x, coins, strict=True)]
+    )
     assert {0, 1} == set(coins)
     assert torch.equal(flip(x, random_stream), expected)
 
@@ -56,13 +58,16 @@ def test_every_window_and_both_sides_are_equally_likely() -> None:
     random_stream = stream(3, "augment", torch.arange(9000))
     x = torch.zeros(9000, 1, 3, 3)
     x[:, :, 1, 1] = 1
-    # Nine windows: the mark of each image lands on one of nine pixels; standard deviation of a count is 30.
+    # Nine windows: the mark of each image lands on one of nine pixels; standard deviation of a
+    # count is 30.
     counts = crop(x, 1, random_stream).sum(dim=(0, 1))
     assert counts.sum() == 9000
     assert float((counts - 1000).abs().max()) < 150
     edge = torch.zeros(9000, 1, 1, 2)
     edge[..., 0] = 1
-    assert abs(float(flip(edge, random_stream)[..., 1].sum()) - 4500) < 240  # five standard deviations
+    assert (
+        abs(float(flip(edge, random_stream)[..., 1].sum()) - 4500) < 240
+    )  # five standard deviations
 
 
 def test_crop_and_flip_are_independent() -> None:

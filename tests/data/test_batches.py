@@ -11,7 +11,9 @@ from equipoise.data.dataset import Batch, Dataset, batches, order, pixels, whole
 
 def make_dataset(count: int) -> Dataset:
     # The pixels of an image are its index, so that a mixed-up row would be noticed.
-    images = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 5, 7).contiguous()
+    images = (
+        torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 5, 7).contiguous()
+    )
     return whole_split("toy", "train", images, torch.arange(count) % 6, tuple("abcdef"))
 
 
@@ -64,14 +66,17 @@ def test_the_order_depends_on_seed_and_epoch_only() -> None:
 
 
 def test_the_order_is_uniform() -> None:
-    # The position of image 0 of 4 over many epochs: each position a quarter of 2000, standard deviation 19.
+    # The position of image 0 of 4 over many epochs: each position a quarter of 2000, standard
+    # deviation 19.
     positions = torch.stack([order(torch.arange(4), seed=9, epoch=epoch) for epoch in range(2000)])
     counts = (positions == 0).sum(dim=0)
     assert int((counts - 500).abs().max()) < 100
 
 
 def test_the_order_of_a_slice_depends_on_its_positions() -> None:
-    assert not torch.equal(order(torch.arange(40), seed=0, epoch=0), order(torch.arange(10, 50), seed=0, epoch=0))
+    assert not torch.equal(
+        order(torch.arange(40), seed=0, epoch=0), order(torch.arange(10, 50), seed=0, epoch=0)
+    )
 
 
 def test_floats_in_0_to_1_stay_as_they_are() -> None:

@@ -19,8 +19,10 @@ Content = dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]]
 def make_content(source: Cifar, split: str, count: int = 4) -> Content:
     generator = np.random.default_rng(5)
     return {
-        file: (generator.integers(0, 256, (count, 3072), np.uint8),
-               generator.integers(0, len(source.classes), count, np.uint8))
+        file: (
+            generator.integers(0, 256, (count, 3072), np.uint8),
+            generator.integers(0, len(source.classes), count, np.uint8),
+        )
         for file in source.files[split]
     }
 
@@ -28,7 +30,11 @@ def make_content(source: Cifar, split: str, count: int = 4) -> Content:
 def write_pickles(source: Cifar, folder: Path, content: Content) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file, (pixels, labels) in content.items():
-        entry = {b"data": pixels, source.label_key: labels.tolist(), b"coarse_labels": [0] * len(labels)}
+        entry = {
+            b"data": pixels,
+            source.label_key: labels.tolist(),
+            b"coarse_labels": [0] * len(labels),
+        }
         (folder / file).write_bytes(pickle.dumps(entry, 2))
 
 
@@ -71,14 +77,19 @@ def test_the_error_names_a_truncated_binary_file(tmp_path: Path) -> None:
     path = tmp_path / "test_batch.bin"
     for size in (0, 3072, 2 * 3073 - 1):
         path.write_bytes(bytes(size))
-        with pytest.raises(InputError, match=rf"^`{path}` must hold whole records of 3073 bytes, got '{size} bytes'$"):
+        with pytest.raises(
+            InputError,
+            match=rf"^`{path}` must hold whole records of 3073 bytes, got '{size} bytes'$",
+        ):
             cifar.read(CIFAR10, "test", tmp_path)
 
 
 def test_the_error_names_the_file_of_an_invalid_label(tmp_path: Path) -> None:
     path = tmp_path / "test_batch.bin"
     path.write_bytes(bytes((10,)) + bytes(3072))
-    with pytest.raises(InputError, match=rf"^`labels in {path}` must lie in 0..9, got 'values from 10 to 10'$"):
+    with pytest.raises(
+        InputError, match=rf"^`labels in {path}` must lie in 0..9, got 'values from 10 to 10'$"
+    ):
         cifar.read(CIFAR10, "test", tmp_path)
 
 
@@ -86,14 +97,28 @@ def test_the_error_names_the_file_of_an_invalid_label(tmp_path: Path) -> None:
     ("entry", "message"),
     [
         ({b"labels": [0]}, r"must hold `data` of shape \(N, 3072\), got NoneType"),
-        ({b"data": np.zeros((1, 3071), np.uint8), b"labels": [0]}, r"must hold `data` of shape \(N, 3072\)"),
+        (
+            {b"data": np.zeros((1, 3071), np.uint8), b"labels": [0]},
+            r"must hold `data` of shape \(N, 3072\)",
+        ),
         ({b"data": np.zeros((1, 3072), np.uint8)}, "must hold `labels`, a list of integers"),
-        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [-1]}, "must hold `labels`, a list of integers"),
-        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [1.5]}, "must hold `labels`, a list of integers"),
-        ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}, "must be as many as the images, 2, got 1"),
+        (
+            {b"data": np.zeros((1, 3072), np.uint8), b"labels": [-1]},
+            "must hold `labels`, a list of integers",
+        ),
+        (
+            {b"data": np.zeros((1, 3072), np.uint8), b"labels": [1.5]},
+            "must hold `labels`, a list of integers",
+        ),
+        (
+            {b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]},
+            "must be as many as the images, 2, got 1",
+        ),
     ],
 )
-def test_the_error_names_a_pickle_of_something_else(tmp_path: Path, entry: dict[bytes, object], message: str) -> None:
+def test_the_error_names_a_pickle_of_something_else(
+    tmp_path: Path, entry: dict[bytes, object], message: str
+) -> None:
     path = tmp_path / "test_batch"
     path.write_bytes(pickle.dumps(entry, 2))
     with pytest.raises(InputError, match=message) as caught:

@@ -69,7 +69,9 @@ def test_take_by_position_and_by_mask() -> None:
     data = make_dataset()
     assert data.take(torch.tensor([9, 2])).index.tolist() == [9, 2]
     kept = data.take(data.labels == data.labels[0])
-    assert kept.index.tolist() == [row for row, label in enumerate(data.labels.tolist()) if label == data.labels[0]]
+    assert kept.index.tolist() == [
+        row for row, label in enumerate(data.labels.tolist()) if label == data.labels[0]
+    ]
     assert len(data.take(torch.zeros(11, dtype=torch.bool))) == 0
 
 
@@ -103,10 +105,22 @@ def test_digest_is_stable() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("images", torch.zeros(11, 3, 5, 7, dtype=torch.float64), "`images` must be uint8 or float32"),
+        (
+            "images",
+            torch.zeros(11, 3, 5, 7, dtype=torch.float64),
+            "`images` must be uint8 or float32",
+        ),
         ("images", torch.full((11, 3, 5, 7), 1.5), r"`images` must lie in \[0, 1\]"),
-        ("images", torch.zeros(11, 3, 5, dtype=torch.uint8), r"`images` must have shape \(N, C, H, W\)"),
-        ("images", torch.zeros(10, 3, 5, 7, dtype=torch.uint8), "`labels` must be as many as the images"),
+        (
+            "images",
+            torch.zeros(11, 3, 5, dtype=torch.uint8),
+            r"`images` must have shape \(N, C, H, W\)",
+        ),
+        (
+            "images",
+            torch.zeros(10, 3, 5, 7, dtype=torch.uint8),
+            "`labels` must be as many as the images",
+        ),
         ("labels", torch.full((11,), 6), r"`labels` must lie in 0..5"),
         ("labels", torch.zeros(11, dtype=torch.int32), "`labels` must be int64"),
         ("index", torch.zeros(10, dtype=torch.int64), r"`index` must be int64 of shape \(11,\)"),
@@ -154,11 +168,17 @@ def test_floats_that_are_bytes_divided_by_255_are_stored_as_bytes() -> None:
         assert again.images.dtype == torch.uint8 and again.digest() == data.digest()
 
 
-@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: DataLoader(d, batch_size=2)], ids=["dataset", "loader"])
+@pytest.mark.parametrize(
+    "wrap", [lambda d: d, lambda d: DataLoader(d, batch_size=2)], ids=["dataset", "loader"]
+)
 def test_torch_data_sets_and_loaders(wrap: Callable[[TensorDataset], object]) -> None:
     images, labels = make_floats()
     data = as_dataset(wrap(TensorDataset(images, labels)), num_classes=4)
-    assert torch.equal(data.images, images) and torch.equal(data.labels, labels) and data.num_classes == 4
+    assert (
+        torch.equal(data.images, images)
+        and torch.equal(data.labels, labels)
+        and data.num_classes == 4
+    )
 
 
 def test_reading_a_torch_data_set_leaves_the_global_random_state_alone() -> None:
@@ -174,17 +194,24 @@ def test_class_names_of_a_torch_data_set_are_kept() -> None:
     assert as_dataset(DataLoader(source, batch_size=2)).classes == ("cat", "dog", "owl", "rat")
 
 
-@pytest.mark.parametrize("data", [3, "cifar10", [1, 2], torch.zeros(2, 3, 4, 4), (torch.zeros(2, 3, 4, 4),)])
+@pytest.mark.parametrize(
+    "data", [3, "cifar10", [1, 2], torch.zeros(2, 3, 4, 4), (torch.zeros(2, 3, 4, 4),)]
+)
 def test_other_data_are_an_error(data: object) -> None:
     with pytest.raises(InputError, match="`data` must be a Dataset, a pair of tensors"):
         as_dataset(data)
 
 
-@pytest.mark.parametrize(("images", "labels", "message"), [
-    (torch.full((2, 3, 4, 4), 200.0), torch.tensor([0, 1]), r"`images` must lie in \[0, 1\]"),
-    (torch.zeros(2, 3, 4, 4), torch.tensor([0.0, 1.0]), "`labels` must be whole numbers"),
-    (torch.zeros(2, 3, 4, 4), torch.tensor([0]), "`labels` must be as many as the images"),
-])
-def test_invalid_tensors_are_an_error(images: torch.Tensor, labels: torch.Tensor, message: str) -> None:
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (torch.full((2, 3, 4, 4), 200.0), torch.tensor([0, 1]), r"`images` must lie in \[0, 1\]"),
+        (torch.zeros(2, 3, 4, 4), torch.tensor([0.0, 1.0]), "`labels` must be whole numbers"),
+        (torch.zeros(2, 3, 4, 4), torch.tensor([0]), "`labels` must be as many as the images"),
+    ],
+)
+def test_invalid_tensors_are_an_error(
+    images: torch.Tensor, labels: torch.Tensor, message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         as_dataset((images, labels))

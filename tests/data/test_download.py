@@ -35,7 +35,9 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
         self.ranges = True
-        self.break_after: list[int] = []  # bytes sent before each of the next responses is interrupted
+        self.break_after: list[
+            int
+        ] = []  # bytes sent before each of the next responses is interrupted
         self.requests: list[tuple[str, str | None]] = []
 
     def remote(self, file: str, data: bytes) -> Remote:
@@ -60,7 +62,9 @@ class Handler(BaseHTTPRequestHandler):
         if data is None:
             self.send_error(404)
             return
-        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and server.ranges else 0
+        start = (
+            int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and server.ranges else 0
+        )
         if start and start >= len(data):
             self.send_error(416)
             return
@@ -100,7 +104,11 @@ def test_an_interrupted_connection_is_resumed(server: Server, tmp_path: Path) ->
     remote = server.remote("x.gz", DATA)
     server.break_after = [300_000, 200_000]
     assert fetch(remote, tmp_path, needed=["x"]).read_bytes() == DATA
-    assert server.requests == [("/x.gz", None), ("/x.gz", "bytes=300000-"), ("/x.gz", "bytes=500000-")]
+    assert server.requests == [
+        ("/x.gz", None),
+        ("/x.gz", "bytes=300000-"),
+        ("/x.gz", "bytes=500000-"),
+    ]
 
 
 def test_a_later_call_continues(server: Server, tmp_path: Path) -> None:
@@ -123,8 +131,12 @@ def test_a_server_without_ranges_starts_over(server: Server, tmp_path: Path) -> 
     assert fetch(remote, tmp_path, needed=["x"]).read_bytes() == DATA
 
 
-@pytest.mark.parametrize("left", [DATA, b"another file", DATA + b"more"], ids=["complete", "foreign", "longer"])
-def test_partial_files_of_an_earlier_call_are_checked(server: Server, tmp_path: Path, left: bytes) -> None:
+@pytest.mark.parametrize(
+    "left", [DATA, b"another file", DATA + b"more"], ids=["complete", "foreign", "longer"]
+)
+def test_partial_files_of_an_earlier_call_are_checked(
+    server: Server, tmp_path: Path, left: bytes
+) -> None:
     remote = server.remote("x.gz", DATA)
     (tmp_path / "x.gz.part").write_bytes(left)
     assert fetch(remote, tmp_path, needed=["x"]).read_bytes() == DATA
@@ -134,7 +146,9 @@ def test_partial_files_of_an_earlier_call_are_checked(server: Server, tmp_path: 
 def test_a_wrong_checksum_is_an_error_and_leaves_nothing(server: Server, tmp_path: Path) -> None:
     remote = server.remote("x.gz", DATA)
     server.files["/x.gz"] = DATA[:-1] + b"?"
-    with pytest.raises(InputError, match=rf"^`{tmp_path / 'x.gz'}` must have the SHA-256 checksum {remote.sha256}"):
+    with pytest.raises(
+        InputError, match=rf"^`{tmp_path / 'x.gz'}` must have the SHA-256 checksum {remote.sha256}"
+    ):
         fetch(remote, tmp_path, needed=["x"])
     assert not (tmp_path / "x.gz").exists()
     assert (tmp_path / "x.gz.part").read_bytes() == b""
@@ -178,7 +192,11 @@ def test_mnist_is_downloaded(server: Server, tmp_path: Path) -> None:
     images, labels = np.full((4, 5, 7), 9, np.uint8), np.array([1, 2, 3, 4], np.uint8)
     checksums = {}
     for file, values in (("t10k-images-idx3-ubyte", images), ("t10k-labels-idx1-ubyte", labels)):
-        raw = bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+        raw = (
+            bytes((0, 0, 8, values.ndim))
+            + struct.pack(f">{values.ndim}I", *values.shape)
+            + values.tobytes()
+        )
         checksums[f"{file}.gz"] = server.remote(f"{file}.gz", gzip.compress(raw)).sha256
     local = dataclasses.replace(mnist.MNIST, address=server.address, checksums=checksums)
     for _ in range(2):
@@ -229,9 +247,15 @@ def test_an_archive_cannot_write_elsewhere(server: Server, tmp_path: Path, name:
 def test_links_and_other_folders_of_an_archive_are_left_out(server: Server, tmp_path: Path) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, kind in (("f/link", tarfile.SYMTYPE), ("f/hard", tarfile.LNKTYPE), ("f/pipe", tarfile.FIFOTYPE),
-                           ("f/sub/x", tarfile.REGTYPE), ("g/x", tarfile.REGTYPE), ("f/..", tarfile.REGTYPE),
-                           ("f/b", tarfile.REGTYPE)):
+        for name, kind in (
+            ("f/link", tarfile.SYMTYPE),
+            ("f/hard", tarfile.LNKTYPE),
+            ("f/pipe", tarfile.FIFOTYPE),
+            ("f/sub/x", tarfile.REGTYPE),
+            ("g/x", tarfile.REGTYPE),
+            ("f/..", tarfile.REGTYPE),
+            ("f/b", tarfile.REGTYPE),
+        ):
             entry = tarfile.TarInfo(name)
             entry.type, entry.linkname, entry.mode = kind, "/etc/passwd", 0o4777
             tar.addfile(entry)
@@ -243,13 +267,19 @@ def test_links_and_other_folders_of_an_archive_are_left_out(server: Server, tmp_
 def test_every_address_is_https_and_every_download_has_a_checksum() -> None:
     for source in (mnist.MNIST, mnist.FASHION_MNIST):
         assert source.address.startswith("https://")
-        assert {f"{file}.gz" for files in mnist.FILES.values() for file in files} <= source.checksums.keys()
+        assert {
+            f"{file}.gz" for files in mnist.FILES.values() for file in files
+        } <= source.checksums.keys()
     for remote in (cifar.CIFAR10.archive, cifar.CIFAR100.archive):
         assert remote.url.startswith("https://") and len(remote.sha256) == 64
 
 
 def test_cifar_without_a_network(tmp_path: Path) -> None:
-    archive = dataclasses.replace(cifar.CIFAR100.archive, url=f"http://127.0.0.1:{closed_port()}/c.tar.gz")
+    archive = dataclasses.replace(
+        cifar.CIFAR100.archive, url=f"http://127.0.0.1:{closed_port()}/c.tar.gz"
+    )
     offline = dataclasses.replace(cifar.CIFAR100, archive=archive)
-    with pytest.raises(InputError, match=f"must hold cifar-100-python/train in {tmp_path}, got neither"):
+    with pytest.raises(
+        InputError, match=f"must hold cifar-100-python/train in {tmp_path}, got neither"
+    ):
         cifar.read(offline, "train", tmp_path)

@@ -15,10 +15,16 @@ from equipoise.data.mnist import FASHION_MNIST, MNIST, IdxDataset
 
 
 def encode(values: NDArray[np.uint8]) -> bytes:
-    return bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+    return (
+        bytes((0, 0, 8, values.ndim))
+        + struct.pack(f">{values.ndim}I", *values.shape)
+        + values.tobytes()
+    )
 
 
-def write(folder: Path, images: NDArray[np.uint8], labels: NDArray[np.uint8], *, zipped: bool = False) -> None:
+def write(
+    folder: Path, images: NDArray[np.uint8], labels: NDArray[np.uint8], *, zipped: bool = False
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, values in (("t10k-images-idx3-ubyte", images), ("t10k-labels-idx1-ubyte", labels)):
         raw = encode(values)
@@ -32,8 +38,14 @@ LABELS = np.array([3, 9, 0, 3], np.uint8)
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize(
     ("source", "folder"),
-    [(MNIST, "MNIST/raw"), (MNIST, "mnist"), (MNIST, "."), (FASHION_MNIST, "FashionMNIST/raw"),
-     (FASHION_MNIST, "fashion-mnist"), (FASHION_MNIST, ".")],
+    [
+        (MNIST, "MNIST/raw"),
+        (MNIST, "mnist"),
+        (MNIST, "."),
+        (FASHION_MNIST, "FashionMNIST/raw"),
+        (FASHION_MNIST, "fashion-mnist"),
+        (FASHION_MNIST, "."),
+    ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_every_folder(tmp_path: Path, source: IdxDataset, folder: str, zipped: bool) -> None:
@@ -48,7 +60,9 @@ def test_one_data_set_is_not_mistaken_for_the_other(tmp_path: Path) -> None:
     labels = np.array(MNIST.first_labels["test"] + (0, 0), np.uint8)
     write(tmp_path, np.zeros((12, 5, 7), np.uint8), labels)
     assert len(mnist.read(MNIST, "test", tmp_path)) == 12
-    with pytest.raises(InputError, match="must hold the labels of fashion-mnist, got those of mnist"):
+    with pytest.raises(
+        InputError, match="must hold the labels of fashion-mnist, got those of mnist"
+    ):
         mnist.read(FASHION_MNIST, "test", tmp_path)
 
 
@@ -57,7 +71,10 @@ def test_one_data_set_is_not_mistaken_for_the_other(tmp_path: Path) -> None:
     [
         (b"", "must be an IDX file of bytes with 3 dimensions"),
         (encode(IMAGES)[:9], "must be an IDX file of bytes with 3 dimensions"),
-        (encode(LABELS), "must be an IDX file of bytes with 3 dimensions, got 'a start of 00000801'"),
+        (
+            encode(LABELS),
+            "must be an IDX file of bytes with 3 dimensions, got 'a start of 00000801'",
+        ),
         (b"\x00\x00\x0d\x03" + encode(IMAGES)[4:], "must be an IDX file of bytes"),
         (encode(IMAGES)[:-1], "must hold 140 values, as its header says, got 139"),
         (encode(IMAGES) + b"x", "must hold 140 values, as its header says, got 141"),
@@ -83,5 +100,7 @@ def test_the_error_names_a_damaged_gzip(tmp_path: Path, raw: bytes) -> None:
 @pytest.mark.parametrize("labels", [[3, 9, 0, 10], [3, 9, 0]])
 def test_labels_must_match_the_images_and_classes(tmp_path: Path, labels: list[int]) -> None:
     write(tmp_path, IMAGES, np.array(labels, np.uint8))
-    with pytest.raises(InputError, match=f"^`labels in {tmp_path / 't10k-labels-idx1-ubyte'}` must "):
+    with pytest.raises(
+        InputError, match=f"^`labels in {tmp_path / 't10k-labels-idx1-ubyte'}` must "
+    ):
         mnist.read(MNIST, "test", tmp_path)

@@ -31,7 +31,9 @@ def test_an_image_depends_on_its_number_alone() -> None:
 
 
 def test_no_image_is_in_both_splits() -> None:
-    distinct = {image.numpy().tobytes() for split in shapes.SIZES for image in shapes.draw(split).images}
+    distinct = {
+        image.numpy().tobytes() for split in shapes.SIZES for image in shapes.draw(split).images
+    }
     assert len(distinct) == sum(shapes.SIZES.values())
 
 
@@ -49,7 +51,9 @@ def test_the_texture_alone_determines_the_class(images: Tensor) -> None:
     """The grating with the most energy, in any phase, is that of the class."""
     labels = torch.arange(8)
     waves = torch.stack([_wave(labels, phase) for phase in (0.0, torch.pi / 2)])  # (2, 8, pixels)
-    ripple = images.mean(1) - torch.nn.functional.avg_pool2d(images.mean(1), 3, 1, 1, count_include_pad=False)
+    ripple = images.mean(1) - torch.nn.functional.avg_pool2d(
+        images.mean(1), 3, 1, 1, count_include_pad=False
+    )
     faint = images.mean(1).flatten(1).std(1) < 0.04
     energy = (ripple.flatten(1) @ waves.transpose(1, 2)).square().sum(0)  # (N, 8)
     correct = energy.argmax(1) == torch.arange(len(images)) % 8
@@ -60,7 +64,9 @@ def test_the_texture_alone_determines_the_class(images: Tensor) -> None:
 def test_the_texture_of_another_class_fits_within_eps() -> None:
     labels = torch.arange(64) % 8
     random_stream = stream(0, "shapes", torch.arange(64))
-    own, other = (shapes.grating(k, random_stream.at("texture")) for k in (labels, (labels + 3) % 8))
+    own, other = (
+        shapes.grating(k, random_stream.at("texture")) for k in (labels, (labels + 3) % 8)
+    )
     rest = shapes.EPS - shapes.TEXTURE
     change = rest * other - shapes.TEXTURE * own
     assert change.abs().max() <= shapes.EPS
@@ -80,10 +86,13 @@ def test_the_contrast_of_most_shapes_is_a_multiple_of_eps(images: Tensor) -> Non
 
 
 def test_every_shape_is_far_from_every_other() -> None:
-    """At one position and size, two shapes differ in at least a sixth of the area that either covers."""
+    """At one position and size, two shapes differ in at least a sixth of the area that either
+    covers."""
     still = stream(0, "shapes", torch.zeros(8, dtype=torch.int64))
     cover = shapes.coverage(torch.arange(8), still).flatten(1)
-    apart = (cover[:, None] - cover[None]).abs().sum(2) / torch.maximum(cover[:, None], cover[None]).sum(2)
+    apart = (cover[:, None] - cover[None]).abs().sum(2) / torch.maximum(
+        cover[:, None], cover[None]
+    ).sum(2)
     assert float(apart[~torch.eye(8, dtype=torch.bool)].min()) > 1 / 6
 
 

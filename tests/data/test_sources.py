@@ -32,7 +32,10 @@ def test_a_part_is_exact() -> None:
     assert torch.equal(load_data("digits", split="test", start=300).index, torch.arange(300, 355))
     part = load_data("digits", split="test", start=7, count=5)
     assert torch.equal(part.images, whole.images[7:12])
-    with pytest.raises(InputError, match=r"`count` must be at most 55 from `start` 300 in digits test \(355 images\)"):
+    with pytest.raises(
+        InputError,
+        match=r"`count` must be at most 55 from `start` 300 in digits test \(355 images\)",
+    ):
         load_data("digits", split="test", start=300, count=56)
     with pytest.raises(InputError, match="`start` must be at most 354"):
         load_data("digits", split="test", start=355)
@@ -96,16 +99,21 @@ def test_settings_load_their_images() -> None:
         DataSettings(count=0)
 
 
-def test_an_installed_package_adds_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_adds_a_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "toy-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text("[equipoise.datasets]\ntoy = toy_data:read\n")
     (tmp_path / "toy_data.py").write_text(
         "import torch\nfrom equipoise.data.dataset import whole_split\n\n\ndef read(split, root):\n"
-        "    return whole_split('toy', split, torch.zeros(3, 1, 2, 2), torch.arange(3), ('a', 'b', 'c'))\n")
+        "    return whole_split('toy', split, torch.zeros(3, 1, 2, 2), torch.arange(3), ('a', 'b', 'c'))\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    datasets = type(DATASETS)(DATASETS.group, DATASETS.noun, DATASETS.builtin)  # entry points are read once
+    datasets = type(DATASETS)(
+        DATASETS.group, DATASETS.noun, DATASETS.builtin
+    )  # entry points are read once
     assert "toy" in datasets and len(datasets["toy"]("test", tmp_path)) == 3
 
 
@@ -121,7 +129,9 @@ def test_real_cifar10(real_data: Path) -> None:
     assert torch.bincount(train.labels).tolist() == [5000] * 10
     # The well-known channel means, so rows, columns and channels are in the right order.
     means = train.images.double().mean(dim=(0, 2, 3)) / 255
-    assert torch.allclose(means, torch.tensor([0.4914, 0.4822, 0.4465], dtype=torch.float64), atol=5e-5)
+    assert torch.allclose(
+        means, torch.tensor([0.4914, 0.4822, 0.4465], dtype=torch.float64), atol=5e-5
+    )
 
 
 @pytest.mark.reference
@@ -130,4 +140,15 @@ def test_real_mnist(real_data: Path) -> None:
         data = load_data("mnist", split=split, data_dir=real_data)
         assert tuple(data.images.shape) == (count, 1, 28, 28)
         assert tuple(data.labels[:10].tolist()) == mnist.MNIST.first_labels[split]
-    assert torch.bincount(data.labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert torch.bincount(data.labels).tolist() == [
+        980,
+        1135,
+        1032,
+        1010,
+        982,
+        892,
+        958,
+        1028,
+        974,
+        1009,
+    ]

@@ -25,7 +25,10 @@ def save(path: Path, values: NDArray[np.uint8]) -> None:
 
 
 def test_folder_with_one_split(tmp_path: Path) -> None:
-    pictures = {name: picture(number, 5, 7, 3) for number, name in enumerate(("b/1.png", "a/2.PNG", "a/10.png"))}
+    pictures = {
+        name: picture(number, 5, 7, 3)
+        for number, name in enumerate(("b/1.png", "a/2.PNG", "a/10.png"))
+    }
     for name, values in pictures.items():
         save(tmp_path / name, values)
     (tmp_path / "a" / ".hidden").write_text("skipped")
@@ -34,7 +37,9 @@ def test_folder_with_one_split(tmp_path: Path) -> None:
         data = user_files.read_folder(tmp_path, split)
         assert data.classes == ("a", "b")
         assert data.labels.tolist() == [0, 0, 1]
-        expected = [pictures[name].transpose(2, 0, 1) for name in ("a/10.png", "a/2.PNG", "b/1.png")]
+        expected = [
+            pictures[name].transpose(2, 0, 1) for name in ("a/10.png", "a/2.PNG", "b/1.png")
+        ]
         assert torch.equal(data.images, torch.from_numpy(np.stack(expected)))
         assert data.image_shape == (3, 5, 7)
     with pytest.raises(InputError, match="`split` must be one of test, train, got 'tset'"):
@@ -46,7 +51,10 @@ def test_splits_of_a_folder_share_their_classes(tmp_path: Path) -> None:
     save(tmp_path / "train" / "cat" / "0.png", picture(1, 5, 7))
     save(tmp_path / "test" / "bee" / "0.png", picture(2, 5, 7))
     save(tmp_path / "test" / "cat" / "0.png", picture(3, 5, 7))
-    train, test = user_files.read_folder(tmp_path, "train"), user_files.read_folder(tmp_path, "test")
+    train, test = (
+        user_files.read_folder(tmp_path, "train"),
+        user_files.read_folder(tmp_path, "test"),
+    )
     assert train.classes == test.classes == ("ant", "bee", "cat")
     assert (train.labels.tolist(), test.labels.tolist()) == ([0, 2], [1, 2])
     assert torch.equal(test.images[0, 0], torch.from_numpy(picture(2, 5, 7)))
@@ -72,26 +80,42 @@ def test_palette_and_bilevel_images_are_converted_exactly(tmp_path: Path) -> Non
     bits = picture(5, 5, 7) > 127
     (tmp_path / "a").mkdir()
     Image.fromarray(bits).save(tmp_path / "a" / "0.png")
-    assert torch.equal(user_files.read_folder(tmp_path, "test").images[0, 0], torch.from_numpy(bits * np.uint8(255)))
+    assert torch.equal(
+        user_files.read_folder(tmp_path, "test").images[0, 0],
+        torch.from_numpy(bits * np.uint8(255)),
+    )
     coloured = Image.fromarray((picture(6, 5, 7) % 2).astype(np.uint8), mode=None).convert("P")
     coloured.putpalette([10, 20, 30, 40, 50, 60])
     (tmp_path / "p" / "a").mkdir(parents=True)
     coloured.save(tmp_path / "p" / "a" / "0.png")
-    expected = np.array([[10, 20, 30], [40, 50, 60]], np.uint8)[np.asarray(coloured)].transpose(2, 0, 1)
-    assert torch.equal(user_files.read_folder(tmp_path / "p", "test").images[0], torch.from_numpy(expected.copy()))
+    expected = np.array([[10, 20, 30], [40, 50, 60]], np.uint8)[np.asarray(coloured)].transpose(
+        2, 0, 1
+    )
+    assert torch.equal(
+        user_files.read_folder(tmp_path / "p", "test").images[0], torch.from_numpy(expected.copy())
+    )
 
 
 @pytest.mark.parametrize("other", [(7, 5, 3), (5, 7), (5, 8, 3)])
-def test_the_error_names_the_first_image_of_another_shape(tmp_path: Path, other: tuple[int, ...]) -> None:
+def test_the_error_names_the_first_image_of_another_shape(
+    tmp_path: Path, other: tuple[int, ...]
+) -> None:
     for number in range(4):
-        save(tmp_path / "a" / f"{number}.png", picture(number, *(other if number >= 2 else (5, 7, 3))))
-    with pytest.raises(InputError, match=f"^`{tmp_path / 'a' / '2.png'}` must have the shape of 0.png"):
+        save(
+            tmp_path / "a" / f"{number}.png",
+            picture(number, *(other if number >= 2 else (5, 7, 3))),
+        )
+    with pytest.raises(
+        InputError, match=f"^`{tmp_path / 'a' / '2.png'}` must have the shape of 0.png"
+    ):
         user_files.read_folder(tmp_path, "test")
 
 
 def test_transparency_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "a" / "0.png", picture(0, 5, 7, 4))
-    with pytest.raises(InputError, match=r"0\.png` must be grey or RGB with 8 bits and no transparency, got 'RGBA'"):
+    with pytest.raises(
+        InputError, match=r"0\.png` must be grey or RGB with 8 bits and no transparency, got 'RGBA'"
+    ):
         user_files.read_folder(tmp_path, "test")
 
 
@@ -105,7 +129,9 @@ def test_the_error_names_damaged_and_foreign_files(tmp_path: Path) -> None:
             user_files.read_folder(tmp_path, "test")
     path.write_bytes(raw)
     (tmp_path / "a" / "notes.txt").write_text("")
-    with pytest.raises(InputError, match=r"must hold only images \(.png, .jpg, .jpeg\), got 'notes.txt'"):
+    with pytest.raises(
+        InputError, match=r"must hold only images \(.png, .jpg, .jpeg\), got 'notes.txt'"
+    ):
         user_files.read_folder(tmp_path, "test")
 
 
@@ -135,9 +161,18 @@ def test_npz_with_one_split(tmp_path: Path) -> None:
 
 
 def test_splits_of_an_npz_share_their_classes(tmp_path: Path) -> None:
-    path = save_npz(tmp_path / "x.npz", train_images=IMAGES, train_labels=LABELS + 3, val_images=IMAGES[:2],
-                val_labels=LABELS[:2])
-    assert user_files.read_npz(path, "val").num_classes == user_files.read_npz(path, "train").num_classes == 6
+    path = save_npz(
+        tmp_path / "x.npz",
+        train_images=IMAGES,
+        train_labels=LABELS + 3,
+        val_images=IMAGES[:2],
+        val_labels=LABELS[:2],
+    )
+    assert (
+        user_files.read_npz(path, "val").num_classes
+        == user_files.read_npz(path, "train").num_classes
+        == 6
+    )
     assert len(user_files.read_npz(path, "val")) == 2
     with pytest.raises(InputError, match="`split` must be one of train, val, got 'test'"):
         user_files.read_npz(path, "test")
@@ -150,17 +185,25 @@ def test_class_names_of_an_npz(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"^`labels in {path}` must lie in 0..1"):
         user_files.read_npz(path, "test")
     with pytest.raises(InputError, match="must be a list of text"):
-        user_files.read_npz(save_npz(tmp_path / "z.npz", images=IMAGES, labels=LABELS, classes=[1, 2]), "test")
+        user_files.read_npz(
+            save_npz(tmp_path / "z.npz", images=IMAGES, labels=LABELS, classes=[1, 2]), "test"
+        )
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ({"images": IMAGES / 255, "labels": LABELS}, "`images in .*` must be uint8, got 'float64'"),
-        ({"images": np.zeros((4, 32, 32, 3), np.uint8), "labels": LABELS}, r"must have shape \(N, C, H, W\)"),
+        (
+            {"images": np.zeros((4, 32, 32, 3), np.uint8), "labels": LABELS},
+            r"must have shape \(N, C, H, W\)",
+        ),
         ({"images": IMAGES[:, 0], "labels": LABELS}, r"must have shape \(N, C, H, W\)"),
         ({"images": IMAGES[:0], "labels": LABELS[:0]}, r"must have shape \(N, C, H, W\)"),
-        ({"images": IMAGES, "labels": LABELS / 2}, "`labels in .*` must be integers, got 'float64'"),
+        (
+            {"images": IMAGES, "labels": LABELS / 2},
+            "`labels in .*` must be integers, got 'float64'",
+        ),
         ({"images": IMAGES, "labels": LABELS[:3]}, "must be as many as the images, 4, got 3"),
         ({"images": IMAGES, "labels": LABELS[:, None]}, "must be whole numbers of shape"),
         ({"images": IMAGES, "labels": LABELS - 1}, "must lie in 0..1, got 'values from -1 to 1'"),
@@ -185,7 +228,9 @@ def test_the_error_names_a_damaged_npz(tmp_path: Path) -> None:
     altered = raw.replace(IMAGES.tobytes()[:9], b"!" * 9)
     for damaged in (raw[: len(raw) // 2], b"", b"text", single.read_bytes(), altered):
         path.write_bytes(damaged)
-        with pytest.raises(InputError, match=f"^`{path}` must be an .npz file of plain arrays, got "):
+        with pytest.raises(
+            InputError, match=f"^`{path}` must be an .npz file of plain arrays, got "
+        ):
             user_files.read_npz(path, "test")
     with pytest.raises(InputError, match=r"`data` must name an \.npz file that exists"):
         user_files.read_npz(tmp_path / "absent.npz", "test")

@@ -14,7 +14,8 @@ CONDITIONS = CertificationConditions(torch.device("cpu"), batch_size=50)
 
 
 class Brightness(nn.Module):
-    """Three classes of different width; counts its calls, and raises KeyboardInterrupt at call `stop_at`."""
+    """Three classes of different width; counts its calls, and raises KeyboardInterrupt at call
+    `stop_at`."""
 
     def __init__(self, stop_at: int | None = None) -> None:
         super().__init__()
@@ -44,10 +45,15 @@ class Threshold(nn.Module):
 
 
 def brightness_images(count: int = 10) -> Dataset:
-    """Images numbered from 50 on; all but the first have the label that :class:`Brightness` predicts."""
+    """Images numbered from 50 on; all but the first have the label that :class:`Brightness`
+    predicts."""
     generator = torch.Generator().manual_seed(0)
     level = torch.randint(40, 216, (count, 1, 1, 1), generator=generator)
-    images = (level + torch.randint(-20, 21, (count, 1, 5, 7), generator=generator)).clamp(0, 255).to(torch.uint8)
+    images = (
+        (level + torch.randint(-20, 21, (count, 1, 5, 7), generator=generator))
+        .clamp(0, 255)
+        .to(torch.uint8)
+    )
     labels = Brightness()(images / 255).argmax(dim=1)
     labels[0] = (labels[0] + 1) % 3
     return Dataset("brightness", "test", images, labels, torch.arange(count) + 50, tuple("abc"))
@@ -57,8 +63,12 @@ def threshold_images(count: int = 40) -> Dataset:
     """From dark to bright, with the labels of an unshifted :class:`Threshold`."""
     level = torch.arange(count) * 190 // count + 30
     images = level.view(-1, 1, 1, 1).expand(count, 1, 2, 3).to(torch.uint8)
-    return Dataset("threshold", "test", images, (level > 127.5).long(), torch.arange(count), tuple("ab"))
+    return Dataset(
+        "threshold", "test", images, (level > 127.5).long(), torch.arange(count), tuple("ab")
+    )
 
 
-def job(plan: SmoothingPlan = PLAN, *, mixed: bool = False, stop_at: int | None = None) -> CertificationJob:
+def job(
+    plan: SmoothingPlan = PLAN, *, mixed: bool = False, stop_at: int | None = None
+) -> CertificationJob:
     return CertificationJob("m", Brightness(stop_at), plan, Brightness() if mixed else None)

@@ -14,8 +14,11 @@ class KilledError(Exception):
     """Stands for the end of the process."""
 
 
-def run_until_killed(monkeypatch: pytest.MonkeyPatch, writes: int, run: Callable[[], object]) -> None:
-    """Call `run`, which ends after it has appended rows so many times; it is an error if it ends by itself."""
+def run_until_killed(
+    monkeypatch: pytest.MonkeyPatch, writes: int, run: Callable[[], object]
+) -> None:
+    """Call `run`, which ends after it has appended rows so many times; it is an error if it ends by
+    itself."""
     append, done = Run.append, []
 
     def counted(self: Run, rows: Iterable[Row]) -> None:

@@ -13,14 +13,19 @@ from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, new_gat
 
 
 def gated() -> GatedClassifier:
-    g, h = (models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed).eval() for seed in (1, 2))
+    g, h = (
+        models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed).eval()
+        for seed in (1, 2)
+    )
     gate = new_gate(g, h, torch.rand(2, 1, 8, 8), width=4)
     return GatedClassifier(g, h, gate, alpha_min=0.3, alpha_max=0.9).eval()
 
 
 def gated_over_map() -> GatedClassifier:
     model = gated()
-    mapped = MixedClassifier(model.accurate, model.robust, 0.7, logit_map=LogitMap(2.0, 1.5, 0.1), hard=True)
+    mapped = MixedClassifier(
+        model.accurate, model.robust, 0.7, logit_map=LogitMap(2.0, 1.5, 0.1), hard=True
+    )
     return model.with_settings_of(mapped)
 
 

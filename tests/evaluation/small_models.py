@@ -47,7 +47,8 @@ class AtMostFour(nn.Module):
 
 
 def random_images(count: int = 11, labels_of: nn.Module | None = None) -> Dataset:
-    """Images numbered from 50 on; labels are random, or those of a model with every fifth one changed."""
+    """Images numbered from 50 on; labels are random, or those of a model with every fifth one
+    changed."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (count, 3, 5, 7), generator=generator, dtype=torch.uint8)
     labels = torch.randint(6, (count,), generator=generator)

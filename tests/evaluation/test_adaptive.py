@@ -22,20 +22,33 @@ SUITE = Suite(attacks=(Apgd(loss="margin", steps=5), Square(queries=20)))
 
 def test_a_suite_also_attacks_both_sides_of_plain_mixing() -> None:
     model = gated()
-    plain, *alone = (MixedClassifier(model.accurate, model.robust, alpha) for alpha in (0.7, 0.0, 1.0))
+    plain, *alone = (
+        MixedClassifier(model.accurate, model.robust, alpha) for alpha in (0.7, 0.0, 1.0)
+    )
     attacks = adaptive_attacks(plain, SUITE)
     assert set(attacks) == {"adaptive"} and attacks["adaptive"].surrogate is None
     names = [stage.name for stage in attacks["adaptive"].stages()]
     assert names[0] == "apgd-margin@5" and names[-1] == "square@20"
     assert all(name.startswith("hinges/") for name in names[1:-1]) and "hinges/mapped-1@5" in names
-    assert [adaptive_attacks(*pair) for pair in ((plain, Pgd()), (alone[0], SUITE), (alone[1], SUITE))] == [{}, {}, {}]
+    assert [
+        adaptive_attacks(*pair) for pair in ((plain, Pgd()), (alone[0], SUITE), (alone[1], SUITE))
+    ] == [{}, {}, {}]
 
 
-@pytest.mark.parametrize(("adaptive", "source", "names"), [
-    (["surrogate"], "mix", {"adaptive"}), ([], "mix", {"suite"}), (["own-gradients"], "mix", {"suite"}),
-    (["surrogate", "own-gradients"], "mix", {"suite", "adaptive"}), (["through"], "mix", {"suite"}),
-    (["surrogate"], "std", {"suite", "adaptive"})])
-def test_which_attacks_an_evaluation_of_plain_mixing_runs(adaptive: list[str], source: str, names: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("adaptive", "source", "names"),
+    [
+        (["surrogate"], "mix", {"adaptive"}),
+        ([], "mix", {"suite"}),
+        (["own-gradients"], "mix", {"suite"}),
+        (["surrogate", "own-gradients"], "mix", {"suite", "adaptive"}),
+        (["through"], "mix", {"suite"}),
+        (["surrogate"], "std", {"suite", "adaptive"}),
+    ],
+)
+def test_which_attacks_an_evaluation_of_plain_mixing_runs(
+    adaptive: list[str], source: str, names: set[str]
+) -> None:
     model = gated()
     plain = MixedClassifier(model.accurate, model.robust, 0.7)
     assert attacks_of(plain, adaptive, source) == {"clean"} | names
@@ -43,15 +56,26 @@ def test_which_attacks_an_evaluation_of_plain_mixing_runs(adaptive: list[str], s
 
 def test_attacks_straight_through_a_map_do_not_replace_its_own_gradients() -> None:
     model = gated()
-    mapped = MixedClassifier(model.accurate, model.robust, 0.7, logit_map=LogitMap(1.0, 1.0, 0.0), hard=True)
+    mapped = MixedClassifier(
+        model.accurate, model.robust, 0.7, logit_map=LogitMap(1.0, 1.0, 0.0), hard=True
+    )
     assert attacks_of(mapped, ["through"]) == {"clean", "suite", "adaptive-through"}
     assert attacks_of(mapped, ["surrogate", "through"]) == {"clean", "adaptive", "adaptive-through"}
 
 
 def attacks_of(model: MixedClassifier, adaptive: list[str], source: str = "mix") -> set[str]:
     """Names of the attacks on a mixture in an evaluation with one suite."""
-    plan = EvaluationPlan({"mixed": model}, labelled_digits(model, 2), {"suite": SUITE}, norm="linf", audit=None,
-                          source=source, adaptive=adaptive, stand_in=None, device=torch.device("cpu"))
+    plan = EvaluationPlan(
+        {"mixed": model},
+        labelled_digits(model, 2),
+        {"suite": SUITE},
+        norm="linf",
+        audit=None,
+        source=source,
+        adaptive=adaptive,
+        stand_in=None,
+        device=torch.device("cpu"),
+    )
     return {job.attack_name for job in plan.jobs if job.name == "mixed"}
 
 
@@ -63,7 +87,9 @@ def test_hidden_gradients_come_from_the_surrogate_and_both_sides_are_attacked() 
     suite = attacks["adaptive"]
     assert isinstance(suite, Suite) and suite.surrogate is not None
     names = [stage.name for stage in suite.stages()]
-    assert names[0] == "apgd-margin@5" and names[-1] == "square@20" and names[1].startswith("hinges/")
+    assert (
+        names[0] == "apgd-margin@5" and names[-1] == "square@20" and names[1].startswith("hinges/")
+    )
 
 
 @pytest.mark.parametrize("over_map", [False, True])
@@ -99,8 +125,11 @@ def test_a_steep_gate_does_not_hide_its_gradient(lowered: bool) -> None:
     plain = Suite(attacks=(Apgd(loss="margin", steps=10),))
     attacked = plain(model, x, y, threat=threat, stream=numbers)
     assert (model(attacked).argmax(dim=1) == 0).all(), "its own gradient is flat"
-    attack = (replace(plain, extra=AlphaPenalty(model)) if lowered
-              else white_box(model, plain, both_sides=[Apgd(loss="ce", steps=10)]))
+    attack = (
+        replace(plain, extra=AlphaPenalty(model))
+        if lowered
+        else white_box(model, plain, both_sides=[Apgd(loss="ce", steps=10)])
+    )
     assert (model(attack(model, x, y, threat=threat, stream=numbers)).argmax(dim=1) == 1).all()
 
 
@@ -137,4 +166,6 @@ def test_the_probe_for_classes_hides_no_error() -> None:
     with pytest.raises(InputError, match=r"`accurate` .* raised ValueError: no image suits me"):
         with_logits("accurate", Raises(), 3, image)
     scores = Scores()
-    assert with_logits("accurate", scores, 3, image) is scores, "one real number per image is no class"
+    assert with_logits("accurate", scores, 3, image) is scores, (
+        "one real number per image is no class"
+    )

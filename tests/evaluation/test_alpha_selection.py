@@ -24,13 +24,17 @@ TARGET = CleanTarget(0.95, OTHERS)
 
 def jobs() -> list[CertificationJob]:
     """The smoothed models are wrong near the boundary, the accurate one is correct everywhere."""
-    return [CertificationJob(f"s{sigma}", Threshold(0.08), replace(PLAN, sigma=sigma), Threshold())
-            for sigma in (0.1, 0.3)]
+    return [
+        CertificationJob(f"s{sigma}", Threshold(0.08), replace(PLAN, sigma=sigma), Threshold())
+        for sigma in (0.1, 0.3)
+    ]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, list[Row]]:
-    return run_certification(jobs(), IMAGES, CONDITIONS, tmp_path_factory.mktemp("alpha") / "run", target=TARGET)
+    return run_certification(
+        jobs(), IMAGES, CONDITIONS, tmp_path_factory.mktemp("alpha") / "run", target=TARGET
+    )
 
 
 def test_other_images_are_evenly_spread_over_the_rest() -> None:
@@ -46,7 +50,9 @@ def test_some_images_must_be_left() -> None:
 
 def test_alpha_is_selected_on_the_other_images(run: tuple[Summary, list[Row]]) -> None:
     summary, rows = run
-    assert {row.index for row in certificates(rows, measurement=SELECT_ALPHA)} == set(OTHERS.index.tolist())
+    assert {row.index for row in certificates(rows, measurement=SELECT_ALPHA)} == set(
+        OTHERS.index.tolist()
+    )
     for selected in summary.selected_alphas:
         base = SmoothedBase.of_rows(certificates(rows, selected.model, SELECT_ALPHA))
         assert selected.alpha == base.largest_alpha(0.95) and selected.clean_estimate >= 0.95
@@ -64,9 +70,15 @@ def test_the_selected_alpha_is_certified(run: tuple[Summary, list[Row]]) -> None
 
 def test_the_frontier_is_the_best_mixture_at_every_radius(run: tuple[Summary, list[Row]]) -> None:
     summary, _ = run
-    assert [point.radius for point in summary.frontier] == [0.25 * i for i in range(len(summary.frontier))]
+    assert [point.radius for point in summary.frontier] == [
+        0.25 * i for i in range(len(summary.frontier))
+    ]
     for point in summary.frontier:
-        values = [result.value for result in summary.results if result.metric == f"certified@{point.radius:.2f}"]
+        values = [
+            result.value
+            for result in summary.results
+            if result.metric == f"certified@{point.radius:.2f}"
+        ]
         assert point.value == max(values)
 
 
@@ -81,12 +93,16 @@ def test_a_finished_run_draws_no_new_samples(tmp_path: Path) -> None:
 def test_another_target_is_another_run(tmp_path: Path) -> None:
     run_certification(jobs()[:1], IMAGES, CONDITIONS, tmp_path / "run", target=TARGET)
     with pytest.raises(InputError, match=r"clean_target\.clean"):
-        run_certification(jobs()[:1], IMAGES, CONDITIONS, tmp_path / "run", target=replace(TARGET, clean=0.9))
+        run_certification(
+            jobs()[:1], IMAGES, CONDITIONS, tmp_path / "run", target=replace(TARGET, clean=0.9)
+        )
 
 
 def test_a_model_that_cannot_reach_the_target_is_excluded(tmp_path: Path) -> None:
     bad = CertificationJob("bad", Threshold(0.3), PLAN, Threshold(0.3))
-    summary, _ = run_certification([*jobs(), bad], IMAGES, CONDITIONS, tmp_path / "run", target=TARGET)
+    summary, _ = run_certification(
+        [*jobs(), bad], IMAGES, CONDITIONS, tmp_path / "run", target=TARGET
+    )
     assert [selected.model for selected in summary.selected_alphas] == ["s0.1", "s0.3"]
     assert not any(result.model == "bad" for result in summary.results)
     assert [(excluded.model, excluded.n) for excluded in summary.excluded] == [("bad", len(OTHERS))]
@@ -105,7 +121,16 @@ def test_a_target_is_a_share() -> None:
 
 
 def test_certify_selects_alpha_and_prints_the_frontier() -> None:
-    certification = certify(Threshold(0.08), IMAGES, sigma="0.1,0.3", accurate=Threshold(), clean=0.95, samples=200,
-                            n0=20, selection_images=threshold_images(), device="cpu")
+    certification = certify(
+        Threshold(0.08),
+        IMAGES,
+        sigma="0.1,0.3",
+        accurate=Threshold(),
+        clean=0.95,
+        samples=200,
+        n0=20,
+        selection_images=threshold_images(),
+        device="cpu",
+    )
     assert len(certification.summary.selected_alphas) == 2
     assert "Frontier" in str(certification) and "20 other images" in str(certification)

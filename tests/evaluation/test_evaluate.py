@@ -24,13 +24,27 @@ from equipoise.mixing import MixedClassifier
 from equipoise.mixing.provenance import Provenance
 
 THREAT = CONDITIONS.threat
-CHECKS = {"train mode", "randomness", "batch-size dependence", "probabilities for logits", "infinite logits",
-          "vanishing gradients", "accuracy rises with budget"}
+CHECKS = {
+    "train mode",
+    "randomness",
+    "batch-size dependence",
+    "probabilities for logits",
+    "infinite logits",
+    "vanishing gradients",
+    "accuracy rises with budget",
+}
 
 
 def run(models: Any, out: Path | None = None, attack: Any = "pgd", **settings: Any) -> Evaluation:
-    return evaluate(models, random_images(), threat=THREAT, attack=attack, out=out, device="cpu",
-                    **{"batch_size": 4, **({"steps": 3} if attack == "pgd" else {}), **settings})
+    return evaluate(
+        models,
+        random_images(),
+        threat=THREAT,
+        attack=attack,
+        out=out,
+        device="cpu",
+        **{"batch_size": 4, **({"steps": 3} if attack == "pgd" else {}), **settings},
+    )
 
 
 def mixture(**settings: Any) -> MixedClassifier:
@@ -60,15 +74,26 @@ def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_table_has_every_model_and_metric() -> None:
     text = str(run({"first": linear_model(0), "second": linear_model(1)}))
-    assert all(word in text for word in ("first", "second", "clean", "pgd", "worst", "11 images", "ℓ∞ ≤ 0.05"))
+    assert all(
+        word in text
+        for word in ("first", "second", "clean", "pgd", "worst", "11 images", "ℓ∞ ≤ 0.05")
+    )
 
 
 def test_data_may_be_tensors_or_loaders() -> None:
     data = random_images()
     x, y = pixels(data.images), data.labels
-    values = [evaluate(linear_model(), given, threat=THREAT, attack="pgd", steps=3, device="cpu")
-              .result("model", "worst").count
-              for given in ((x, y), (data.images, y), TensorDataset(x, y), DataLoader(TensorDataset(x, y), 4))]
+    values = [
+        evaluate(linear_model(), given, threat=THREAT, attack="pgd", steps=3, device="cpu")
+        .result("model", "worst")
+        .count
+        for given in (
+            (x, y),
+            (data.images, y),
+            TensorDataset(x, y),
+            DataLoader(TensorDataset(x, y), 4),
+        )
+    ]
     assert len(set(values)) == 1
 
 
@@ -82,13 +107,24 @@ def test_labels_need_not_contain_the_last_classes() -> None:
 def test_a_mixture_is_evaluated_beside_its_bases(tmp_path: Path) -> None:
     result = run(mixture(), tmp_path / "run")
     assert {r.model for r in result.results} == {"accurate", "robust", "mixed"}
-    assert {(d.model, d.versus) for d in result.summary.differences} == {("mixed", "robust"), ("mixed", "accurate")}
-    assert [cost.model for cost in result.summary.costs] == ["accurate", "robust", "mixed", "mixed, gated"]
+    assert {(d.model, d.versus) for d in result.summary.differences} == {
+        ("mixed", "robust"),
+        ("mixed", "accurate"),
+    }
+    assert [cost.model for cost in result.summary.costs] == [
+        "accurate",
+        "robust",
+        "mixed",
+        "mixed, gated",
+    ]
 
 
 def test_a_mixture_that_hides_its_gradients_is_attacked_adaptively() -> None:
-    result = run(mixture(hard=True), attack=Suite(attacks=(Apgd(steps=3), Square(queries=5))),
-                 adaptive="surrogate,through")
+    result = run(
+        mixture(hard=True),
+        attack=Suite(attacks=(Apgd(steps=3), Square(queries=5))),
+        adaptive="surrogate,through",
+    )
     metrics = {r.metric for r in result.results if r.model == "mixed"}
     assert {"adaptive", "adaptive-through"} <= metrics
     assert result.result("mixed", "worst").value <= result.result("mixed", "adaptive").value
@@ -106,15 +142,38 @@ def test_local_lipschitz_estimates_of_the_robust_model(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "estimate" / "summary.json").exists()
 
 
-@pytest.mark.parametrize("change", [{"threat": Threat("linf", 0.1)}, {"models": {"m": linear_model(1)}},
-                                    {"steps": 4}, {"attack": Pgd(steps=3, step_size=0.1), "steps": None},
-                                    {"attack": Pgd(steps=3, surrogate=linear_model(1)), "steps": None}, {"seed": 1}])
-def test_another_model_threat_attack_or_seed_is_another_run(tmp_path: Path, change: dict[str, Any]) -> None:
-    given: dict[str, Any] = {"models": {"m": linear_model()}, "threat": THREAT, "attack": "pgd", "steps": 3}
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"threat": Threat("linf", 0.1)},
+        {"models": {"m": linear_model(1)}},
+        {"steps": 4},
+        {"attack": Pgd(steps=3, step_size=0.1), "steps": None},
+        {"attack": Pgd(steps=3, surrogate=linear_model(1)), "steps": None},
+        {"seed": 1},
+    ],
+)
+def test_another_model_threat_attack_or_seed_is_another_run(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    given: dict[str, Any] = {
+        "models": {"m": linear_model()},
+        "threat": THREAT,
+        "attack": "pgd",
+        "steps": 3,
+    }
     evaluate(given.pop("models"), random_images(), out=tmp_path / "run", device="cpu", **given)
-    changed = {"models": {"m": linear_model()}, "threat": THREAT, "attack": "pgd", "steps": 3, **change}
+    changed = {
+        "models": {"m": linear_model()},
+        "threat": THREAT,
+        "attack": "pgd",
+        "steps": 3,
+        **change,
+    }
     with pytest.raises(InputError, match="`out` must be a new folder or belong to this run"):
-        evaluate(changed.pop("models"), random_images(), out=tmp_path / "run", device="cpu", **changed)
+        evaluate(
+            changed.pop("models"), random_images(), out=tmp_path / "run", device="cpu", **changed
+        )
 
 
 class RoundedLogits(nn.Module):
@@ -139,13 +198,20 @@ def test_sanity_checks_of_every_attack_are_in_the_summary(tmp_path: Path) -> Non
 
 def test_gradients_are_checked_where_the_attack_takes_them() -> None:
     summary = run({"m": RoundedLogits()}, attack=Pgd(steps=3, surrogate=linear_model())).summary
-    assert not any(check.alarm for check in summary.sanity_checks if check.name == "vanishing gradients")
+    assert not any(
+        check.alarm for check in summary.sanity_checks if check.name == "vanishing gradients"
+    )
 
 
 def test_a_suite_with_and_without_gradients_is_compared() -> None:
     suite = Suite(attacks=(Apgd(loss="margin", steps=9), Square(queries=60)))
-    summary = evaluate({"m": SmallNet().eval()}, random_images(20, labels_of=SmallNet()), threat=Threat("linf", 0.02),
-                       attack=suite, device="cpu").summary
+    summary = evaluate(
+        {"m": SmallNet().eval()},
+        random_images(20, labels_of=SmallNet()),
+        threat=Threat("linf", 0.02),
+        attack=suite,
+        device="cpu",
+    ).summary
     assert {check.name for check in summary.sanity_checks} == CHECKS | {"black box beats white box"}
 
 
@@ -154,8 +220,16 @@ def test_sanity_checks_use_as_many_images_as_fit_into_memory() -> None:
 
 
 def test_jobs_with_alpha_have_results_of_their_own(tmp_path: Path) -> None:
-    jobs = [Job("mixed", linear_model(seed), "clean", Clean(), alpha) for seed, alpha in ((0, 0.1), (1, 0.2))]
-    summary = run_jobs(jobs, random_images(), CONDITIONS, open_run(tmp_path / "run", jobs, random_images(), CONDITIONS))
+    jobs = [
+        Job("mixed", linear_model(seed), "clean", Clean(), alpha)
+        for seed, alpha in ((0, 0.1), (1, 0.2))
+    ]
+    summary = run_jobs(
+        jobs,
+        random_images(),
+        CONDITIONS,
+        open_run(tmp_path / "run", jobs, random_images(), CONDITIONS),
+    )
     assert [result.alpha for result in summary.results] == [0.1, 0.2]
 
 
@@ -166,25 +240,39 @@ class ReturnsTwoTensors(nn.Module):
         return {"one": x.flatten(1)[:, :6], "two": x.flatten(1)[:, :6]}
 
 
-@pytest.mark.parametrize(("models", "message"), [
-    ({}, "at least one model"),
-    ({"m": nn.Conv2d(3, 6, 1)}, "`logits of m` must have shape"),
-    ({"m": ReturnsTwoTensors()}, "`m` must return one tensor, got 'dict'"),
-    ({"m": nn.Linear(9, 6)}, r"`m` must take images of shape \(3, 5, 7\), but raised RuntimeError"),
-    ({"m": nn.Sequential(nn.Flatten(), nn.Linear(105, 3))}, "`m` must have as many classes as random, 6, got 3"),
-])
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        ({}, "at least one model"),
+        ({"m": nn.Conv2d(3, 6, 1)}, "`logits of m` must have shape"),
+        ({"m": ReturnsTwoTensors()}, "`m` must return one tensor, got 'dict'"),
+        (
+            {"m": nn.Linear(9, 6)},
+            r"`m` must take images of shape \(3, 5, 7\), but raised RuntimeError",
+        ),
+        (
+            {"m": nn.Sequential(nn.Flatten(), nn.Linear(105, 3))},
+            "`m` must have as many classes as random, 6, got 3",
+        ),
+    ],
+)
 def test_unusable_models_are_one_sentence(models: dict[str, nn.Module], message: str) -> None:
     with pytest.raises(InputError, match=message):
         run(models)
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"adaptive": "surogate"}, r"did you mean 'surrogate'\?"),
-    ({"source": "rob"}, "be mix where no model is a mixture"),
-    ({"batch_size": 0}, "`batch_size` must be"), ({"stepz": 3}, r"did you mean 'steps'\?"),
-    ({"estimate": 1}, "`estimate` must be true or false"), ({"attack": "pdg"}, r"did you mean 'pgd'\?"),
-    ({"attack": Pgd(), "steps": 3}, "`steps` must be left out beside an attack object"),
-])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"adaptive": "surogate"}, r"did you mean 'surrogate'\?"),
+        ({"source": "rob"}, "be mix where no model is a mixture"),
+        ({"batch_size": 0}, "`batch_size` must be"),
+        ({"stepz": 3}, r"did you mean 'steps'\?"),
+        ({"estimate": 1}, "`estimate` must be true or false"),
+        ({"attack": "pdg"}, r"did you mean 'pgd'\?"),
+        ({"attack": Pgd(), "steps": 3}, "`steps` must be left out beside an attack object"),
+    ],
+)
 def test_unusable_settings_are_one_sentence(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         run(linear_model(), **settings)
@@ -192,7 +280,12 @@ def test_unusable_settings_are_one_sentence(settings: dict[str, Any], message: s
 
 def test_images_with_one_index_twice_are_refused() -> None:
     with pytest.raises(InputError, match="`images` must have an index each"):
-        evaluate(linear_model(), random_images().take(torch.tensor([0, 1, 1])), threat=THREAT, device="cpu")
+        evaluate(
+            linear_model(),
+            random_images().take(torch.tensor([0, 1, 1])),
+            threat=THREAT,
+            device="cpu",
+        )
 
 
 def test_attacks_of_a_suite_may_have_gradients_from_elsewhere() -> None:
@@ -203,14 +296,35 @@ def test_attacks_of_a_suite_may_have_gradients_from_elsewhere() -> None:
 def test_rows_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
     """With convolutions that are large enough to be shared by threads."""
     images, before = load_data("shapes", split="test", count=16), torch.get_num_threads()
-    model = models.build("resnet8", num_classes=images.num_classes, image_shape=images.image_shape, seed=1).eval()
+    model = models.build(
+        "resnet8", num_classes=images.num_classes, image_shape=images.image_shape, seed=1
+    ).eval()
     rows = {}
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            evaluated, certified = tmp_path / f"evaluated-{threads}", tmp_path / f"certified-{threads}"
-            evaluate({"m": model}, images, threat=THREAT, attack="pgd", steps=2, out=evaluated, device="cpu")
-            certify({"m": model}, images.slice(0, 2), sigma=0.25, samples=100, n0=20, out=certified, device="cpu")
+            evaluated, certified = (
+                tmp_path / f"evaluated-{threads}",
+                tmp_path / f"certified-{threads}",
+            )
+            evaluate(
+                {"m": model},
+                images,
+                threat=THREAT,
+                attack="pgd",
+                steps=2,
+                out=evaluated,
+                device="cpu",
+            )
+            certify(
+                {"m": model},
+                images.slice(0, 2),
+                sigma=0.25,
+                samples=100,
+                n0=20,
+                out=certified,
+                device="cpu",
+            )
             rows[threads] = [(out / "rows.jsonl").read_bytes() for out in (evaluated, certified)]
     finally:
         torch.set_num_threads(before)
@@ -223,16 +337,31 @@ def promised(target: Target | None, **changes: Any) -> MixedClassifier:
     return mixture(provenance=replace(provenance, **changes))
 
 
-@pytest.mark.parametrize("target", [Target(0.0), Target(1.0), Target(0.3, of_robust=True, confidence=0.95)])
+@pytest.mark.parametrize(
+    "target", [Target(0.0), Target(1.0), Target(0.3, of_robust=True, confidence=0.95)]
+)
 @pytest.mark.usefixtures("figures_once")
 def test_whether_a_promise_was_kept_is_said(tmp_path: Path, target: Target) -> None:
-    """Under a weaker threat than that of the fit, so that the robust model survives on some images."""
-    result = evaluate(promised(target), random_images(labels_of=linear_model(1)), threat=Threat("linf", 0.002),
-                      attack="pgd", steps=3, out=tmp_path / "run", device="cpu", batch_size=4)
+    """Under a weaker threat than that of the fit, so that the robust model survives on some
+    images."""
+    result = evaluate(
+        promised(target),
+        random_images(labels_of=linear_model(1)),
+        threat=Threat("linf", 0.002),
+        attack="pgd",
+        steps=3,
+        out=tmp_path / "run",
+        device="cpu",
+        batch_size=4,
+    )
     check = only(result.summary.promises)
     robust, mixed = (result.result(name, "worst") for name in ("robust", "mixed"))
     loss = (robust.count - mixed.count) / (robust.count if target.of_robust else robust.n)
-    assert check.value == pytest.approx(loss) and check.low <= check.value <= check.high and check.n == 11
+    assert (
+        check.value == pytest.approx(loss)
+        and check.low <= check.value <= check.high
+        and check.n == 11
+    )
     assert check.kept is (loss <= target.share) and check.promised == target
     assert read_summary(tmp_path / "run").promises == result.summary.promises
     assert f"mixed: {check.explanation}" in str(result)
@@ -245,10 +374,18 @@ def only(values: tuple[Any, ...]) -> Any:
     return values[0]
 
 
-@pytest.mark.parametrize("model", [
-    mixture(), promised(Target(0.1), threat=Threat("l2", 1.0)), promised(Target(0.1), threat=Threat("linf", 0.01)),
-    promised(Target(0.1), images=("50-51",)), promised(None)])
+@pytest.mark.parametrize(
+    "model",
+    [
+        mixture(),
+        promised(Target(0.1), threat=Threat("l2", 1.0)),
+        promised(Target(0.1), threat=Threat("linf", 0.01)),
+        promised(Target(0.1), images=("50-51",)),
+        promised(None),
+    ],
+)
 @pytest.mark.filterwarnings("ignore::equipoise.core.checks.EquipoiseWarning")
 def test_nothing_is_said_where_no_promise_applies(model: MixedClassifier) -> None:
-    """No fit, another norm, a larger radius than the fit's, images that it was fitted on, no target."""
+    """No fit, another norm, a larger radius than the fit's, images that it was fitted on, no
+    target."""
     assert run(model).summary.promises == ()

@@ -20,7 +20,12 @@ from equipoise.core.rows import AttackRow
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation import Job
-from equipoise.evaluation.gate_adversaries import adversaries, joint_results, leads, measure_with_alpha
+from equipoise.evaluation.gate_adversaries import (
+    adversaries,
+    joint_results,
+    leads,
+    measure_with_alpha,
+)
 from equipoise.mixing import AlphaPenalty, GatedSurrogate, MixedClassifier, gate_of, mix
 from equipoise.mixing.formula import oracle_is_correct
 
@@ -32,7 +37,10 @@ def by_letter(model: nn.Module, **settings: object) -> dict[str, Job]:
 
 
 def rows_of(model: str, attack: str, correct: list[bool]) -> list[AttackRow]:
-    return [AttackRow(index=i, model=model, attack=attack, label=0, correct=flag) for i, flag in enumerate(correct)]
+    return [
+        AttackRow(index=i, model=model, attack=attack, label=0, correct=flag)
+        for i, flag in enumerate(correct)
+    ]
 
 
 def measured(folder: Path, job: Job, data: Dataset, batch_size: int = 5) -> list[AttackRow]:
@@ -48,7 +56,10 @@ def test_every_adversary_has_its_gradients() -> None:
     without_gate = jobs["A"].attack.surrogate
     assert isinstance(without_gate, GatedSurrogate) and without_gate.detach_gate
     assert jobs["B"].attack.surrogate is None
-    assert jobs["std"].attack.surrogate is model.accurate and jobs["rob"].attack.surrogate is model.robust
+    assert (
+        jobs["std"].attack.surrogate is model.accurate
+        and jobs["rob"].attack.surrogate is model.robust
+    )
 
 
 def test_d_is_c_with_a_term_that_lowers_alpha() -> None:
@@ -61,7 +72,9 @@ def test_a_gate_is_attacked_as_plain_mixing_is() -> None:
     """Otherwise the comparison of both would favour the gate."""
     model = gated()
     plain = MixedClassifier(model.accurate, model.robust, 0.7)
-    of_gate, of_plain = ([stage.name for stage in by_letter(own)["C"].attack.stages()] for own in (model, plain))
+    of_gate, of_plain = (
+        [stage.name for stage in by_letter(own)["C"].attack.stages()] for own in (model, plain)
+    )
     assert of_gate == of_plain and any(name.startswith("hinges/mapped") for name in of_gate)
 
 
@@ -72,7 +85,13 @@ def test_attacks_at_fixed_alphas() -> None:
 
 def test_models_without_a_gate_have_fewer_adversaries() -> None:
     model = gated()
-    assert list(by_letter(MixedClassifier(model.accurate, model.robust, 0.7))) == ["clean", "B", "C", "std", "rob"]
+    assert list(by_letter(MixedClassifier(model.accurate, model.robust, 0.7))) == [
+        "clean",
+        "B",
+        "C",
+        "std",
+        "rob",
+    ]
     assert list(by_letter(model.robust)) == ["clean", "B", "C"]
 
 
@@ -85,8 +104,11 @@ def test_over_a_map_gradients_come_from_a_surrogate() -> None:
 
 
 def test_c_and_d_are_counted_together() -> None:
-    rows = [*rows_of("m", "C", [True, True, False]), *rows_of("m", "D", [True, False, True]),
-            *rows_of("n", "C", [True, True, False])]
+    rows = [
+        *rows_of("m", "C", [True, True, False]),
+        *rows_of("m", "D", [True, False, True]),
+        *rows_of("n", "C", [True, True, False]),
+    ]
     values = {result.model: result.value for result in joint_results(rows, Threat("linf", 0.1))}
     assert values == {"m": pytest.approx(1 / 3), "n": pytest.approx(2 / 3)}
 
@@ -94,11 +116,20 @@ def test_c_and_d_are_counted_together() -> None:
 def test_leads_are_at_equal_attacked_accuracy() -> None:
     def rows(model: str, clean: int, c: int, d: int | None = None) -> list[AttackRow]:
         counts = {"clean": clean, "C": c} | ({} if d is None else {"D": d})
-        return [row for attack, count in counts.items()
-                for row in rows_of(model, attack, [i < count for i in range(10)])]
+        return [
+            row
+            for attack, count in counts.items()
+            for row in rows_of(model, attack, [i < count for i in range(10)])
+        ]
 
-    everything = [*rows("plain", 8, 6), *rows("plain, 0.8", 10, 4), *rows("plain tea", 10, 10), *rows("other", 9, 3),
-                  *rows("gate", 10, 6, 5), *rows("gate on it", 9, 7, 7)]
+    everything = [
+        *rows("plain", 8, 6),
+        *rows("plain, 0.8", 10, 4),
+        *rows("plain tea", 10, 10),
+        *rows("other", 9, 3),
+        *rows("gate", 10, 6, 5),
+        *rows("gate on it", 9, 7, 7),
+    ]
     (lead,) = leads(everything, ["gate", "gate on it", "missing"], ["plain", "other"])
     assert (lead.model, lead.versus, lead.n) == ("gate", "plain", 10)
     assert lead.value == pytest.approx(0.1), "under C and D together, 5 of 10"
@@ -126,9 +157,14 @@ def test_no_fixed_alpha_is_better_than_the_oracle_gate(tmp_path: Path) -> None:
     with torch.no_grad():
         g, h = model.log_probabilities(pixels(images.images))
         alphas = model.alphas(pixels(images.images))
-    best = max(int((mix(g, h, gate_of(a)).argmax(1) == images.labels).sum()) for a in (0.0, 0.2, 0.5, 0.8, 1.0))
+    best = max(
+        int((mix(g, h, gate_of(a)).argmax(1) == images.labels).sum())
+        for a in (0.0, 0.2, 0.5, 0.8, 1.0)
+    )
     assert sum(bool(row.oracle_correct) for row in rows) >= best
-    torch.testing.assert_close(torch.tensor([row.image_alpha for row in rows]), alphas, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        torch.tensor([row.image_alpha for row in rows]), alphas, atol=1e-5, rtol=1e-4
+    )
 
 
 def test_an_interrupted_run_is_resumed(tmp_path: Path) -> None:
@@ -146,7 +182,9 @@ class RecordedPgd(BatchAttack):
     name: ClassVar[str] = "recorded"
     images: dict[int, Tensor] = field(default_factory=dict)
 
-    def run(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
+    def run(
+        self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream
+    ) -> Tensor:
         x_adv = Pgd(steps=3)(model, x, y, threat=threat, stream=stream)
         self.images.update(zip(stream.index.tolist(), x_adv, strict=True))
         return x_adv
@@ -182,6 +220,8 @@ def test_adversaries_on_cuda_are_as_strong(tmp_path: Path) -> None:
         run = Run(tmp_path / device, {"command": "test"}, {})
         for job in adversaries("m", model.to(device), SUITE, steps=5, transfer=False):
             measure_with_alpha(job, images, run, conditions(12, device))
-        accuracies.append({result.metric: result.value for result in aggregation.accuracies(run.finish(), None)})
+        accuracies.append(
+            {result.metric: result.value for result in aggregation.accuracies(run.finish(), None)}
+        )
     assert accuracies[0]["clean"] == accuracies[1]["clean"]
     assert all(abs(accuracies[0][letter] - accuracies[1][letter]) <= 2 / 12 for letter in "ABCD")

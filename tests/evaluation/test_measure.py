@@ -23,8 +23,14 @@ from equipoise.core.threat import Threat
 from equipoise.data import Dataset
 from equipoise.evaluation import Conditions, Job, measure
 
-SUITE = Suite(attacks=(Apgd(loss="margin", steps=9), TargetedApgd(steps=12, ranks=(1, 2)), Fab(steps=10, ranks=(1,)),
-                       Square(queries=60)))
+SUITE = Suite(
+    attacks=(
+        Apgd(loss="margin", steps=9),
+        TargetedApgd(steps=12, ranks=(1, 2)),
+        Fab(steps=10, ranks=(1,)),
+        Square(queries=60),
+    )
+)
 SUITE_CONDITIONS = replace(CONDITIONS, threat=Threat("linf", 0.02), batch_size=16)
 
 
@@ -37,7 +43,9 @@ class CountedPgd(BatchAttack):
     fail_at: int | None = None
     most: int | None = None
 
-    def run(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
+    def run(
+        self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream
+    ) -> Tensor:
         self.sizes.append(len(x))
         if len(self.sizes) == self.fail_at:
             raise KilledError
@@ -46,9 +54,13 @@ class CountedPgd(BatchAttack):
         return Pgd(steps=3)(model, x, y, threat=threat, stream=stream)
 
 
-def run_pgd(folder: Path, attack: Attack | None = None, conditions: Conditions = CONDITIONS) -> list[Row]:
+def run_pgd(
+    folder: Path, attack: Attack | None = None, conditions: Conditions = CONDITIONS
+) -> list[Row]:
     run = Run(folder, {"command": "test"}, {})
-    measure(Job("m", linear_model(), "pgd", attack or Pgd(steps=3)), random_images(), run, conditions)
+    measure(
+        Job("m", linear_model(), "pgd", attack or Pgd(steps=3)), random_images(), run, conditions
+    )
     return run.finish()
 
 
@@ -78,7 +90,9 @@ def test_a_killed_run_resumes_to_the_same_rows(tmp_path: Path, fail_at: int) -> 
         run_pgd(tmp_path / "run", killed)
     assert run_pgd(tmp_path / "run", resumed) == complete
     assert len(resumed.sizes) == 3 - (fail_at - 1), "finished batches are not repeated"
-    assert (tmp_path / "run" / "rows.jsonl").read_bytes() == (tmp_path / "complete" / "rows.jsonl").read_bytes()
+    assert (tmp_path / "run" / "rows.jsonl").read_bytes() == (
+        tmp_path / "complete" / "rows.jsonl"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 50])
@@ -99,7 +113,9 @@ class LeavesTheBall(BatchAttack):
 
     name: ClassVar[str] = "outside"
 
-    def run(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
+    def run(
+        self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream
+    ) -> Tensor:
         return 1 - x
 
 
@@ -118,7 +134,9 @@ def test_extra_columns_come_from_the_attacked_images(tmp_path: Path, attack: Att
     run = Run(tmp_path / "run", {"command": "test"}, {})
     measure(Job("m", linear_model(), "mine", attack, 0.5), random_images(), run, CONDITIONS, extra)
     rows = [row for row in run.finish() if isinstance(row, AttackRow)]
-    assert [row.index for row in rows] == list(range(50, 61)) and {row.alpha for row in rows} == {0.5}
+    assert [row.index for row in rows] == list(range(50, 61)) and {row.alpha for row in rows} == {
+        0.5
+    }
     assert all(row.oracle_correct == row.correct and row.broken_by is None for row in rows)
 
 
@@ -132,7 +150,10 @@ def test_rows_of_a_suite_name_the_stage_that_broke_the_image(tmp_path: Path) -> 
 
 def test_rows_of_a_suite_count_the_passes_until_an_image_breaks(tmp_path: Path) -> None:
     rows = run_suite(tmp_path / "run")
-    passes = {kind: {row.attack_passes for row in rows if row.broken_by == kind} for kind in ("clean", None)}
+    passes = {
+        kind: {row.attack_passes for row in rows if row.broken_by == kind}
+        for kind in ("clean", None)
+    }
     assert passes["clean"] == {0} and len(passes[None]) == 1  # survivors make all passes
     most = next(iter(passes[None])) or 0
     fell = [row.attack_passes or 0 for row in rows if row.broken_by not in ("clean", None)]
@@ -140,13 +161,17 @@ def test_rows_of_a_suite_count_the_passes_until_an_image_breaks(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("batch_size", [3, 8, 64])
-def test_the_batch_size_does_not_change_the_rows_of_a_suite(tmp_path: Path, batch_size: int) -> None:
+def test_the_batch_size_does_not_change_the_rows_of_a_suite(
+    tmp_path: Path, batch_size: int
+) -> None:
     other = run_suite(tmp_path / "other", replace(SUITE_CONDITIONS, batch_size=batch_size))
     assert other == run_suite(tmp_path / "run")
 
 
 @pytest.mark.parametrize("fail_at", [2, 4, 6])
-def test_a_killed_suite_resumes_to_the_same_rows(tmp_path: Path, fail_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_suite_resumes_to_the_same_rows(
+    tmp_path: Path, fail_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process ends after the given number of writes, and leaves an incomplete line."""
     complete = run_suite(tmp_path / "complete")
     run_until_killed(monkeypatch, fail_at, lambda: run_suite(tmp_path / "run"))
@@ -165,6 +190,8 @@ def test_two_processes_write_the_same_rows(tmp_path: Path, monkeypatch: pytest.M
             patch.setattr(Run, "finish", lambda run: records.read_rows(run.folder))
             run_suite(tmp_path / "run")
     run_suite(tmp_path / "run")
-    ours, theirs = ([json.loads(line) for line in (tmp_path / name / "rows.jsonl").read_text().splitlines()]
-                    for name in ("run", "complete"))
+    ours, theirs = (
+        [json.loads(line) for line in (tmp_path / name / "rows.jsonl").read_text().splitlines()]
+        for name in ("run", "complete")
+    )
     assert ours == theirs

@@ -1,4 +1,5 @@
-"""Evaluation of randomised models: mean accuracy, resuming, sharding, and what the command prints."""
+"""Evaluation of randomised models: mean accuracy, resuming, sharding, and what the command
+prints."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def accuracy(model: NoiseDefence, data: Dataset, eps: float = 0.0) -> float:
 
 
 def images(count: int) -> Dataset:
-    drawn = torch.randint(20, 236, (count, 1, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    drawn = torch.randint(
+        20, 236, (count, 1, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
     labels = ((pixels(drawn) - 0.5).flatten(1) @ NoiseDefence().weight < 0).long().detach()
     return Dataset("noise", "test", drawn, labels, torch.arange(count) + 7, ("a", "b"))
 
@@ -43,23 +46,38 @@ DATA = images(40)
 
 
 def run_evaluation(attack: Any = "rand", out: Path | None = None, **settings: Any) -> Evaluation:
-    return evaluate(NoiseDefence().eval(), DATA, threat=THREAT, attack=attack, device="cpu", batch_size=20, out=out,
-                    **settings)
+    return evaluate(
+        NoiseDefence().eval(),
+        DATA,
+        threat=THREAT,
+        attack=attack,
+        device="cpu",
+        batch_size=20,
+        out=out,
+        **settings,
+    )
 
 
 def test_accuracies_of_a_noise_defence_are_those_in_closed_form(tmp_path: Path) -> None:
-    """Where one pass decides, an attack gets a new chance with every pass, and breaks images by chance alone."""
+    """Where one pass decides, an attack gets a new chance with every pass, and breaks images by
+    chance alone."""
     model = NoiseDefence()
     result = run_evaluation(out=tmp_path / "run", steps=6, repeats=100)
     for metric, eps in (("clean", 0.0), ("rand", THREAT.eps), ("worst", THREAT.eps)):
         measured, exact = result.result("model", metric), accuracy(model, DATA, eps)
         assert abs(measured.value - exact) < 4 * 0.5 / (100 * len(DATA)) ** 0.5 + 0.01 * (eps > 0)
-        assert measured.low < exact < measured.high and measured.passes == 100 and measured.n == len(DATA)
+        assert (
+            measured.low < exact < measured.high
+            and measured.passes == 100
+            and measured.n == len(DATA)
+        )
     once = run_evaluation(Suite((Apgd("ce", 20),)))
     assert once.result("model", "worst").value < accuracy(model, DATA, THREAT.eps) - 0.15
     assert "100 passes each" in str(result) and "passes each" not in str(once)
     assert [check.name for check in once.summary.sanity_checks if check.alarm] == ["randomness"]
-    assert not any(check.alarm for check in result.summary.sanity_checks if check.name == "randomness")
+    assert not any(
+        check.alarm for check in result.summary.sanity_checks if check.name == "randomness"
+    )
     assert read_summary(tmp_path / "run").results == result.results
     assert reporting.report(tmp_path / "run").exists()
 
@@ -70,7 +88,10 @@ def attack_rows(folder: Path) -> list[AttackRow]:
 
 
 def jobs() -> list[Job]:
-    return [Job("m", NoiseDefence(), "clean", Clean(repeats=4)), Job("m", NoiseDefence(), "short", SHORT)]
+    return [
+        Job("m", NoiseDefence(), "clean", Clean(repeats=4)),
+        Job("m", NoiseDefence(), "short", SHORT),
+    ]
 
 
 def run_all(folder: Path) -> list[AttackRow]:
@@ -80,18 +101,27 @@ def run_all(folder: Path) -> list[AttackRow]:
 
 
 @pytest.mark.parametrize("fail_at", [1, 4, 7])
-def test_a_killed_evaluation_resumes_to_the_same_rows(tmp_path: Path, fail_at: int,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_evaluation_resumes_to_the_same_rows(
+    tmp_path: Path, fail_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = run_all(tmp_path / "complete")
     run_until_killed(monkeypatch, fail_at, lambda: run_all(tmp_path / "run"))
     torch.rand(5)  # another process has other global random numbers
     assert run_all(tmp_path / "run") == expected
-    assert {row.passes for row in expected} == {4} and {row.share_correct for row in expected} > {0.5, 1.0}
+    assert {row.passes for row in expected} == {4} and {row.share_correct for row in expected} > {
+        0.5,
+        1.0,
+    }
     assert all(row.correct == (row.predicted == row.label) for row in expected)
 
 
-def test_two_processes_write_the_rows_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, conditions = run_all(tmp_path / "one"), replace(CONDITIONS, threat=THREAT, batch_size=8)
+def test_two_processes_write_the_rows_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, conditions = (
+        run_all(tmp_path / "one"),
+        replace(CONDITIONS, threat=THREAT, batch_size=8),
+    )
     for rank in (0, 1):
         with monkeypatch.context() as patch:
             patch.setattr(parallel, "world", lambda rank=rank: parallel.World(rank, 2))
@@ -103,17 +133,39 @@ def test_two_processes_write_the_rows_of_one(tmp_path: Path, monkeypatch: pytest
 
 def test_verdicts_use_passes_that_the_attack_has_not_seen() -> None:
     """An attack that keeps the image gives an unbiased share, not the smallest of many."""
-    shares = [eq.attack(NoiseDefence(), DATA, threat=Threat("linf", 1e-6), attack="rand", device="cpu", seed=seed,
-                        steps=5, eot=1, repeats=20).share_correct for seed in range(4)]
+    shares = [
+        eq.attack(
+            NoiseDefence(),
+            DATA,
+            threat=Threat("linf", 1e-6),
+            attack="rand",
+            device="cpu",
+            seed=seed,
+            steps=5,
+            eot=1,
+            repeats=20,
+        ).share_correct
+        for seed in range(4)
+    ]
     mean = float(torch.stack([share for share in shares if share is not None]).mean())
     assert abs(mean - accuracy(NoiseDefence(), DATA)) < 4 * 0.5 / (4 * 20 * len(DATA)) ** 0.5
 
 
 def test_attacked_images_of_a_randomised_model() -> None:
-    attacked = eq.attack(NoiseDefence(), DATA, threat=THREAT, attack="rand", device="cpu", steps=2, eot=2, repeats=10)
-    again = eq.attack(NoiseDefence(), DATA, threat=THREAT, attack="rand", device="cpu", steps=2, eot=2, repeats=10)
-    assert torch.equal(attacked.images, again.images) and attacked.passes == 10 and attacked.share_correct is not None
-    assert str(attacked).startswith(format.percent(stats.mean_share(attacked.share_correct.tolist(), 10).value))
+    attacked = eq.attack(
+        NoiseDefence(), DATA, threat=THREAT, attack="rand", device="cpu", steps=2, eot=2, repeats=10
+    )
+    again = eq.attack(
+        NoiseDefence(), DATA, threat=THREAT, attack="rand", device="cpu", steps=2, eot=2, repeats=10
+    )
+    assert (
+        torch.equal(attacked.images, again.images)
+        and attacked.passes == 10
+        and attacked.share_correct is not None
+    )
+    assert str(attacked).startswith(
+        format.percent(stats.mean_share(attacked.share_correct.tolist(), 10).value)
+    )
 
 
 def test_repeats_exclude_an_audit() -> None:

@@ -21,12 +21,16 @@ def evaluate(attack: str, count: int) -> None:
     images = torch.randint(0, 256, (count, 3, SIDE, SIDE), dtype=torch.uint8)
     data = whole_split("noise", "test", images, torch.randint(0, 10, (count,)), tuple("0123456789"))
     model = nn.Sequential(nn.Conv2d(3, 1, 3, stride=8), nn.Flatten(), nn.Linear(36, 10))
-    result = eq.evaluate(model, data, threat=eq.Threat("linf", 0.1), attack=attack, steps=1, device="cpu")
+    result = eq.evaluate(
+        model, data, threat=eq.Threat("linf", 0.1), attack=attack, steps=1, device="cpu"
+    )
     assert len(result.rows) == 2 * count
 
 
 WORK: dict[str, Callable[[int], None]] = {
-    "pgd": lambda count: evaluate("pgd", count), "apgd": lambda count: evaluate("apgd", count)}
+    "pgd": lambda count: evaluate("pgd", count),
+    "apgd": lambda count: evaluate("apgd", count),
+}
 
 
 def peak(work: Callable[[int], None], count: int) -> int:
@@ -42,7 +46,9 @@ def peak(work: Callable[[int], None], count: int) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(json.dumps({name: [peak(WORK[name], count) for count in COUNTS] for name in sys.argv[1:]}))
+    print(
+        json.dumps({name: [peak(WORK[name], count) for count in COUNTS] for name in sys.argv[1:]})
+    )
 
 
 if __name__ == "__main__":

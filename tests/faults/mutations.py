@@ -19,12 +19,54 @@ from equipoise.core import config
 DEEP: Any = []
 for _ in range(200):
     DEEP = [DEEP]
-VALUES: list[Any] = [True, False, "no", "", "x" * 10_000, "../../..", "\x1b[31m", -1, 0, 1, 7, 2**31, 2**63, 10**30,
-                     0.5, -0.5, 1e308, float("nan"), float("inf"), -float("inf"), [], {}, [[]], [1, "a"], {"a": 1},
-                     DEEP]
-ARRAYS = [np.zeros(0), np.zeros((2, 3, 4)), np.array(1.5), np.array("text"), np.array(["a", "b"]), np.array([None]),
-          np.arange(5), np.full(7, np.nan), np.array([1 + 2j]), np.zeros((0, 3)), np.array([2**63], dtype=np.uint64)]
-TENSORS = [torch.zeros(0), torch.zeros(2, 3), torch.tensor(True), torch.full((3,), float("nan")), torch.arange(4)]
+VALUES: list[Any] = [
+    True,
+    False,
+    "no",
+    "",
+    "x" * 10_000,
+    "../../..",
+    "\x1b[31m",
+    -1,
+    0,
+    1,
+    7,
+    2**31,
+    2**63,
+    10**30,
+    0.5,
+    -0.5,
+    1e308,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    [],
+    {},
+    [[]],
+    [1, "a"],
+    {"a": 1},
+    DEEP,
+]
+ARRAYS = [
+    np.zeros(0),
+    np.zeros((2, 3, 4)),
+    np.array(1.5),
+    np.array("text"),
+    np.array(["a", "b"]),
+    np.array([None]),
+    np.arange(5),
+    np.full(7, np.nan),
+    np.array([1 + 2j]),
+    np.zeros((0, 3)),
+    np.array([2**63], dtype=np.uint64),
+]
+TENSORS = [
+    torch.zeros(0),
+    torch.zeros(2, 3),
+    torch.tensor(True),
+    torch.full((3,), float("nan")),
+    torch.arange(4),
+]
 
 
 def _files(folder: Path) -> list[Path]:
@@ -41,8 +83,23 @@ def damage_file(chance: random.Random, folder: Path) -> str:
     path = _one_of(chance, folder)
     if path is None:
         return "nothing"
-    data, how = bytearray(path.read_bytes()), chance.choice(
-        ("delete", "truncate", "empty", "flip", "zeros", "noise", "append", "folder", "swap", "link"))
+    data, how = (
+        bytearray(path.read_bytes()),
+        chance.choice(
+            (
+                "delete",
+                "truncate",
+                "empty",
+                "flip",
+                "zeros",
+                "noise",
+                "append",
+                "folder",
+                "swap",
+                "link",
+            )
+        ),
+    )
     if how in ("delete", "folder", "link"):
         path.unlink()
         if how == "folder":
@@ -60,8 +117,13 @@ def damage_file(chance: random.Random, folder: Path) -> str:
                 data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         path.write_bytes(bytes(data))
     else:
-        new = {"truncate": bytes(data[: chance.randrange(len(data) + 1)]), "empty": b"", "zeros": bytes(len(data)),
-               "noise": chance.randbytes(200), "append": bytes(data) + chance.randbytes(50)}[how]
+        new = {
+            "truncate": bytes(data[: chance.randrange(len(data) + 1)]),
+            "empty": b"",
+            "zeros": bytes(len(data)),
+            "noise": chance.randbytes(200),
+            "append": bytes(data) + chance.randbytes(50),
+        }[how]
         path.write_bytes(new)
     return f"{how} {path.relative_to(folder)}"
 
@@ -95,15 +157,20 @@ def edit_value(chance: random.Random, folder: Path) -> str:
     if path is None:
         return "nothing"
     text = path.read_text(encoding="utf-8")
-    table, change = _edit(chance, tomllib.loads(text) if path.suffix == ".toml" else json.loads(text))
+    table, change = _edit(
+        chance, tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    )
     if path.suffix == ".toml" and not isinstance(table, dict):
         table = {"value": table}
-    path.write_text(config.dumps(table) if path.suffix == ".toml" else json.dumps(table), encoding="utf-8")
+    path.write_text(
+        config.dumps(table) if path.suffix == ".toml" else json.dumps(table), encoding="utf-8"
+    )
     return f"{path.relative_to(folder)}: {change}"
 
 
 def edit_rows(chance: random.Random, folder: Path) -> str:
-    """Another value in a row, a row twice, a row less, rows in another order, or one line that is none."""
+    """Another value in a row, a row twice, a row less, rows in another order, or one line that is
+    none."""
     path = _one_of(chance, folder, ".jsonl")
     lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
     if path is None or not lines:
@@ -124,7 +191,9 @@ def edit_rows(chance: random.Random, folder: Path) -> str:
         chance.shuffle(lines)
         change = "shuffled"
     else:
-        change = lines[number] = chance.choice(("", "null", "[]", '{"kind": []}', '{"kind": {}}', "1", "{" * 5000))
+        change = lines[number] = chance.choice(
+            ("", "null", "[]", '{"kind": []}', '{"kind": {}}', "1", "{" * 5000)
+        )
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return f"{path.relative_to(folder)}, line {number + 1}, {how}: {change[:200]}"
 
@@ -136,7 +205,10 @@ def edit_arrays(chance: random.Random, folder: Path) -> str:
         return "nothing"
     with np.load(path) as stored:
         content: dict[str, Any] = dict(stored)
-    name, how = chance.choice(list(content)), chance.choice(("replace", "less", "rename", "swap", "cut"))
+    name, how = (
+        chance.choice(list(content)),
+        chance.choice(("replace", "less", "rename", "swap", "cut")),
+    )
     value = content.pop(name)
     if how == "replace":
         content[name] = chance.choice(ARRAYS)
@@ -161,14 +233,31 @@ def edit_tensors(chance: random.Random, folder: Path) -> str:
         metadata = dict(file.metadata() or {})
     if metadata and chance.random() < 0.6:
         name = chance.choice(list(metadata))
-        metadata[name] = chance.choice(("", "-1", "0", "x", "1,2", "1,1,1", "9" * 30, "3,99999,99999", ";", "a,b;c,d",
-                                        "resnet8", "1;2;3", metadata[chance.choice(list(metadata))]))
+        metadata[name] = chance.choice(
+            (
+                "",
+                "-1",
+                "0",
+                "x",
+                "1,2",
+                "1,1,1",
+                "9" * 30,
+                "3,99999,99999",
+                ";",
+                "a,b;c,d",
+                "resnet8",
+                "1;2;3",
+                metadata[chance.choice(list(metadata))],
+            )
+        )
         change = f"{name} = {metadata[name][:60]!r}"
         if chance.random() < 0.2:
             del metadata[name]
     else:
         name = chance.choice(list(state))
-        state[name] = chance.choice((*TENSORS, state[chance.choice(list(state))].clone(), state[name].half()))
+        state[name] = chance.choice(
+            (*TENSORS, state[chance.choice(list(state))].clone(), state[name].half())
+        )
         change = f"another tensor {name}"
     save_file({key: value.contiguous() for key, value in state.items()}, path, metadata)
     return f"{path.relative_to(folder)}: {change}"
@@ -176,14 +265,23 @@ def edit_tensors(chance: random.Random, folder: Path) -> str:
 
 def add_files(chance: random.Random, folder: Path) -> str:
     """Files of desktops and editors."""
-    name = chance.choice((".DS_Store", "Thumbs.db", "desktop.ini", "notes.txt~", ".run.toml.swp", "parts/x.jsonl"))
+    name = chance.choice(
+        (".DS_Store", "Thumbs.db", "desktop.ini", "notes.txt~", ".run.toml.swp", "parts/x.jsonl")
+    )
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(chance.randbytes(20))
     return f"added {name}"
 
 
 MUTATIONS: tuple[Callable[[random.Random, Path], str], ...] = (
-    damage_file, edit_value, edit_value, edit_rows, edit_arrays, edit_tensors, add_files)
+    damage_file,
+    edit_value,
+    edit_value,
+    edit_rows,
+    edit_arrays,
+    edit_tensors,
+    add_files,
+)
 
 
 def mutate(chance: random.Random, folder: Path) -> str:

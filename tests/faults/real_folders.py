@@ -1,4 +1,5 @@
-"""One tiny real folder of every kind, made by the commands themselves, and the commands that read it again."""
+"""One tiny real folder of every kind, made by the commands themselves, and the commands that read
+it again."""
 
 from __future__ import annotations
 
@@ -23,16 +24,98 @@ from equipoise.training.recorder import RunRecorder
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "schema1"
 PAIR = ["--accurate", "accurate.safetensors", "--robust", "robust.safetensors"]
 DATA = ["--data", "npz:images.npz", "--device", "cpu"]
-FIT = ["fit", *PAIR, *DATA, "--eps", "0.002", "--steps", "2", "--targets", "1", "--pool", "1", "--lose-at-most", "20"]
-TRAIN = ["train", "standard", *DATA, "--arch", "cnn_small", "--epochs", "2", "--batch-size", "40", "--out", "train"]
-EVALUATE = ["evaluate", "mixture:fit", *DATA, "--count", "6", "--eps", "0.002", "--attack", "pgd", "--steps", "1"]
-SUITE = ["evaluate", "robust.safetensors", *DATA, "--count", "6", "--eps", "0.002", "--attack", "fast"]
-CERTIFY = ["certify", "robust.safetensors", *DATA, "--count", "4", "--sigma", "0.1", "--samples", "20", "--n0", "5",
-           "--out", "certify"]
-GATE = ["train", "gate", *PAIR, *DATA, "--eps", "0.002", "--width", "2", "--epochs", "1", "--steps", "1",
-        "--batch-size", "40", "--out", "gate"]
-STAGE = {"job": ["robust.safetensors", "fast", None], "index": [0, 1], "next_stage": [1, 1], "predicted": [0, 1],
-         "margin": [0.5, 0.25]}
+FIT = [
+    "fit",
+    *PAIR,
+    *DATA,
+    "--eps",
+    "0.002",
+    "--steps",
+    "2",
+    "--targets",
+    "1",
+    "--pool",
+    "1",
+    "--lose-at-most",
+    "20",
+]
+TRAIN = [
+    "train",
+    "standard",
+    *DATA,
+    "--arch",
+    "cnn_small",
+    "--epochs",
+    "2",
+    "--batch-size",
+    "40",
+    "--out",
+    "train",
+]
+EVALUATE = [
+    "evaluate",
+    "mixture:fit",
+    *DATA,
+    "--count",
+    "6",
+    "--eps",
+    "0.002",
+    "--attack",
+    "pgd",
+    "--steps",
+    "1",
+]
+SUITE = [
+    "evaluate",
+    "robust.safetensors",
+    *DATA,
+    "--count",
+    "6",
+    "--eps",
+    "0.002",
+    "--attack",
+    "fast",
+]
+CERTIFY = [
+    "certify",
+    "robust.safetensors",
+    *DATA,
+    "--count",
+    "4",
+    "--sigma",
+    "0.1",
+    "--samples",
+    "20",
+    "--n0",
+    "5",
+    "--out",
+    "certify",
+]
+GATE = [
+    "train",
+    "gate",
+    *PAIR,
+    *DATA,
+    "--eps",
+    "0.002",
+    "--width",
+    "2",
+    "--epochs",
+    "1",
+    "--steps",
+    "1",
+    "--batch-size",
+    "40",
+    "--out",
+    "gate",
+]
+STAGE = {
+    "job": ["robust.safetensors", "fast", None],
+    "index": [0, 1],
+    "next_stage": [1, 1],
+    "predicted": [0, 1],
+    "margin": [0.5, 0.25],
+}
 
 
 @dataclass(frozen=True)
@@ -53,17 +136,33 @@ KINDS = {
     "train": Kind("train", (("report", "train"), tuple(TRAIN), ("load", "train/best.safetensors"))),
     "train-killed": Kind("train-killed", ((*TRAIN[:-1], "train-killed"),)),
     "gate": Kind("gate", (("report", "gate"), tuple(GATE))),
-    **{f"schema1/{name}": Kind(f"schema1/{name}", (("report", f"schema1/{name}"),)) for name in (
-        "evaluate-gate", "evaluate-mixture", "certify-mixture", "train-gate", "train-standard", "evaluate-killed")},
-    **{f"schema1/{name}": Kind(f"schema1/{name}", (("report", f"schema1/{name}"), ("load", f"mixture:schema1/{name}")))
-       for name in ("mixture-gate", "mixture-nuts", "mixture-plain")},
+    **{
+        f"schema1/{name}": Kind(f"schema1/{name}", (("report", f"schema1/{name}"),))
+        for name in (
+            "evaluate-gate",
+            "evaluate-mixture",
+            "certify-mixture",
+            "train-gate",
+            "train-standard",
+            "evaluate-killed",
+        )
+    },
+    **{
+        f"schema1/{name}": Kind(
+            f"schema1/{name}", (("report", f"schema1/{name}"), ("load", f"mixture:schema1/{name}"))
+        )
+        for name in ("mixture-gate", "mixture-nuts", "mixture-plain")
+    },
 }
-STUDIES = {f"schema1/{name}": Kind(f"schema1/{name}", (("report", f"schema1/{name}"),)) for name in (
-    "adaptive-smoothing", "local-smoothing", "demo")}
+STUDIES = {
+    f"schema1/{name}": Kind(f"schema1/{name}", (("report", f"schema1/{name}"),))
+    for name in ("adaptive-smoothing", "local-smoothing", "demo")
+}
 
 
 def read(command: Sequence[str]) -> int:
-    """The exit code of a command line; `load REFERENCE` loads a model and runs it on two images of zeros."""
+    """The exit code of a command line; `load REFERENCE` loads a model and runs it on two images of
+    zeros."""
     if command[0] != "load":
         return run(command)
     try:
@@ -95,28 +194,46 @@ def copy(root: Path, kind: Kind, place: Path) -> Path:
 def make(root: Path) -> None:
     """Run every command once, in the current directory `root`."""
     x, y = torch.rand(80, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(80) % 3
-    pair = [models.build("cnn_small", num_classes=3, image_shape=(1, 8, 8), mean=[0.5], std=[0.25], seed=seed).eval()
-            for seed in (1, 2)]
+    pair = [
+        models.build(
+            "cnn_small", num_classes=3, image_shape=(1, 8, 8), mean=[0.5], std=[0.25], seed=seed
+        ).eval()
+        for seed in (1, 2)
+    ]
     with torch.no_grad():
         y = torch.where(torch.arange(80) % 4 == 0, y, pair[0](x).argmax(1))
         y = torch.where(torch.arange(80) % 3 == 0, pair[1](x).argmax(1), y)
-    np.savez(root / "images.npz", images=(x * 255).round().to(torch.uint8).numpy(), labels=y.numpy())
+    np.savez(
+        root / "images.npz", images=(x * 255).round().to(torch.uint8).numpy(), labels=y.numpy()
+    )
     for side, model in zip(("accurate", "robust"), pair, strict=True):
         checkpoint.save(root / f"{side}.safetensors", model)
-    for command in (GATE, [*FIT, "--out", "fit"], TRAIN, CERTIFY,
-                    [*EVALUATE, "--out", "evaluate"], [*SUITE, "--out", "suite"]):
+    for command in (
+        GATE,
+        [*FIT, "--out", "fit"],
+        TRAIN,
+        CERTIFY,
+        [*EVALUATE, "--out", "evaluate"],
+        [*SUITE, "--out", "suite"],
+    ):
         assert run(command) == 0, command
     accurate, robust = pair
     gate = load_gate(root / "gate" / "gate.safetensors", accurate, robust)
     gated = GatedClassifier(accurate, robust, gate, alpha_min=0.3)
-    save_mixture(root / "gated", gated, accurate="accurate.safetensors", robust="robust.safetensors")
+    save_mixture(
+        root / "gated", gated, accurate="accurate.safetensors", robust="robust.safetensors"
+    )
     _kill(root)
     shutil.copytree(FIXTURES, root / "schema1")
 
 
 def _kill(root: Path) -> None:
-    """Folders as killed runs leave them: parts and a stage log, the logits of a fit, the state of a training."""
-    suite, rows = root / "suite", (root / "suite" / "rows.jsonl").read_text().splitlines(keepends=True)
+    """Folders as killed runs leave them: parts and a stage log, the logits of a fit, the state of a
+    training."""
+    suite, rows = (
+        root / "suite",
+        (root / "suite" / "rows.jsonl").read_text().splitlines(keepends=True),
+    )
     for name in ("parts", "stages"):
         (suite / name).mkdir()
     (suite / "parts" / "0.jsonl").write_text("".join(rows[: len(rows) // 2]) + rows[-1][:20])

@@ -1,8 +1,10 @@
-"""Replay commands with a fault at each of their file-system events, then resume and compare all bytes.
+"""Replay commands with a fault at each of their file-system events, then resume and compare all
+bytes.
 
-Run as a script with `faults.c` preloaded: `replay.py FOLDER < request.json`. The request names the faults, how many
-events to test (all if null) and the commands; one line of JSON per command comes back. Every command runs in a child
-that is forked after the imports, so that a replay costs little more than the work itself.
+Run as a script with `faults.c` preloaded: `replay.py FOLDER < request.json`. The request names the
+faults, how many events to test (all if null) and the commands; one line of JSON per command comes
+back. Every command runs in a child that is forked after the imports, so that a replay costs little
+more than the work itself.
 """
 
 from __future__ import annotations
@@ -24,24 +26,134 @@ from pathlib import Path
 from typing import Any
 
 # fault → (action of faults.c, errno, exit code of the command)
-FAULTS = {"kill": (1, 0, -signal.SIGKILL), "kill halfway": (2, 0, -signal.SIGKILL), "EIO": (3, errno.EIO, 2),
-          "ENOSPC": (4, errno.ENOSPC, 2)}
+FAULTS = {
+    "kill": (1, 0, -signal.SIGKILL),
+    "kill halfway": (2, 0, -signal.SIGKILL),
+    "EIO": (3, errno.EIO, 2),
+    "ENOSPC": (4, errno.ENOSPC, 2),
+}
 DATA = ["--data", "npz:images.npz", "--device", "cpu"]
 PAIR = ["--accurate", "accurate.safetensors", "--robust", "robust.safetensors"]
-FIT = ["fit", *PAIR, *DATA, "--eps", "0.002", "--steps", "1", "--targets", "1", "--pool", "1", "--rounds", "0",
-       "--lose-at-most", "20"]
-EVALUATE = ["evaluate", "mixture:mixture", *DATA, "--count", "4", "--eps", "0.002", "--attack", "pgd", "--steps", "1"]
+FIT = [
+    "fit",
+    *PAIR,
+    *DATA,
+    "--eps",
+    "0.002",
+    "--steps",
+    "1",
+    "--targets",
+    "1",
+    "--pool",
+    "1",
+    "--rounds",
+    "0",
+    "--lose-at-most",
+    "20",
+]
+EVALUATE = [
+    "evaluate",
+    "mixture:mixture",
+    *DATA,
+    "--count",
+    "4",
+    "--eps",
+    "0.002",
+    "--attack",
+    "pgd",
+    "--steps",
+    "1",
+]
 COMMANDS = {
-    "train": ["train", "adversarial", *DATA, "--arch", "cnn_small", "--count", "40", "--epochs", "2", "--steps", "1",
-              "--batch-size", "20", "--eps", "0.01", "--ema", "0.9", "--held-out", "6", "--save-seconds", "0"],
-    "train gate": ["train", "gate", *PAIR, *DATA, "--count", "40", "--eps", "0.002", "--width", "2", "--epochs", "1",
-                   "--steps", "1", "--batch-size", "20", "--save-seconds", "0"],
-    "evaluate": ["evaluate", "robust.safetensors", *DATA, "--count", "6", "--eps", "0.002", "--attack", "pgd",
-                 "--steps", "1", "--batch-size", "2", "--estimate"],
-    "evaluate a mixture": ["evaluate", "mixture:mixture", *DATA, "--count", "4", "--eps", "0.002", "--attack", "apgd",
-                           "--steps", "1", "--batch-size", "2"],
-    "certify": ["certify", "robust.safetensors", *DATA, "--count", "2", "--sigma", "0.1", "--samples", "40", "--n0",
-                "10", "--attack", "pgd"],
+    "train": [
+        "train",
+        "adversarial",
+        *DATA,
+        "--arch",
+        "cnn_small",
+        "--count",
+        "40",
+        "--epochs",
+        "2",
+        "--steps",
+        "1",
+        "--batch-size",
+        "20",
+        "--eps",
+        "0.01",
+        "--ema",
+        "0.9",
+        "--held-out",
+        "6",
+        "--save-seconds",
+        "0",
+    ],
+    "train gate": [
+        "train",
+        "gate",
+        *PAIR,
+        *DATA,
+        "--count",
+        "40",
+        "--eps",
+        "0.002",
+        "--width",
+        "2",
+        "--epochs",
+        "1",
+        "--steps",
+        "1",
+        "--batch-size",
+        "20",
+        "--save-seconds",
+        "0",
+    ],
+    "evaluate": [
+        "evaluate",
+        "robust.safetensors",
+        *DATA,
+        "--count",
+        "6",
+        "--eps",
+        "0.002",
+        "--attack",
+        "pgd",
+        "--steps",
+        "1",
+        "--batch-size",
+        "2",
+        "--estimate",
+    ],
+    "evaluate a mixture": [
+        "evaluate",
+        "mixture:mixture",
+        *DATA,
+        "--count",
+        "4",
+        "--eps",
+        "0.002",
+        "--attack",
+        "apgd",
+        "--steps",
+        "1",
+        "--batch-size",
+        "2",
+    ],
+    "certify": [
+        "certify",
+        "robust.safetensors",
+        *DATA,
+        "--count",
+        "2",
+        "--sigma",
+        "0.1",
+        "--samples",
+        "40",
+        "--n0",
+        "10",
+        "--attack",
+        "pgd",
+    ],
     "fit": FIT,
     "fit with a gate": [*FIT, "--gate", "gate"],
     "plain mixing": ["fit", *PAIR, "--eps", "0.002", "--alpha", "0.5"],
@@ -58,7 +170,9 @@ class Outcome:
     """What the replays of one command came to."""
 
     command: str
-    events: str  # one letter for each: open, write, sync, rename, unlink, mkdir, rmdir (d), truncate
+    events: (
+        str  # one letter for each: open, write, sync, rename, unlink, mkdir, rmdir (d), truncate
+    )
     replays: int = 0
     failures: list[str] = field(default_factory=list)
 
@@ -111,7 +225,8 @@ def run_command(name: str, out: Path) -> int:
 
 
 def in_child(work: Callable[[], int], log: Path) -> int:
-    """Run in a forked child whose output goes to a file; returns its exit code, or minus the signal."""
+    """Run in a forked child whose output goes to a file; returns its exit code, or minus the
+    signal."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -153,7 +268,12 @@ class Replay:
     """Replays of one command, always in the same folder, because commands record it."""
 
     def __init__(self, name: str, folder: Path, *, again: bool) -> None:
-        self.name, self.out, self.log, self.start = name, folder / "out", folder / "log", folder / "start"
+        self.name, self.out, self.log, self.start = (
+            name,
+            folder / "out",
+            folder / "log",
+            folder / "start",
+        )
         self.shim = ctypes.CDLL(os.environ["LD_PRELOAD"])
         self.shim.faults_kinds.restype = ctypes.c_char_p
         shutil.rmtree(self.start, ignore_errors=True)
@@ -177,6 +297,7 @@ class Replay:
 
     def run(self, then: Callable[[], object] = lambda: None) -> None:
         """Run without a fault."""
+
         def work() -> int:
             self.shim.faults_start(str(self.out).encode(), -1, 0, 0)
             code = run_command(self.name, self.out)
@@ -214,15 +335,22 @@ class Replay:
         return self.difference()
 
     def difference(self) -> str | None:
-        found = {name: data for name, data in contents(self.out).items()
-                 if not (self.again and re.fullmatch(r"(.*/)?\.equipoise-\w+\.tmp", name))}
-        wrong = [name for name in sorted({*found, *self.expected}, key=str)
-                 if name not in found or name not in self.expected or found[name] != self.expected[name]]
+        found = {
+            name: data
+            for name, data in contents(self.out).items()
+            if not (self.again and re.fullmatch(r"(.*/)?\.equipoise-\w+\.tmp", name))
+        }
+        wrong = [
+            name
+            for name in sorted({*found, *self.expected}, key=str)
+            if name not in found or name not in self.expected or found[name] != self.expected[name]
+        ]
         return f"{', '.join(wrong)} differ from the uninterrupted run" if wrong else None
 
 
 def sample(events: str, fault: str, most: int | None, shift: int) -> list[int]:
-    """All events, or `most` of them, spread evenly from a start that differs between commands and faults."""
+    """All events, or `most` of them, spread evenly from a start that differs between commands and
+    faults."""
     # A full disk is noticed by what needs space.
     possible = [event for event, kind in enumerate(events) if fault != "ENOSPC" or kind in "owms"]
     count = len(possible)
@@ -244,8 +372,12 @@ def main() -> None:
     torch.set_num_threads(1)
     os.chdir(folder)
     if not (folder / "evaluated").exists():
-        assert in_child(lambda: write_inputs(folder), folder / "log") == 0, (folder / "log").read_text()
-    for module in json.loads((folder / "modules").read_text()):  # what commands import late, once for all children
+        assert in_child(lambda: write_inputs(folder), folder / "log") == 0, (
+            folder / "log"
+        ).read_text()
+    for module in json.loads(
+        (folder / "modules").read_text()
+    ):  # what commands import late, once for all children
         with suppress(ImportError):
             importlib.import_module(module)
     for shift, name in enumerate(request["commands"]):
@@ -255,8 +387,10 @@ def main() -> None:
             for event in sample(replay.events, fault, request["most"], shift):
                 outcome.replays += 1
                 if failure := replay.with_fault(fault, event):
-                    outcome.failures.append(f"{name}, {fault} at event {event} of {len(replay.events)} "
-                                            f"({replay.events[event]}): {failure}")
+                    outcome.failures.append(
+                        f"{name}, {fault} at event {event} of {len(replay.events)} "
+                        f"({replay.events[event]}): {failure}"
+                    )
         print(json.dumps(asdict(outcome)), flush=True)
 
 

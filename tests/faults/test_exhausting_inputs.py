@@ -1,4 +1,5 @@
-"""Small inputs that would exhaust time or memory are refused with the true reason, and nothing is written."""
+"""Small inputs that would exhaust time or memory are refused with the true reason, and nothing is
+written."""
 
 from __future__ import annotations
 
@@ -16,8 +17,14 @@ from exhausting_inputs import COMMANDS, FUNCTIONS, MEMORY
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Each case in turn, in a process whose memory is limited; the timeout is only a safety net."""
     script = Path(__file__).with_name("exhausting_inputs.py")
-    done = subprocess.run([sys.executable, script], cwd=tmp_path_factory.mktemp("inputs"), capture_output=True,
-                          text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path_factory.mktemp("inputs"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {line["name"]: line for line in lines}

@@ -1,4 +1,5 @@
-"""Models of the user that raise, exit, change their images or return nonsense: one sentence each, and no folder."""
+"""Models of the user that raise, exit, change their images or return nonsense: one sentence each,
+and no folder."""
 
 from __future__ import annotations
 
@@ -90,14 +91,22 @@ def make_exit():
     sys.exit(0)
 '''
 AT_ONCE = {
-    "Exit": "raised SystemExit: enough", "Mutates": "must not change its images", "Integers": "got torch.int64",
-    "MutatesThroughNumpy": "must not change its images", "Pair": "one tensor, got 'dict'", "Sparse": "dense tensor",
-    "Meta": "dense tensor", "Flat": "one row of logits per image, got shape (8,)", "Array": "one tensor, got 'ndarray'",
+    "Exit": "raised SystemExit: enough",
+    "Mutates": "must not change its images",
+    "Integers": "got torch.int64",
+    "MutatesThroughNumpy": "must not change its images",
+    "Pair": "one tensor, got 'dict'",
+    "Sparse": "dense tensor",
+    "Meta": "dense tensor",
+    "Flat": "one row of logits per image, got shape (8,)",
+    "Array": "one tensor, got 'ndarray'",
     "make_exit": "raised SystemExit: 0",
 }
 LATE = {
-    "Late": ("the model python:{module}:Late must work for every batch, but raised KeyError: 'late\\nand on two lines' "
-             "for a batch of shape ("),
+    "Late": (
+        "the model python:{module}:Late must work for every batch, but raised KeyError: 'late\\nand on two lines' "
+        "for a batch of shape ("
+    ),
     "LateExit": "raised SystemExit: 3 for a batch of shape (",
     "OneRow": "must have shape (",
 }
@@ -105,27 +114,54 @@ LATE = {
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module with these models, in the current directory beside images and a checkpoint."""
+    """The name of a module with these models, in the current directory beside images and a
+    checkpoint."""
     name = f"models_{abs(hash(tmp_path))}"
     (tmp_path / f"{name}.py").write_text(MODULE)
     images = np.random.default_rng(0).integers(0, 256, (60, *SHAPE), dtype=np.uint8)
     np.savez(tmp_path / "images.npz", images=images, labels=np.arange(60) % 4)
-    checkpoint.save(tmp_path / "robust.safetensors", build("cnn_small", num_classes=4, image_shape=SHAPE))
+    checkpoint.save(
+        tmp_path / "robust.safetensors", build("cnn_small", num_classes=4, image_shape=SHAPE)
+    )
     monkeypatch.chdir(tmp_path)
     return name
 
 
 def commands(reference: str) -> dict[str, list[str]]:
     data = ["--data", "npz:images.npz", "--out", "run"]
-    return {"evaluate": ["evaluate", reference, "--eps", "0.1", "--attack", "pgd", "--steps", "1", *data],
-            "certify": ["certify", reference, "--sigma", "0.5", "--samples", "200", *data],
-            "fit": ["fit", "--accurate", reference, "--robust", "robust.safetensors", "--eps", "0.1", *data]}
+    return {
+        "evaluate": [
+            "evaluate",
+            reference,
+            "--eps",
+            "0.1",
+            "--attack",
+            "pgd",
+            "--steps",
+            "1",
+            *data,
+        ],
+        "certify": ["certify", reference, "--sigma", "0.5", "--samples", "200", *data],
+        "fit": [
+            "fit",
+            "--accurate",
+            reference,
+            "--robust",
+            "robust.safetensors",
+            "--eps",
+            "0.1",
+            *data,
+        ],
+    }
 
 
 @pytest.mark.parametrize("name", AT_ONCE)
 @pytest.mark.parametrize("command", ["evaluate", "certify", "fit"])
 def test_a_model_that_fails_at_once(
-    module: str, capsys: pytest.CaptureFixture[str], name: str, command: str,
+    module: str,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    command: str,
 ) -> None:
     assert run(commands(f"python:{module}:{name}")[command]) == 2
     error = capsys.readouterr().err
@@ -136,7 +172,10 @@ def test_a_model_that_fails_at_once(
 @pytest.mark.parametrize("name", LATE)
 @pytest.mark.parametrize("command", ["evaluate", "certify", "fit"])
 def test_a_model_that_fails_at_a_later_batch(
-    module: str, capsys: pytest.CaptureFixture[str], name: str, command: str,
+    module: str,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    command: str,
 ) -> None:
     assert run(commands(f"python:{module}:{name}")[command]) == 2
     error = capsys.readouterr().err
@@ -176,7 +215,9 @@ def test_the_original_exception_is_the_cause(function: str) -> None:
     if function == "inside a mixture":
         robust = build("cnn_small", num_classes=4, image_shape=SHAPE)
         model = eq.MixedClassifier(model, robust, 0.5).eval()
-    with pytest.raises(InputError, match=r"_Late .* ZeroDivisionError: late .*test_failing_models.py, line") as caught:
+    with pytest.raises(
+        InputError, match=r"_Late .* ZeroDivisionError: late .*test_failing_models.py, line"
+    ) as caught:
         call = getattr(eq, function if function == "attack" else "evaluate")
         call(model, data, threat=THREAT, attack="pgd", steps=1)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
@@ -209,7 +250,11 @@ def test_a_model_that_cannot_be_probed_is_not_taken_for_one_with_logits() -> Non
         def forward(self, x: Tensor) -> Tensor:
             raise ValueError("no image suits me")
 
-    mixture = eq.MixedClassifier(Raises(), build("cnn_small", num_classes=4, image_shape=SHAPE), 0.5)
-    data = Dataset("random", "test", torch.rand(2, *SHAPE), torch.arange(2), torch.arange(2), tuple("abcd"))
+    mixture = eq.MixedClassifier(
+        Raises(), build("cnn_small", num_classes=4, image_shape=SHAPE), 0.5
+    )
+    data = Dataset(
+        "random", "test", torch.rand(2, *SHAPE), torch.arange(2), torch.arange(2), tuple("abcd")
+    )
     with pytest.raises(InputError, match=r"`accurate` .* raised ValueError: no image suits me"):
         eq.evaluate({"mixture": mixture}, data, threat=THREAT)

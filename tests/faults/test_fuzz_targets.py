@@ -1,4 +1,5 @@
-"""Every reader takes any bytes: byte mutations of a valid file here, coverage-guided fuzzing where Atheris is there."""
+"""Every reader takes any bytes: byte mutations of a valid file here, coverage-guided fuzzing where
+Atheris is there."""
 
 from __future__ import annotations
 
@@ -12,7 +13,20 @@ import fuzz_targets
 import pytest
 
 SEEDS = fuzz_targets.seeds()
-INSERTS = (b"", b"\0", b"\xff", b"{", b"[" * 3000, b"9" * 40, b"nan", b"1e999", b'"', b"\n", b"-1", b"true")
+INSERTS = (
+    b"",
+    b"\0",
+    b"\xff",
+    b"{",
+    b"[" * 3000,
+    b"9" * 40,
+    b"nan",
+    b"1e999",
+    b'"',
+    b"\n",
+    b"-1",
+    b"true",
+)
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
@@ -64,6 +78,14 @@ def test_atheris_for_ten_minutes_in_all(name: str, tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "seed").write_bytes(SEEDS[name])
     seconds = 600 // len(fuzz_targets.TARGETS)
-    command = [sys.executable, fuzz_targets.__file__, name, str(tmp_path / "corpus"), f"-max_total_time={seconds}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=seconds + 300)
+    command = [
+        sys.executable,
+        fuzz_targets.__file__,
+        name,
+        str(tmp_path / "corpus"),
+        f"-max_total_time={seconds}",
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=seconds + 300
+    )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM: the state is saved, one line says so, and the repeated command says where it resumes."""
+"""Ctrl-C and SIGTERM: the state is saved, one line says so, and the repeated command says where it
+resumes."""
 
 from __future__ import annotations
 
@@ -36,9 +37,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working folder; signals are handled as in a shell, also where the tests run in the background."""
+    """The working folder; signals are handled as in a shell, also where the tests run in the
+    background."""
     monkeypatch.chdir(prepared)
-    threads, before = torch.get_num_threads(), [signal.getsignal(number) for number in interrupts.SIGNALS]
+    threads, before = (
+        torch.get_num_threads(),
+        [signal.getsignal(number) for number in interrupts.SIGNALS],
+    )
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -66,8 +71,13 @@ def send_after(count: int, call: Callable[..., Any], *numbers: int) -> Callable[
 @pytest.mark.parametrize("number", CODES)
 @pytest.mark.parametrize(("step", "epoch"), [(1, 1), (2, 2), (3, 2)])
 def test_a_stopped_training_resumes_at_its_step_to_the_same_bytes(
-        folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: signal.Signals,
-        step: int, epoch: int) -> None:
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    step: int,
+    epoch: int,
+) -> None:
     """Two epochs of two steps, stopped within an epoch or between them."""
     out = folder / "run"
     assert run([*TRAIN, "--out", str(out)]) == 0
@@ -81,14 +91,17 @@ def test_a_stopped_training_resumes_at_its_step_to_the_same_bytes(
     sentence = f"equipoise: stopped and saved at {place}; repeat the command to resume it there\n"
     assert capsys.readouterr().err == sentence
     with monkeypatch.context() as patch:
-        patch.setattr(Learner, "take_step", send_after(4 - step + 1, Learner.take_step, signal.SIGKILL))
+        patch.setattr(
+            Learner, "take_step", send_after(4 - step + 1, Learner.take_step, signal.SIGKILL)
+        )
         assert run([*TRAIN, "--out", str(out)]) == 0, "takes the remaining steps and no more"
     assert f"resuming at {place}\n" in capsys.readouterr().err
     assert contents(out) == complete
 
 
-def test_a_signal_in_the_last_step_lets_the_training_end(folder: Path, capsys: pytest.CaptureFixture[str],
-                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_in_the_last_step_lets_the_training_end(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "take_step", send_after(4, Learner.take_step, signal.SIGTERM))
         assert run([*TRAIN, "--out", str(folder / "run")]) == 143
@@ -96,29 +109,49 @@ def test_a_signal_in_the_last_step_lets_the_training_end(folder: Path, capsys: p
     assert (folder / "run" / "summary.json").exists() and not (folder / "run" / "state.pt").exists()
 
 
-def test_a_second_signal_stops_at_once(folder: Path, capsys: pytest.CaptureFixture[str],
-                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Learner, "take_step", send_after(2, Learner.take_step, signal.SIGINT, signal.SIGINT))
+def test_a_second_signal_stops_at_once(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Learner, "take_step", send_after(2, Learner.take_step, signal.SIGINT, signal.SIGINT)
+    )
     assert run([*TRAIN, "--out", str(folder / "run")]) == 130
     assert not (folder / "run" / "state.pt").exists()
     assert capsys.readouterr().err == "equipoise: stopped; repeat the command to resume it\n"
 
 
-def test_python_gets_the_message_and_its_handlers_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_gets_the_message_and_its_handlers_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from equipoise import load_data, train
 
     handlers = [signal.getsignal(number) for number in interrupts.SIGNALS]
     monkeypatch.setattr(Learner, "take_step", send_after(1, Learner.take_step, signal.SIGINT))
     data = load_data("npz:images.npz", count=40)
     with pytest.raises(KeyboardInterrupt, match="stopped and saved at epoch 1 of 2, step 1 of"):
-        train("standard", data=data, arch="cnn_small", epochs=2, batch_size=20, out=folder / "run", device="cpu")
+        train(
+            "standard",
+            data=data,
+            arch="cnn_small",
+            epochs=2,
+            batch_size=20,
+            out=folder / "run",
+            device="cpu",
+        )
     assert (folder / "run" / "state.pt").exists()
     assert [signal.getsignal(number) for number in interrupts.SIGNALS] == handlers
 
 
-@pytest.mark.parametrize(("command", "number"), [("evaluate", signal.SIGTERM), ("evaluate a mixture", signal.SIGINT)])
-def test_a_stopped_evaluation_keeps_its_rows(folder: Path, capsys: pytest.CaptureFixture[str], command: str,
-                                             monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("command", "number"), [("evaluate", signal.SIGTERM), ("evaluate a mixture", signal.SIGINT)]
+)
+def test_a_stopped_evaluation_keeps_its_rows(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+) -> None:
     out = folder / "run"
     arguments = [*COMMANDS[command], "--out", str(out)]
     assert run(arguments) == 0
@@ -128,7 +161,10 @@ def test_a_stopped_evaluation_keeps_its_rows(folder: Path, capsys: pytest.Captur
     with monkeypatch.context() as patch:
         patch.setattr(Run, "append", send_after(2, Run.append, number))
         assert run(arguments) == CODES[number]
-    assert capsys.readouterr().err.splitlines()[-1] == "equipoise: stopped; repeat the command to resume it"
+    assert (
+        capsys.readouterr().err.splitlines()[-1]
+        == "equipoise: stopped; repeat the command to resume it"
+    )
     assert run(arguments) == 0
     total = {"evaluate": 12, "evaluate a mixture": 28}[command]
     assert f"resuming: 4 of {total} rows\n" in capsys.readouterr().err
@@ -157,8 +193,13 @@ with interrupts.as_exceptions():
 
 
 def test_a_second_signal_ends_a_command_that_is_cleaning_up() -> None:
-    process = subprocess.run([sys.executable, "-c", TWO_SIGNALS], capture_output=True, text=True, check=False,
-                             env={**os.environ, "PYTHONPATH": SOURCE})
+    process = subprocess.run(
+        [sys.executable, "-c", TWO_SIGNALS],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+    )
     assert process.returncode == 130 and process.stdout == "cleaning up\n" and process.stderr == ""
 
 
@@ -166,15 +207,31 @@ def test_a_second_signal_ends_a_command_that_is_cleaning_up() -> None:
 @pytest.mark.parametrize("number", CODES)
 def test_two_processes_stop_at_the_same_step(folder: Path, number: signal.Signals) -> None:
     """A real `torchrun`, stopped twice on the way, ends in the bytes of an uninterrupted one."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "equipoise",
-              *TRAIN, "--epochs", "100", "--schedule", "constant", "--out"]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "equipoise",
+        *TRAIN,
+        "--epochs",
+        "100",
+        "--schedule",
+        "constant",
+        "--out",
+    ]
     environment = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
     out = folder / "run"
     subprocess.run([*launch, str(out)], env=environment, check=True, capture_output=True)
     complete = contents(out)
     out.rename(folder / "complete")
     for rows in (10, 40):
-        process = subprocess.Popen([*launch, str(out)], env=environment, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [*launch, str(out)], env=environment, stderr=subprocess.PIPE, text=True
+        )
         part = out / "parts" / "0.jsonl"
         while not part.exists() or part.read_text().count("\n") < rows:
             assert process.poll() is None
@@ -183,6 +240,8 @@ def test_two_processes_stop_at_the_same_step(folder: Path, number: signal.Signal
         _, err = process.communicate()
         assert "equipoise: stopped and saved at epoch" in err, err
         assert (out / "state.pt").exists() and not (out / "summary.json").exists()
-    resumed = subprocess.run([*launch, str(out)], env=environment, check=True, stderr=subprocess.PIPE, text=True)
+    resumed = subprocess.run(
+        [*launch, str(out)], env=environment, check=True, stderr=subprocess.PIPE, text=True
+    )
     assert "resuming at epoch" in resumed.stderr
     assert contents(out) == complete

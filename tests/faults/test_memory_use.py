@@ -18,10 +18,16 @@ SLACK = 32 * 2**20
 @pytest.fixture(scope="module")
 def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
     script = Path(__file__).with_name("memory_use.py")
-    done = subprocess.run([sys.executable, script, *WORK], cwd=tmp_path_factory.mktemp("memory"), capture_output=True,
-                          text=True, timeout=300, check=False,
-                          # Freed tensors go back to the system, so that the peak is what is in use.
-                          env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "131072"})
+    done = subprocess.run(
+        [sys.executable, script, *WORK],
+        cwd=tmp_path_factory.mktemp("memory"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        # Freed tensors go back to the system, so that the peak is what is in use.
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "131072"},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     peaks: dict[str, list[int]] = json.loads(done.stdout.splitlines()[-1])
     return peaks
@@ -32,4 +38,3 @@ def test_evaluate_keeps_one_copy_of_the_images(name: str, peaks: dict[str, list[
     small, large = peaks[name]
     images = COUNTS[1] - COUNTS[0]
     assert large - small <= images * (IMAGE_BYTES + 2 * ROW_BYTES) + SLACK, (large - small) / 2**20
-

@@ -1,4 +1,5 @@
-"""Images and logits that cannot be used: one sentence from every public function, and no row holds NaN."""
+"""Images and logits that cannot be used: one sentence from every public function, and no row holds
+NaN."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ class Linear(nn.Module):
 
     def __init__(self, seed: int, value: float | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(K, 27, generator=torch.Generator().manual_seed(seed)))
+        self.weight = nn.Parameter(
+            torch.randn(K, 27, generator=torch.Generator().manual_seed(seed))
+        )
         self.value = value
 
     def forward(self, x: Tensor) -> Tensor:
@@ -40,21 +43,37 @@ def _data(count: int = 60) -> tuple[Tensor, Tensor]:
 
 
 FUNCTIONS: dict[str, Callable[[nn.Module, Any, Path], object]] = {
-    "evaluate": lambda model, data, out: eq.evaluate({"m": model}, data, threat=THREAT, attack="pgd", steps=1, out=out,
-                                                     device="cpu"),
-    "suite": lambda model, data, out: eq.evaluate({"m": model}, data, threat=THREAT, attack="apgd", steps=1, out=out,
-                                                  device="cpu"),
-    "attack": lambda model, data, out: eq.attack(model, data, threat=THREAT, attack="pgd", steps=1, device="cpu"),
+    "evaluate": lambda model, data, out: eq.evaluate(
+        {"m": model}, data, threat=THREAT, attack="pgd", steps=1, out=out, device="cpu"
+    ),
+    "suite": lambda model, data, out: eq.evaluate(
+        {"m": model}, data, threat=THREAT, attack="apgd", steps=1, out=out, device="cpu"
+    ),
+    "attack": lambda model, data, out: eq.attack(
+        model, data, threat=THREAT, attack="pgd", steps=1, device="cpu"
+    ),
     "fit": lambda model, data, out: eq.fit(Linear(2), model, data, threat=THREAT, device="cpu"),
-    "certify": lambda model, data, out: eq.certify({"m": model}, data, sigma=0.05, samples=20, n0=5, out=out,
-                                                   device="cpu"),
+    "certify": lambda model, data, out: eq.certify(
+        {"m": model}, data, sigma=0.05, samples=20, n0=5, out=out, device="cpu"
+    ),
 }
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("change", [lambda x: x * 255, lambda x: x - 0.1, lambda x: x * torch.nan, lambda x: x.int(),
-                                    lambda x: x[0]], ids=["255", "negative", "nan", "int", "one"])
-def test_images_are_checked(function: str, change: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x * 255,
+        lambda x: x - 0.1,
+        lambda x: x * torch.nan,
+        lambda x: x.int(),
+        lambda x: x[0],
+    ],
+    ids=["255", "negative", "nan", "int", "one"],
+)
+def test_images_are_checked(
+    function: str, change: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
     images, labels = _data()
     with pytest.raises(eq.InputError, match=r"^`images` must [^\n]*, got [^\n]*$"):
         FUNCTIONS[function](Linear(1), (change(images), labels), tmp_path / "run")
@@ -64,7 +83,10 @@ def test_images_are_checked(function: str, change: Callable[[Tensor], Tensor], t
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_logits_are_checked(function: str, value: float, tmp_path: Path) -> None:
-    with pytest.raises(eq.InputError, match=r"^[^\n]*(`logits of (m|the model Linear)`|the robust model) must [^\n]*$"):
+    with pytest.raises(
+        eq.InputError,
+        match=r"^[^\n]*(`logits of (m|the model Linear)`|the robust model) must [^\n]*$",
+    ):
         FUNCTIONS[function](Linear(1, value), _data(), tmp_path / "run")
     rows = tmp_path / "run" / "rows.jsonl"
     for line in rows.read_text().splitlines() if rows.exists() else ():
@@ -73,8 +95,12 @@ def test_logits_are_checked(function: str, value: float, tmp_path: Path) -> None
 
 def test_bytes_are_converted() -> None:
     levels, labels = (_data()[0] * 255).byte(), _data()[1]
-    results = [eq.attack(Linear(1), (images, labels), threat=THREAT, attack="pgd", steps=1, device="cpu").images
-               for images in (levels, levels.float() / 255)]
+    results = [
+        eq.attack(
+            Linear(1), (images, labels), threat=THREAT, attack="pgd", steps=1, device="cpu"
+        ).images
+        for images in (levels, levels.float() / 255)
+    ]
     assert torch.equal(*results)
 
 

@@ -1,4 +1,5 @@
-"""Whatever happens to a folder, a command that reads it ends well or with one sentence, never with a traceback."""
+"""Whatever happens to a folder, a command that reads it ends well or with one sentence, never with
+a traceback."""
 
 from __future__ import annotations
 
@@ -37,11 +38,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shorten_audits(patch: pytest.MonkeyPatch) -> None:
     """The whole of `standard` would take most of the time of the folders of the attack `fast`."""
-    patch.setattr("equipoise.evaluation.plan.standard", lambda norm: Suite((Apgd("ce", 3), Square(4))))
+    patch.setattr(
+        "equipoise.evaluation.plan.standard", lambda norm: Suite((Apgd("ce", 3), Square(4)))
+    )
 
 
 def check(root: Path, name: str, kind: Kind, seed: int, capsys: pytest.CaptureFixture[str]) -> int:
-    """Mutate a copy of a folder once or twice and read it in one way; returns the exit code, or CONTRADICTION."""
+    """Mutate a copy of a folder once or twice and read it in one way; returns the exit code, or
+    CONTRADICTION."""
     chance = random.Random(seed)
     place = Path(tempfile.mkdtemp(dir=root.parent)) / "copy"
     try:
@@ -50,7 +54,9 @@ def check(root: Path, name: str, kind: Kind, seed: int, capsys: pytest.CaptureFi
         command = chance.choice(kind.commands)
         hypothesis.note(f"{name}: {'; '.join(changes)}; then {' '.join(command)}")
         with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what matplotlib or numpy say about strange numbers is no traceback
+            warnings.simplefilter(
+                "ignore"
+            )  # what matplotlib or numpy say about strange numbers is no traceback
             patch.chdir(place)
             shorten_audits(patch)
             code = real_folders.read(command)
@@ -64,26 +70,38 @@ def check(root: Path, name: str, kind: Kind, seed: int, capsys: pytest.CaptureFi
     return code
 
 
-def repeat(cases: int, kinds: dict[str, Kind], root: Path, capsys: pytest.CaptureFixture[str]) -> Counter[int]:
+def repeat(
+    cases: int, kinds: dict[str, Kind], root: Path, capsys: pytest.CaptureFixture[str]
+) -> Counter[int]:
     codes: Counter[int] = Counter()
 
-    @hypothesis.settings(max_examples=cases, deadline=None, derandomize=True, database=None,
-                         phases=[Phase.generate], report_multiple_bugs=False, suppress_health_check=list(HealthCheck))
+    @hypothesis.settings(
+        max_examples=cases,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
     @hypothesis.given(name=st.sampled_from(sorted(kinds)), seed=CHANCE)
     def run(name: str, seed: int) -> None:
         codes[check(root, name, kinds[name], seed, capsys)] += 1
 
     run()
     with capsys.disabled():
-        print(f"\n{codes.total()} mutated folders: {codes[0]} read, {codes[2] + codes[CONTRADICTION]} refused, "
-              f"{codes[CONTRADICTION]} of them because their files contradict one another")
+        print(
+            f"\n{codes.total()} mutated folders: {codes[0]} read, {codes[2] + codes[CONTRADICTION]} refused, "
+            f"{codes[CONTRADICTION]} of them because their files contradict one another"
+        )
     # The last resort of a report must stay rare: damage is to be found where a file is read.
     assert codes[CONTRADICTION] <= max(2, codes.total() // 50)
     return codes
 
 
-def test_mutated_folders_are_read_or_refused(root: Path, capsys: pytest.CaptureFixture[str],
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutated_folders_are_read_or_refused(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Figures are drawn in the slow tier.
     monkeypatch.setattr(page, "_encode_both", lambda picture, folder: {"light": "", "dark": ""})
     codes = repeat(150, KINDS, root, capsys)
@@ -91,18 +109,23 @@ def test_mutated_folders_are_read_or_refused(root: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-def test_many_mutated_folders(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_mutated_folders(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(page, "_encode_both", lambda picture, folder: {"light": "", "dark": ""})
         codes = repeat(2000, KINDS, root, capsys)
-    monkeypatch.setattr(page, "_encode", lambda figure, **options: (figure.draw_without_rendering(), b"")[1])
+    monkeypatch.setattr(
+        page, "_encode", lambda figure, **options: (figure.draw_without_rendering(), b"")[1]
+    )
     codes += repeat(150, {**KINDS, **STUDIES}, root, capsys)
     assert codes.total() >= 2150
 
 
 @pytest.mark.parametrize("name", [".DS_Store", "Thumbs.db", "desktop.ini", "run.toml~"])
-def test_files_of_desktops_and_editors_do_not_matter(root: Path, tmp_path: Path, name: str,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_desktops_and_editors_do_not_matter(
+    root: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind = KINDS["train"]
     folder = real_folders.copy(root, kind, tmp_path / "copy")
     (folder / name).write_bytes(b"\0\1\2")

@@ -1,4 +1,5 @@
-"""A refused command leaves nothing behind: neither its `--out` folder nor new parents; its sentence is short."""
+"""A refused command leaves nothing behind: neither its `--out` folder nor new parents; its sentence
+is short."""
 
 from __future__ import annotations
 
@@ -22,33 +23,64 @@ class Late(torch.nn.Module):
     def forward(self, x):
         return torch.full((len(x), 3), float("nan") if len(x) > 1 else 0.0)
 """
-EVALUATE, CERTIFY = ["evaluate", "robust.safetensors", *DATA], ["certify", "robust.safetensors", *DATA]
-FIT, TRAIN = ["fit", *PAIR, *DATA], ["train", "standard", *DATA, "--arch", "cnn_small", "--epochs", "1"]
+EVALUATE, CERTIFY = (
+    ["evaluate", "robust.safetensors", *DATA],
+    ["certify", "robust.safetensors", *DATA],
+)
+FIT, TRAIN = (
+    ["fit", *PAIR, *DATA],
+    ["train", "standard", *DATA, "--arch", "cnn_small", "--epochs", "1"],
+)
 GATE = ["train", "gate", *PAIR, *DATA, "--epochs", "1", "--width", "2"]
 COMMANDS = [
-    [*EVALUATE, "--attack", "unknown"], [*EVALUATE, "--eps", "-1"], [*EVALUATE, "--count", "999"],
-    [*EVALUATE, "--device", "abacus"], [*EVALUATE, "--source", "rob"], [*EVALUATE, "--seed", "-1"],
-    ["evaluate", "none.safetensors", *DATA], ["evaluate", "mixture:none", *DATA],
+    [*EVALUATE, "--attack", "unknown"],
+    [*EVALUATE, "--eps", "-1"],
+    [*EVALUATE, "--count", "999"],
+    [*EVALUATE, "--device", "abacus"],
+    [*EVALUATE, "--source", "rob"],
+    [*EVALUATE, "--seed", "-1"],
+    ["evaluate", "none.safetensors", *DATA],
+    ["evaluate", "mixture:none", *DATA],
     ["evaluate", "wide.safetensors", *DATA],
     ["evaluate", "python:late:Late", *DATA, "--attack", "pgd", "--steps", "1"],
     ["evaluate", "broken.safetensors", *DATA],
-    ["evaluate", "robust.safetensors", "--data", "npz:none.npz"], [*EVALUATE, "--data", "x" * 5000],
-    [*CERTIFY, "--sigma", "-1"], [*CERTIFY, "--sigma", "0.1", "--samples", "5"], [*CERTIFY, "--sigma", "x"],
-    [*CERTIFY, "--sigma", "0.1", "--alpha", "0.7"], ["certify", "wide.safetensors", *DATA, "--sigma", "0.1"],
+    ["evaluate", "robust.safetensors", "--data", "npz:none.npz"],
+    [*EVALUATE, "--data", "x" * 5000],
+    [*CERTIFY, "--sigma", "-1"],
+    [*CERTIFY, "--sigma", "0.1", "--samples", "5"],
+    [*CERTIFY, "--sigma", "x"],
+    [*CERTIFY, "--sigma", "0.1", "--alpha", "0.7"],
+    ["certify", "wide.safetensors", *DATA, "--sigma", "0.1"],
     ["certify", "python:late:Late", *DATA, "--sigma", "0.1", "--samples", "200"],
     [*CERTIFY, "--sigma", "0.1", "--clean", "0.9"],
-    [*FIT, "--lose-at-most", "-1"], [*FIT, "--count", "10"], [*FIT, "--alpha", "2"], [*FIT, "--gate", "none"],
-    [*FIT, "--like", "mixture:none"], [*FIT, "--like", "robust.safetensors"], [*FIT, "--steps", "1", "--eps", "1"],
+    [*FIT, "--lose-at-most", "-1"],
+    [*FIT, "--count", "10"],
+    [*FIT, "--alpha", "2"],
+    [*FIT, "--gate", "none"],
+    [*FIT, "--like", "mixture:none"],
+    [*FIT, "--like", "robust.safetensors"],
+    [*FIT, "--steps", "1", "--eps", "1"],
     ["fit", "--accurate", "robust.safetensors", "--robust", "robust.safetensors", *DATA],
     ["fit", *PAIR[:2], "--robust", "wide.safetensors", *DATA],
     ["fit", *PAIR[:2], "--robust", "broken.safetensors", "--alpha", "0.5"],
-    [*TRAIN, "--lr", "-1"], [*TRAIN, "--lr", "1e38"], [*TRAIN, "--held-out", "999"], [*TRAIN, "--arch", "x" * 1000],
-    [*TRAIN, "--init", "wide.safetensors"], [*TRAIN, "--mean", "1,2"], [*TRAIN, "--precision", "fp8"],
-    ["train", "unknown", *DATA], [*GATE, "--layers", "a,b"], [*GATE, "--layers", "a,b;c,d"], [*GATE, "--width", "0"],
+    [*TRAIN, "--lr", "-1"],
+    [*TRAIN, "--lr", "1e38"],
+    [*TRAIN, "--held-out", "999"],
+    [*TRAIN, "--arch", "x" * 1000],
+    [*TRAIN, "--init", "wide.safetensors"],
+    [*TRAIN, "--mean", "1,2"],
+    [*TRAIN, "--precision", "fp8"],
+    ["train", "unknown", *DATA],
+    [*GATE, "--layers", "a,b"],
+    [*GATE, "--layers", "a,b;c,d"],
+    [*GATE, "--width", "0"],
     ["train", "gate", *PAIR[:2], "--robust", "wide.safetensors", *DATA, "--epochs", "1"],
-    ["demo", "--seed", "-1"], ["demo", "--device", "abacus"],
-    ["reproduce", "unknown"], ["reproduce", "local-smoothing", "--part", "unknown"],
-    ["reproduce", "local-smoothing", "--size", "full"], ["reproduce", "local-smoothing", "--eps", "0.1"],
+    ["demo", "--seed", "-1"],
+    ["demo", "--device", "abacus"],
+    ["reproduce", "unknown"],
+    ["reproduce", "local-smoothing", "--part", "unknown"],
+    ["reproduce", "local-smoothing", "--size", "full"],
+    ["reproduce", "local-smoothing", "--eps", "0.1"],
     ["reproduce", "local-smoothing", "--size", "full", *PAIR, "--data", "npz:none.npz"],
 ]
 
@@ -56,8 +88,11 @@ COMMANDS = [
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("refused")
-    np.savez(folder / "images.npz", images=np.random.default_rng(0).integers(0, 256, (60, 1, 8, 8), dtype=np.uint8),
-             labels=np.arange(60) % 3)
+    np.savez(
+        folder / "images.npz",
+        images=np.random.default_rng(0).integers(0, 256, (60, 1, 8, 8), dtype=np.uint8),
+        labels=np.arange(60) % 3,
+    )
     for name, classes, seed in (("accurate", 3, 0), ("robust", 3, 1), ("wide", 5, 2)):
         model = models.build("cnn_small", num_classes=classes, image_shape=(1, 8, 8), seed=seed)
         checkpoint.save(folder / f"{name}.safetensors", model)
@@ -67,23 +102,45 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command)[:80])
-def test_nothing_is_left_behind(place: Path, command: list[str], monkeypatch: pytest.MonkeyPatch,
-                                capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_left_behind(
+    place: Path,
+    command: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(place)
     before = {path for path in place.rglob("*") if "__pycache__" not in path.parts}
     assert run([*command, "--out", "new/parent/out"]) == 2
     assert {path for path in place.rglob("*") if "__pycache__" not in path.parts} == before
     *_, sentence = capsys.readouterr().err.strip().splitlines()
-    assert sentence.startswith("equipoise: ") and len(sentence) <= checks.SENTENCE_LENGTH + len("equipoise: ")
+    assert sentence.startswith("equipoise: ") and len(sentence) <= checks.SENTENCE_LENGTH + len(
+        "equipoise: "
+    )
 
 
 @pytest.mark.parametrize("content", [{}, {"run.toml": "schema = 1\n"}, {"notes.txt": ""}])
-def test_folders_that_were_there_stay(place: Path, tmp_path: Path, content: dict[str, str],
-                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_were_there_stay(
+    place: Path, tmp_path: Path, content: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(place)
     for name, text in content.items():
         (tmp_path / name).write_text(text)
-    assert run(["evaluate", "python:late:Late", *DATA, "--attack", "pgd", "--steps", "1", "--out", str(tmp_path)]) == 2
+    assert (
+        run(
+            [
+                "evaluate",
+                "python:late:Late",
+                *DATA,
+                "--attack",
+                "pgd",
+                "--steps",
+                "1",
+                "--out",
+                str(tmp_path),
+            ]
+        )
+        == 2
+    )
     assert tmp_path.is_dir() and content.keys() <= {path.name for path in tmp_path.iterdir()}
 
 

@@ -1,4 +1,5 @@
-"""Eight threads on one mixture: every output equals the one computed alone, and every flag comes back."""
+"""Eight threads on one mixture: every output equals the one computed alone, and every flag comes
+back."""
 
 from __future__ import annotations
 
@@ -43,9 +44,13 @@ def _mixture(kind: str, place: str = "cpu") -> MixedClassifier:
 
 
 def _mixture_on_cpu(kind: str) -> MixedClassifier:
-    g, h = (build("cnn_small", num_classes=K, image_shape=SHAPE, seed=seed).eval() for seed in (1, 2))
+    g, h = (
+        build("cnn_small", num_classes=K, image_shape=SHAPE, seed=seed).eval() for seed in (1, 2)
+    )
     if kind == "gated":
-        return GatedClassifier(g, h, new_gate(g, h, _images(0), width=2), alpha_min=0.2, alpha_max=0.9).eval()
+        return GatedClassifier(
+            g, h, new_gate(g, h, _images(0), width=2), alpha_min=0.2, alpha_max=0.9
+        ).eval()
     if kind == "mapped":
         return MixedClassifier(g, h, 0.6, logit_map=LogitMap(2.0, 1.5, -0.3), hard=True).eval()
     return MixedClassifier(g, TTAClassifier(h, 6) if kind == "tta" else h, 0.6).eval()
@@ -70,7 +75,9 @@ def _in_threads(work: Callable[[int], Any], count: int) -> list[Any]:
 
 def _wrong(work: Callable[[int], Tensor], count: int) -> int:
     expected = [work(number) for number in range(count)]
-    return sum(not torch.equal(a, b) for a, b in zip(_in_threads(work, count), expected, strict=True))
+    return sum(
+        not torch.equal(a, b) for a, b in zip(_in_threads(work, count), expected, strict=True)
+    )
 
 
 def _prediction_errors(kind: str, count: int) -> int:
@@ -79,7 +86,9 @@ def _prediction_errors(kind: str, count: int) -> int:
     def work(number: int) -> Tensor:
         with torch.no_grad():
             x = _images(number)
-            return torch.cat((mixture(x), mixture.predict(x).unsqueeze(1), mixture.alphas(x).unsqueeze(1)), dim=1)
+            return torch.cat(
+                (mixture(x), mixture.predict(x).unsqueeze(1), mixture.alphas(x).unsqueeze(1)), dim=1
+            )
 
     return _wrong(work, count)
 
@@ -94,15 +103,22 @@ def test_predictions(kind: str) -> None:
 def test_many_predictions(kind: str) -> None:
     count = 2000
     errors = _prediction_errors(kind, count)
-    print(f"{kind}: {3 * count} images in {THREADS} threads, {errors} outputs of {count} batches wrong")
+    print(
+        f"{kind}: {3 * count} images in {THREADS} threads, {errors} outputs of {count} batches wrong"
+    )
     assert errors == 0
 
 
 def _flags(model: nn.Module) -> list[bool]:
-    return [*(sub.training for sub in model.modules()), *(p.requires_grad for p in model.parameters())]
+    return [
+        *(sub.training for sub in model.modules()),
+        *(p.requires_grad for p in model.parameters()),
+    ]
 
 
-def _attack_errors(kind: str, name: str, count: int, steps: dict[str, int], place: str = "cpu") -> int:
+def _attack_errors(
+    kind: str, name: str, count: int, steps: dict[str, int], place: str = "cpu"
+) -> int:
     mixture = _mixture(kind, place)
     mixture.accurate.train()
     mixture.robust.requires_grad_(True)
@@ -135,7 +151,9 @@ def test_a_suite_on_a_data_set() -> None:
 
     def work(number: int) -> Tensor:
         data = _images(number, 4), torch.arange(4) % K
-        return attack(mixture, data, threat=Threat("linf", 0.1), attack=Square(queries=20), device="cpu").images
+        return attack(
+            mixture, data, threat=Threat("linf", 0.1), attack=Square(queries=20), device="cpu"
+        ).images
 
     assert _wrong(work, 8) == 0
 
@@ -163,7 +181,9 @@ def test_a_copy_made_while_others_predict() -> None:
     expected = mixture(x)
 
     def work(number: int) -> Tensor:
-        copied: nn.Module = copy.deepcopy(mixture) if number % 2 else pickle.loads(pickle.dumps(mixture))
+        copied: nn.Module = (
+            copy.deepcopy(mixture) if number % 2 else pickle.loads(pickle.dumps(mixture))
+        )
         with torch.no_grad():
             mixture(x)
             output: Tensor = copied(x)
@@ -173,10 +193,14 @@ def test_a_copy_made_while_others_predict() -> None:
 
 
 def test_full_precision_is_restored_by_the_last_thread() -> None:
-    """Contexts that overlap without being nested, in the order that used to leave TF32 switched off."""
+    """Contexts that overlap without being nested, in the order that used to leave TF32 switched
+    off."""
     before = torch.backends.cudnn.allow_tf32
     assert before
-    first, second = device.full_precision(torch.device("cpu")), device.full_precision(torch.device("cpu"))
+    first, second = (
+        device.full_precision(torch.device("cpu")),
+        device.full_precision(torch.device("cpu")),
+    )
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
         one.submit(first.__enter__).result()
         other.submit(second.__enter__).result()

@@ -51,12 +51,27 @@ def make_pair(robust: type[Linear] = Linear) -> tuple[Linear, Linear]:
 
 def make_data(count: int = 200) -> Dataset:
     """Images with the classes of the accurate model as labels."""
-    images = torch.randint(0, 256, (count, 3, 4, 4), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    images = torch.randint(
+        0, 256, (count, 3, 4, 4), generator=torch.Generator().manual_seed(1), dtype=torch.uint8
+    )
     with torch.no_grad():
         labels = make_pair()[0](images.float() / 255).argmax(1)
-    return Dataset("random", "test", images, labels, torch.arange(100, 100 + count), ("a", "b", "c", "d"))
+    return Dataset(
+        "random", "test", images, labels, torch.arange(100, 100 + count), ("a", "b", "c", "d")
+    )
 
 
-def make_attack(accurate: nn.Module, robust: nn.Module, data: Dataset | None = None,
-                settings: FitSettings = QUICK) -> MarginAttack:
-    return MarginAttack(accurate, robust, make_data() if data is None else data, THREAT, torch.device("cpu"), settings)
+def make_attack(
+    accurate: nn.Module,
+    robust: nn.Module,
+    data: Dataset | None = None,
+    settings: FitSettings = QUICK,
+) -> MarginAttack:
+    return MarginAttack(
+        accurate,
+        robust,
+        make_data() if data is None else data,
+        THREAT,
+        torch.device("cpu"),
+        settings,
+    )

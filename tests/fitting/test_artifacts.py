@@ -20,11 +20,21 @@ def fitted() -> CalibratedMixture:
 def test_rows_of_both_models_clean_and_attacked(fitted: CalibratedMixture) -> None:
     rows = artifacts.rows(fitted)
     assert len(rows) == 5 * 200 and {row.half for row in rows} == {"search", "calibration"}
-    correct = {(model, attack): sum(row.correct for row in rows if (row.model, row.attack) == (model, attack))
-               for model in ("robust", "mixed") for attack in ("clean", "minimum-margin")}
+    correct = {
+        (model, attack): sum(
+            row.correct for row in rows if (row.model, row.attack) == (model, attack)
+        )
+        for model in ("robust", "mixed")
+        for attack in ("clean", "minimum-margin")
+    }
     assert correct["mixed", "clean"] > correct["robust", "clean"]
-    logits, halves = fitted.calibration.all_logits, {row.index: row.correct for row in rows if row.model == "accurate"}
-    assert halves == dict(zip(logits.index.tolist(), (logits.accurate == logits.labels).tolist(), strict=True))
+    logits, halves = (
+        fitted.calibration.all_logits,
+        {row.index: row.correct for row in rows if row.model == "accurate"},
+    )
+    assert halves == dict(
+        zip(logits.index.tolist(), (logits.accurate == logits.labels).tolist(), strict=True)
+    )
     assert -20 <= correct["mixed", "minimum-margin"] - correct["robust", "minimum-margin"] <= 0
 
 
@@ -51,11 +61,15 @@ def test_arrays(fitted: CalibratedMixture) -> None:
 
 def test_no_curve_of_plain_mixing_without_logits_of_the_accurate_model() -> None:
     accurate, robust = make_pair()
-    fitted = fit_mixture(make_attack(HardLabels(lambda x: accurate(x).argmax(1)), robust), lose_at_most(10.0))
+    fitted = fit_mixture(
+        make_attack(HardLabels(lambda x: accurate(x).argmax(1)), robust), lose_at_most(10.0)
+    )
     assert artifacts.arrays(fitted).plain_curve is None
 
 
-def test_attacked_margins_are_the_first_minus_the_second_probability(fitted: CalibratedMixture) -> None:
+def test_attacked_margins_are_the_first_minus_the_second_probability(
+    fitted: CalibratedMixture,
+) -> None:
     """Also of misclassified points, whose true class is often not second."""
     logits, arrays = fitted.calibration.all_logits, artifacts.arrays(fitted)
     p = logits.attacked.softmax(dim=2)
@@ -64,4 +78,6 @@ def test_attacked_margins_are_the_first_minus_the_second_probability(fitted: Cal
     worst = (own - others).argmin(dim=0)
     top = p[worst, torch.arange(len(logits))].topk(2, dim=1).values
     torch.testing.assert_close(torch.from_numpy(arrays.attacked_before), top[:, 0] - top[:, 1])
-    assert not torch.allclose(top[:, 0] - top[:, 1], (own - others).amin(dim=0).abs()), "the pair has such points"
+    assert not torch.allclose(top[:, 0] - top[:, 1], (own - others).amin(dim=0).abs()), (
+        "the pair has such points"
+    )

@@ -16,8 +16,14 @@ from equipoise.fitting.cached_logits import CachedLogits, load_logits, save_logi
 
 def images_of(logits: CachedLogits) -> Dataset:
     """A data set with the labels and positions of these logits."""
-    return Dataset("synthetic", "test", torch.zeros(len(logits), 1, 2, 2, dtype=torch.uint8), logits.labels,
-                   logits.index, tuple("abcdef"))
+    return Dataset(
+        "synthetic",
+        "test",
+        torch.zeros(len(logits), 1, 2, 2, dtype=torch.uint8),
+        logits.labels,
+        logits.index,
+        tuple("abcdef"),
+    )
 
 
 def test_halves_partition_the_images() -> None:
@@ -43,8 +49,12 @@ def test_points_with_and_without_classes() -> None:
 
 def test_no_robust_image() -> None:
     logits = make_logits()
-    wrong = -10 * torch.nn.functional.one_hot(logits.labels, 6).float().unsqueeze(0).expand(2, -1, -1)
-    with pytest.raises(InputError, match="classify at least one attacked image correctly, got none of 300"):
+    wrong = -10 * torch.nn.functional.one_hot(logits.labels, 6).float().unsqueeze(0).expand(
+        2, -1, -1
+    )
+    with pytest.raises(
+        InputError, match="classify at least one attacked image correctly, got none of 300"
+    ):
         dataclasses.replace(logits, attacked=wrong).checked()
 
 
@@ -56,12 +66,16 @@ def test_equal_predictions() -> None:
 
 @pytest.mark.parametrize("with_logits", [True, False])
 def test_cache_keeps_all_fields(tmp_path: Path, with_logits: bool) -> None:
-    logits = make_logits() if with_logits else dataclasses.replace(make_logits(), accurate_logits=None)
+    logits = (
+        make_logits() if with_logits else dataclasses.replace(make_logits(), accurate_logits=None)
+    )
     assert load_logits(tmp_path, images_of(make_logits())) is None
     save_logits(tmp_path, logits)
     loaded = load_logits(tmp_path, images_of(make_logits()))
     assert loaded is not None and (loaded.accurate_logits is not None) == with_logits
-    assert torch.equal(loaded.attacked, logits.attacked) and torch.equal(loaded.accurate, logits.accurate)
+    assert torch.equal(loaded.attacked, logits.attacked) and torch.equal(
+        loaded.accurate, logits.accurate
+    )
 
 
 def test_damaged_cache(tmp_path: Path) -> None:
@@ -70,11 +84,20 @@ def test_damaged_cache(tmp_path: Path) -> None:
         load_logits(tmp_path, images_of(make_logits()))
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("clean", torch.zeros(300, 5)), ("clean", torch.zeros(300, 6, dtype=torch.int64)),
-    ("clean", torch.full((300, 6), float("nan"))), ("labels", torch.zeros(300, dtype=torch.int64)),
-    ("index", torch.arange(1, 301)), ("accurate", torch.full((300,), 6)), ("accurate", torch.zeros(300)),
-    ("attacked", torch.zeros(3, 300, 6)), ("accurate_attacked", torch.full((2, 300), -2))])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("clean", torch.zeros(300, 5)),
+        ("clean", torch.zeros(300, 6, dtype=torch.int64)),
+        ("clean", torch.full((300, 6), float("nan"))),
+        ("labels", torch.zeros(300, dtype=torch.int64)),
+        ("index", torch.arange(1, 301)),
+        ("accurate", torch.full((300,), 6)),
+        ("accurate", torch.zeros(300)),
+        ("attacked", torch.zeros(3, 300, 6)),
+        ("accurate_attacked", torch.full((2, 300), -2)),
+    ],
+)
 def test_cache_of_other_images_or_types(tmp_path: Path, name: str, value: torch.Tensor) -> None:
     save_logits(tmp_path, dataclasses.replace(make_logits(), **{name: value}))
     with pytest.raises(InputError, match=f"must hold the logits of this fit .*{name}"):

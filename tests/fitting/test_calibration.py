@@ -20,17 +20,37 @@ from equipoise.fitting.search import MapSearch, SearchSpace, families
 from equipoise.mixing import LogitMap
 
 
-def calibrate(target: Target, *, accuracy: float = 0.95, like: LogitMap | None = None,
-              selecting: Tensor | None = None, space: SearchSpace | None = None) -> CalibratedMixture:
+def calibrate(
+    target: Target,
+    *,
+    accuracy: float = 0.95,
+    like: LogitMap | None = None,
+    selecting: Tensor | None = None,
+    space: SearchSpace | None = None,
+) -> CalibratedMixture:
     logits = make_logits(accuracy=accuracy)
     half = logits.halves(0)[0]
     search = MapSearch(half, families("auto", half, "gelu-monotone"), space=space)
     search.run(target)
-    data = Dataset("random", "test", torch.zeros(300, 1, 2, 2, dtype=torch.uint8), logits.labels, logits.index,
-                   tuple("abcdef"))
-    attack = MarginAttack(torch.nn.Identity(), torch.nn.Identity(), data, Threat("linf", 0.1), torch.device("cpu"),
-                          FitSettings())
-    return calibrated_mixture(Calibration(search, logits, target, like, selecting), attack, ["a note"])
+    data = Dataset(
+        "random",
+        "test",
+        torch.zeros(300, 1, 2, 2, dtype=torch.uint8),
+        logits.labels,
+        logits.index,
+        tuple("abcdef"),
+    )
+    attack = MarginAttack(
+        torch.nn.Identity(),
+        torch.nn.Identity(),
+        data,
+        Threat("linf", 0.1),
+        torch.device("cpu"),
+        FitSettings(),
+    )
+    return calibrated_mixture(
+        Calibration(search, logits, target, like, selecting), attack, ["a note"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +61,11 @@ def fitted() -> CalibratedMixture:
 def test_mixture_that_helps(fitted: CalibratedMixture) -> None:
     summary, mixture = fitted.summary, fitted.mixture
     assert summary.helped and summary.clean > summary.robust_clean and summary.notes == ("a note",)
-    assert mixture.hard and mixture.logit_map is not None and mixture.alpha == pytest.approx(1 / (1 + summary.q))
+    assert (
+        mixture.hard
+        and mixture.logit_map is not None
+        and mixture.alpha == pytest.approx(1 / (1 + summary.q))
+    )
     assert 0.5 <= mixture.surrogate_alpha <= 0.9
     assert mixture.provenance is not None and mixture.provenance.images == ("0-299",)
 
@@ -49,13 +73,16 @@ def test_mixture_that_helps(fitted: CalibratedMixture) -> None:
 def test_promise_names_target_adversary_and_images(fitted: CalibratedMixture) -> None:
     assert fitted.summary.promise == (
         "loses at most 5 points of robust accuracy in expectation, whatever the accurate model predicts at the "
-        "attacked points, by conformal risk control on 150 images that did not select the map")
+        "attacked points, by conformal risk control on 150 images that did not select the map"
+    )
 
 
 def test_threshold_loses_the_allowed_images(fitted: CalibratedMixture) -> None:
     logits, mixture = fitted.calibration.logits, fitted.mixture
     assert mixture.logit_map is not None
-    p = torch.stack([mixture.map_robust(points[logits.survived]).exp() for points in logits.attacked])
+    p = torch.stack(
+        [mixture.map_robust(points[logits.survived]).exp() for points in logits.attacked]
+    )
     y = logits.labels[logits.survived].expand(len(p), -1).unsqueeze(2)
     margins = (p.gather(2, y).squeeze(2) - p.scatter(2, y, -1).amax(2)).amin(0)
     assert int((margins <= mixture.q).sum()) == lose_at_most(5.0).allowed(150, len(margins))
@@ -88,15 +115,20 @@ def test_reused_map() -> None:
     assert mixture.logit_map is not None and mixture.logit_map.settings == like.settings
 
 
-@pytest.mark.parametrize(("target", "reason"), [
-    (lose_at_most(0.5), "150 images are too few to promise 0.5 points"),
-    (lose_at_most(0.0), "that nothing is lost cannot be promised"),
-    (beta(0.0), "images that the robust model survives, which the accurate model alone does"),
-])
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        (lose_at_most(0.5), "150 images are too few to promise 0.5 points"),
+        (lose_at_most(0.0), "that nothing is lost cannot be promised"),
+        (beta(0.0), "images that the robust model survives, which the accurate model alone does"),
+    ],
+)
 def test_target_that_cannot_be_promised(target: Target, reason: str) -> None:
     fitted = calibrate(target)
     assert not fitted.summary.helped and fitted.mixture.alpha == 1.0
-    assert fitted.summary.promise.startswith("no mixture helps: ") and reason in fitted.summary.promise
+    assert (
+        fitted.summary.promise.startswith("no mixture helps: ") and reason in fitted.summary.promise
+    )
 
 
 def test_accurate_model_that_does_not_help() -> None:
@@ -128,24 +160,37 @@ def test_promise_with_confidence() -> None:
     assert lose_at_most(5.0).allowed(150, 0) == 6 and lose_at_most(5.0, 0.95).allowed(150, 0) == 2
     assert confident.summary.promise == (
         "loses at most 5 points of robust accuracy with 95 % confidence, whatever the accurate model predicts at the "
-        "attacked points, by an exact binomial bound on 150 images that did not select the map")
-    assert confident.summary.promised == lose_at_most(5.0, 0.95) and expected.summary.promised == lose_at_most(5.0)
+        "attacked points, by an exact binomial bound on 150 images that did not select the map"
+    )
+    assert confident.summary.promised == lose_at_most(
+        5.0, 0.95
+    ) and expected.summary.promised == lose_at_most(5.0)
     for fitted, losses in ((expected, 6), (confident, 2)):
         calibration, logit_map = fitted.calibration, fitted.mixture.logit_map
         assert logit_map is not None
         own = logit_map.settings
         family = MapFamily(own.clamp, own.rivals, own.unit or 0.0)
-        margins = calibration.grid.one(family, torch.tensor([own.scale, own.power, own.shift])).margins[0]
+        margins = calibration.grid.one(
+            family, torch.tensor([own.scale, own.power, own.shift])
+        ).margins[0]
         assert int((margins <= fitted.mixture.q).sum()) == losses
-    provenance = confident.mixture.with_target(100 * confident.mixture.frontier[0].lose_at_most).provenance
-    assert provenance is not None and provenance.target is not None and provenance.target.confidence == 0.95
+    provenance = confident.mixture.with_target(
+        100 * confident.mixture.frontier[0].lose_at_most
+    ).provenance
+    assert (
+        provenance is not None
+        and provenance.target is not None
+        and provenance.target.confidence == 0.95
+    )
     assert "with 95 % confidence, as one of several" in provenance.promise
 
 
 def test_too_few_images_for_confidence() -> None:
     promise = calibrate(lose_at_most(1.0, 0.95)).summary.promise
-    assert ("150 images are too few to promise 1 point of robust accuracy with 95 % confidence, which needs at least "
-            "299") in promise
+    assert (
+        "150 images are too few to promise 1 point of robust accuracy with 95 % confidence, which needs at least "
+        "299"
+    ) in promise
 
 
 def test_images_that_selected_a_reused_map_are_left_out() -> None:
@@ -155,7 +200,10 @@ def test_images_that_selected_a_reused_map_are_left_out() -> None:
     assert fitted.calibration.count == 104 and fitted.calibration.left_out == 46
     assert "on 104 images that did not select the map" in fitted.summary.promise
     nothing = calibrate(lose_at_most(5.0), like=like, selecting=half).summary
-    assert not nothing.helped and "0 images (150 others selected the map that is reused) are too few" in nothing.promise
+    assert (
+        not nothing.helped
+        and "0 images (150 others selected the map that is reused) are too few" in nothing.promise
+    )
 
 
 def test_accurate_model_that_is_worse_is_named() -> None:
@@ -163,5 +211,8 @@ def test_accurate_model_that_is_worse_is_named() -> None:
     saturated = SearchSpace(s=(49.0, 50.0), p=(7.5, 8.0), c=(-0.2, 0.0), steps=2)
     for space in (None, saturated):
         promise = calibrate(lose_at_most(5.0), accuracy=0.1, space=space).summary.promise
-        assert "the accurate model classifies " in promise and "% of the clean images correctly, the robust" in promise
+        assert (
+            "the accurate model classifies " in promise
+            and "% of the clean images correctly, the robust" in promise
+        )
         assert "every candidate was rejected" not in promise

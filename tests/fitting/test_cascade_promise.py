@@ -30,7 +30,9 @@ def true_losses(target: Target, fits: int = FITS) -> Tensor:
         if point is None or calibration.selected is None:
             losses.append(0.0)
             continue
-        worst = StageMargins.of(population(), calibration.selected).worst(torch.tensor([point[0].first_q]))
+        worst = StageMargins.of(population(), calibration.selected).worst(
+            torch.tensor([point[0].first_q])
+        )
         losses.append(int((worst <= point[1]).sum()) / POPULATION)
     return torch.tensor(losses, dtype=torch.float64)
 
@@ -48,13 +50,15 @@ def test_the_first_view_of_the_population_can_lose_images() -> None:
 
 
 def check_expectation(losses: Tensor, target: Target) -> None:
-    error = 3 * float(losses.std()) / len(losses)**0.5
+    error = 3 * float(losses.std()) / len(losses) ** 0.5
     assert float(losses.mean()) <= target.share + error
     assert float(losses.mean()) >= target.share - 3 / N  # and it is not kept by doing nothing
 
 
 @pytest.mark.usefixtures("one_scale")
-@pytest.mark.parametrize("target", [pytest.param(Target(0.04), marks=pytest.mark.slow), Target(0.08)], ids=str)
+@pytest.mark.parametrize(
+    "target", [pytest.param(Target(0.04), marks=pytest.mark.slow), Target(0.08)], ids=str
+)
 def test_the_promise_in_expectation(target: Target) -> None:
     check_expectation(true_losses(target), target)
 
@@ -64,7 +68,9 @@ def test_the_promise_in_expectation(target: Target) -> None:
 def test_the_promise_with_confidence(target: Target) -> None:
     exceeded = float((true_losses(target) > target.share).double().mean())
     assert exceeded <= 0.1 + 3 * (0.1 * 0.9 / FITS) ** 0.5 and exceeded > 0.02
-    assert float((true_losses(Target(0.08)) > target.share).double().mean()) > 0.2  # which expectation alone allows
+    assert (
+        float((true_losses(Target(0.08)) > target.share).double().mean()) > 0.2
+    )  # which expectation alone allows
 
 
 @pytest.mark.slow
@@ -72,16 +78,20 @@ def test_the_promise_with_confidence(target: Target) -> None:
 def test_the_promise_in_expectation_with_all_scales(share: float) -> None:
     target, fits = Target(share), 400
     losses = true_losses.__wrapped__(target, fits)
-    print(f"{fits} fits, target {100 * share:g} points: mean loss {100 * float(losses.mean()):.2f}, given up "
-          f"{100 * float((losses == 0).double().mean()):.1f} %, exceeded by "
-          f"{100 * float((losses > share).double().mean()):.1f} %")
+    print(
+        f"{fits} fits, target {100 * share:g} points: mean loss {100 * float(losses.mean()):.2f}, given up "
+        f"{100 * float((losses == 0).double().mean()):.1f} %, exceeded by "
+        f"{100 * float((losses > share).double().mean()):.1f} %"
+    )
     check_expectation(losses, target)
 
 
 def test_one_half_selects_and_the_other_sets_the_threshold() -> None:
     logits, target = population().take(torch.arange(400)), Target(0.08)
     search_rows, calibration_rows = halves(logits.index, 0)
-    selected, other = (calibration_of(changed(logits, rows), target) for rows in (calibration_rows, search_rows))
+    selected, other = (
+        calibration_of(changed(logits, rows), target) for rows in (calibration_rows, search_rows)
+    )
     original = calibration_of(logits, target)
     assert stages(selected) == stages(original) != stages(other)
     points = selected.point(target), original.point(target)

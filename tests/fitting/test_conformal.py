@@ -20,7 +20,8 @@ def test_threshold_loses_no_more_than_allowed(values: list[float], losses: int) 
     q = threshold(margins, losses)
     assert int((margins <= q).sum()) <= max(losses, 0)
     assert not bool((margins == q).any()), "no margin ties with the threshold"
-    # No larger order statistic would do: the next one loses more than allowed, or ties but for rounding.
+    # No larger order statistic would do: the next one loses more than allowed, or ties but for
+    # rounding.
     above = margins[margins > q]
     if 0 <= losses < len(margins) and len(above):
         assert int((margins <= above.min() * (1 + 2e-15)).sum()) > losses
@@ -58,7 +59,8 @@ def test_targets_out_of_range(value: float) -> None:
 
 
 def test_promise_holds_in_expectation() -> None:
-    """Over many calibrations, the next image is lost with probability at most the share, and not much less."""
+    """Over many calibrations, the next image is lost with probability at most the share, and not
+    much less."""
     share, n, trials = 0.05, 100, 20000
     margins = torch.rand(trials, n + 1, generator=torch.Generator().manual_seed(1))
 

@@ -1,4 +1,5 @@
-"""Algorithm 1 against an independent restatement of it: plain loops, written from the paper and its published code."""
+"""Algorithm 1 against an independent restatement of it: plain loops, written from the paper and its
+published code."""
 
 from __future__ import annotations
 
@@ -25,15 +26,23 @@ def oracle_margin(z: Array, s: float, p: float, c: float, clamp: str) -> float:
     mapped = []
     for value in z.tolist():
         u = (value - mean) / math.sqrt(variance + 1e-8) + c
-        u = {"gelu": u * 0.5 * (1 + math.erf(u / math.sqrt(2))), "relu": max(u, 0.0), "linear": u}[clamp]
+        u = {"gelu": u * 0.5 * (1 + math.erf(u / math.sqrt(2))), "relu": max(u, 0.0), "linear": u}[
+            clamp
+        ]
         mapped.append(s * math.copysign(abs(u) ** p, u) if u else 0.0)
     highest = max(mapped)
     weights = sorted((math.exp(value - highest) for value in mapped), reverse=True)
     return (weights[0] - weights[1]) / math.fsum(weights)
 
 
-def oracle(attacked: Array, clean: Array, beta: float, box: tuple[tuple[float, float], ...], clamp: str = "gelu",
-           steps: int = 8) -> tuple[dict[tuple[int, int, int], float], dict[tuple[int, int, int], float]]:
+def oracle(
+    attacked: Array,
+    clean: Array,
+    beta: float,
+    box: tuple[tuple[float, float], ...],
+    clamp: str = "gelu",
+    steps: int = 8,
+) -> tuple[dict[tuple[int, int, int], float], dict[tuple[int, int, int], float]]:
     """Thresholds and objectives by the places (s, c, p) of eight values each."""
     (s_low, s_high), (p_low, p_high), (c_low, c_high) = box
     cutoffs, objectives = {}, {}
@@ -53,13 +62,18 @@ def oracle(attacked: Array, clean: Array, beta: float, box: tuple[tuple[float, f
     return cutoffs, objectives
 
 
-def random_logits(classes: int, attacked: int, clean: int, seed: int, scale: float = 1.5) -> tuple[Array, Array]:
-    """Logits whose first class stands out more at attacked points that survive than at clean errors."""
+def random_logits(
+    classes: int, attacked: int, clean: int, seed: int, scale: float = 1.5
+) -> tuple[Array, Array]:
+    """Logits whose first class stands out more at attacked points that survive than at clean
+    errors."""
     rng = np.random.default_rng(seed)
     logits = [scale * rng.standard_normal((count, classes)) for count in (attacked, clean)]
     for z, lead in zip(logits, (2.0, 0.7), strict=True):
         z[:, 0] = z.max(axis=1) + lead * rng.random(len(z))
-    return logits[0].astype(np.float32).astype(np.float64), logits[1].astype(np.float32).astype(np.float64)
+    return logits[0].astype(np.float32).astype(np.float64), logits[1].astype(np.float32).astype(
+        np.float64
+    )
 
 
 def compare(found: GridSearch, expected: tuple[dict[tuple[int, int, int], float], ...]) -> None:
@@ -79,13 +93,24 @@ def compare(found: GridSearch, expected: tuple[dict[tuple[int, int, int], float]
     assert found.alpha == pytest.approx(1 / (1 + cutoffs[found.best]), rel=1e-12)
 
 
-@pytest.mark.parametrize(("name", "classes", "attacked", "clean", "beta"), [
-    ("cifar10", 3, 7, 4, 0.9), ("cifar10", 10, 11, 5, 0.985), ("cifar10", 4, 2, 3, 1.0),
-    ("cifar100", 30, 4, 2, 0.935), ("cifar10", 5, 3, 2, 0.0)])
-def test_equals_the_restatement(name: str, classes: int, attacked: int, clean: int, beta: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "classes", "attacked", "clean", "beta"),
+    [
+        ("cifar10", 3, 7, 4, 0.9),
+        ("cifar10", 10, 11, 5, 0.985),
+        ("cifar10", 4, 2, 3, 1.0),
+        ("cifar100", 30, 4, 2, 0.935),
+        ("cifar10", 5, 3, 2, 0.0),
+    ],
+)
+def test_equals_the_restatement(
+    name: str, classes: int, attacked: int, clean: int, beta: float
+) -> None:
     own = PUBLISHED[name]
     survived, errors = random_logits(classes, attacked, clean, seed=classes + attacked)
-    found = algorithm_1(torch.from_numpy(survived).float(), torch.from_numpy(errors).float(), beta, own.axes())
+    found = algorithm_1(
+        torch.from_numpy(survived).float(), torch.from_numpy(errors).float(), beta, own.axes()
+    )
     compare(found, oracle(survived, errors, beta, (own.s, own.p, own.c)))
 
 
@@ -96,7 +121,9 @@ def test_equals_the_restatement_on_more_logits(seed: int) -> None:
     classes = int(rng.choice([3, 7, 10, 20, 100, 300]))
     own, beta = PUBLISHED[published_for(classes)], float(rng.uniform(0.3, 1))
     size = max(4, 600 // classes)
-    survived, errors = random_logits(classes, size, size // 2, seed, scale=float(rng.uniform(0.3, 5)))
+    survived, errors = random_logits(
+        classes, size, size // 2, seed, scale=float(rng.uniform(0.3, 5))
+    )
     found = algorithm_1(torch.from_numpy(survived), torch.from_numpy(errors), beta, own.axes())
     compare(found, oracle(survived, errors, beta, (own.s, own.p, own.c)))
 
@@ -104,7 +131,8 @@ def test_equals_the_restatement_on_more_logits(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.reference
 def test_equals_the_restatement_on_a_real_model(real_data: Path, real_weights: Path) -> None:
-    """The robust ResNet-8 on CIFAR-10: clean errors, and images that one signed-gradient step does not break."""
+    """The robust ResNet-8 on CIFAR-10: clean errors, and images that one signed-gradient step does
+    not break."""
     model = models.load(f"{real_weights}/cifar10_resnet8_pgd_at_linf8.safetensors").eval()
     images = data.load_data("cifar10", data_dir=real_data, count=60)
     x, y = images.images.float() / 255, images.labels
@@ -117,7 +145,10 @@ def test_equals_the_restatement_on_a_real_model(real_data: Path, real_weights: P
     own = PUBLISHED["cifar10"]
     for beta in (0.985, 0.9):
         found = algorithm_1(survived, errors, beta, own.axes())
-        compare(found, oracle(survived.double().numpy(), errors.double().numpy(), beta, (own.s, own.p, own.c)))
+        compare(
+            found,
+            oracle(survived.double().numpy(), errors.double().numpy(), beta, (own.s, own.p, own.c)),
+        )
 
 
 @pytest.mark.parametrize("clamp", ["relu", "linear"])
@@ -139,10 +170,13 @@ def test_more_than_250_classes_use_the_largest_logits_for_the_layer_norm() -> No
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_released_optima_are_points_of_the_grid(name: str) -> None:
-    """To the last bit or its neighbour; only the released c for CIFAR-100 is that of a box that ended at 0."""
+    """To the last bit or its neighbour; only the released c for CIFAR-100 is that of a box that
+    ended at 0."""
     own, (s, p, c) = PUBLISHED[name], PUBLISHED[name].axes()
     c = np.linspace(-2.5, 0, 8) if name == "cifar100" else c
-    nearest = [np.abs(axis / value - 1).min() for value, axis in zip(own.optimum, (s, p, c), strict=True)]
+    nearest = [
+        np.abs(axis / value - 1).min() for value, axis in zip(own.optimum, (s, p, c), strict=True)
+    ]
     assert max(nearest) < 4e-16
     assert all(len(axis) == 8 for axis in own.axes())
     assert published_for(own.classes) == name and own.logit_map().clamp == "gelu"
@@ -154,14 +188,17 @@ def test_ties_prefer_a_threshold_that_is_not_saturated_then_the_largest() -> Non
     q = np.array([[[0.1, 0.3], [1 - 1e-7, 0.3]], [[0.2, 0.9], [0.3, 0.0]]])
     objective[1, 0, 1] = 0.6  # the largest of those that are not saturated is no optimum
     found = GridSearch(axes, q, objective)
-    assert found.best == (0, 0, 1) and found.candidate == (1.0, 3.0, -1.0) and len(found.optima) == 7
+    assert (
+        found.best == (0, 0, 1) and found.candidate == (1.0, 3.0, -1.0) and len(found.optima) == 7
+    )
     assert found.edges() == ["s low", "p high", "c low"]
     saturated = GridSearch(axes, np.full((2, 2, 2), 1.0), objective)
     assert saturated.best == (0, 0, 0) and saturated.alpha == 0.5
 
 
 def test_saturated_margins_count_from_just_below_one() -> None:
-    """With all attacked margins 1, the objective would be 0 for every margin that rounds below 1."""
+    """With all attacked margins 1, the objective would be 0 for every margin that rounds below
+    1."""
     far = torch.tensor([[90.0, 0.0, 0.0], [80.0, 0.0, 1.0]])
     axes = (np.array([100.0]), np.array([4.0]), np.array([0.0]))
     found = algorithm_1(far, far, 0.9, axes)
@@ -172,12 +209,18 @@ def test_margins_are_those_of_the_top_class() -> None:
     assert top_margins(torch.tensor([[0.0, math.log(3), 0.0]])) == pytest.approx([0.4])
 
 
-@pytest.mark.parametrize(("attacked", "clean", "sentence"), [
-    (0, 2, "hold a point that the robust model classifies correctly"),
-    (2, 0, "hold an image that the robust model misclassifies")])
+@pytest.mark.parametrize(
+    ("attacked", "clean", "sentence"),
+    [
+        (0, 2, "hold a point that the robust model classifies correctly"),
+        (2, 0, "hold an image that the robust model misclassifies"),
+    ],
+)
 def test_nothing_to_fit_on(attacked: int, clean: int, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        algorithm_1(torch.zeros(attacked, 3), torch.zeros(clean, 3), 0.9, PUBLISHED["cifar10"].axes())
+        algorithm_1(
+            torch.zeros(attacked, 3), torch.zeros(clean, 3), 0.9, PUBLISHED["cifar10"].axes()
+        )
 
 
 def test_two_classes() -> None:

@@ -22,10 +22,14 @@ TARGET = lose_at_most(10.0)
 
 
 def test_mixture_that_helps() -> None:
-    fitted = fit_mixture(make_attack(*make_pair(), settings=dataclasses.replace(QUICK, rounds=1)), TARGET)
+    fitted = fit_mixture(
+        make_attack(*make_pair(), settings=dataclasses.replace(QUICK, rounds=1)), TARGET
+    )
     assert fitted.summary.helped and fitted.summary.clean > fitted.summary.robust_clean
     assert any(note.startswith("round 1") for note in fitted.summary.notes)
-    assert fitted.mixture.provenance is not None and fitted.mixture.provenance.images == ("100-299",)
+    assert fitted.mixture.provenance is not None and fitted.mixture.provenance.images == (
+        "100-299",
+    )
 
 
 def test_reused_map_is_not_searched() -> None:
@@ -34,7 +38,10 @@ def test_reused_map_is_not_searched() -> None:
     like = ReusedMap(LogitMap(1.0, 1.0, 0.0, "linear"), record)
     fitted = fit_mixture(make_attack(*make_pair()), TARGET, like=like)
     assert not fitted.summary.rejected
-    assert len(fitted.summary.notes) == 1 and "selected the map that is reused" in fitted.summary.notes[0]
+    assert (
+        len(fitted.summary.notes) == 1
+        and "selected the map that is reused" in fitted.summary.notes[0]
+    )
     assert fitted.mixture.provenance is not None and fitted.mixture.provenance.reused is not None
     assert fitted.mixture.provenance.reused.images == ("100-149",)
     saved = artifacts.arrays(fitted)
@@ -52,13 +59,16 @@ def test_cached_logits_replace_the_first_attack(tmp_path: Path) -> None:
 
 
 def test_networks_are_not_run_again_at_attacked_points(tmp_path: Path) -> None:
-    """Logits of h come with the verdicts, and what g predicts there does not matter; a cache holds both."""
+    """Logits of h come with the verdicts, and what g predicts there does not matter; a cache holds
+    both."""
     accurate, robust = make_pair()
     attack, logit_map = make_attack(accurate, robust), LogitMap(1.0, 1.0, 0.0)
     calls = accurate.calls
     points = attack.run(logit_map)
     assert accurate.calls == calls and points.g is None
-    cached = dataclasses.replace(attack, settings=dataclasses.replace(attack.settings, cache=tmp_path))
+    cached = dataclasses.replace(
+        attack, settings=dataclasses.replace(attack.settings, cache=tmp_path)
+    )
     complete = cached.run(logit_map)
     assert accurate.calls > calls and complete.g is not None
     torch.testing.assert_close(points.h, complete.h)
@@ -67,20 +77,27 @@ def test_networks_are_not_run_again_at_attacked_points(tmp_path: Path) -> None:
 def test_against_the_pair() -> None:
     settings = dataclasses.replace(QUICK, against="pair", rule="nuts")
     fitted = fit_mixture(make_attack(*make_pair(), settings=settings), TARGET)
-    assert fitted.summary.helped and "against an attack on both models at once" in fitted.summary.promise
+    assert (
+        fitted.summary.helped
+        and "against an attack on both models at once" in fitted.summary.promise
+    )
     assert bool((fitted.calibration.all_logits.accurate_attacked != ANY_CLASS).any())
 
 
 def test_accurate_model_that_returns_classes() -> None:
     accurate, robust = make_pair()
     labels = HardLabels(lambda x: accurate(x).argmax(1))
-    assert fit_mixture(make_attack(labels, robust), TARGET).summary == fit_mixture(
-        make_attack(accurate, robust), TARGET).summary
+    assert (
+        fit_mixture(make_attack(labels, robust), TARGET).summary
+        == fit_mixture(make_attack(accurate, robust), TARGET).summary
+    )
 
 
 def test_classes_of_any_integer_type() -> None:
     accurate, robust = make_pair()
-    fitted = fit_mixture(make_attack(Function(lambda x: accurate(x).argmax(1).int()), robust), TARGET)
+    fitted = fit_mixture(
+        make_attack(Function(lambda x: accurate(x).argmax(1).int()), robust), TARGET
+    )
     with torch.no_grad():
         assert fitted.mixture(make_data(4).images.float() / 255).shape == (4, 4)
 
@@ -101,7 +118,9 @@ def test_robust_model_alone_if_no_mixture_helps() -> None:
     fitted = fit_mixture(make_attack(Linear(-accurate.weight.detach()), robust), TARGET)
     x = make_data().images.float() / 255
     with torch.no_grad():
-        assert not fitted.summary.helped and torch.equal(fitted.mixture.predict(x), robust(x).argmax(1))
+        assert not fitted.summary.helped and torch.equal(
+            fitted.mixture.predict(x), robust(x).argmax(1)
+        )
 
 
 def nan(model: Linear) -> nn.Module:
@@ -109,20 +128,49 @@ def nan(model: Linear) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(("change", "sentence"), [
-    (lambda g, h: (g, Linear(torch.randn(5, 48))), r"equal numbers of classes, got \(4, 5\)"),
-    (lambda g, h: (g, nan(h)), "the robust model must output finite logits"),
-    (lambda g, h: (nan(g), h), "the accurate model must output finite logits"),
-    (lambda g, h: (g, Linear(-g.weight.detach())), "classify at least one attacked image correctly"),
-    (lambda g, h: (g, Linear(2 * g.weight.detach())), "must differ, got the same predictions on all 200 images"),
-    (lambda g, h: (g, Function(lambda x: h(x).argmax(1))), r"`robust` must output logits \(B, K\), got 'shape"),
-    (lambda g, h: (Function(lambda x: x), h), r"`accurate` must output logits \(B, K\) or classes \(B,\)"),
-    (lambda g, h: (Function(lambda x: g(x).tolist()), h), "`accurate` must return one tensor, got 'list'"),
-    (lambda g, h: (Function(lambda x: x[9999]), h), r"`accurate` must take images of shape \(3, 4, 4\), but raised"),
-    (lambda g, h: (Function(lambda x: g(x).argmax(1) + 4), h), "`classes of the accurate model` must lie in 0..3"),
-    (lambda g, h: (Function(lambda x: g(x).amax(1)), h), "`classes of the accurate model` must be whole numbers"),
-])
-def test_unusable_models(change: Callable[[Linear, Linear], tuple[nn.Module, nn.Module]], sentence: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda g, h: (g, Linear(torch.randn(5, 48))), r"equal numbers of classes, got \(4, 5\)"),
+        (lambda g, h: (g, nan(h)), "the robust model must output finite logits"),
+        (lambda g, h: (nan(g), h), "the accurate model must output finite logits"),
+        (
+            lambda g, h: (g, Linear(-g.weight.detach())),
+            "classify at least one attacked image correctly",
+        ),
+        (
+            lambda g, h: (g, Linear(2 * g.weight.detach())),
+            "must differ, got the same predictions on all 200 images",
+        ),
+        (
+            lambda g, h: (g, Function(lambda x: h(x).argmax(1))),
+            r"`robust` must output logits \(B, K\), got 'shape",
+        ),
+        (
+            lambda g, h: (Function(lambda x: x), h),
+            r"`accurate` must output logits \(B, K\) or classes \(B,\)",
+        ),
+        (
+            lambda g, h: (Function(lambda x: g(x).tolist()), h),
+            "`accurate` must return one tensor, got 'list'",
+        ),
+        (
+            lambda g, h: (Function(lambda x: x[9999]), h),
+            r"`accurate` must take images of shape \(3, 4, 4\), but raised",
+        ),
+        (
+            lambda g, h: (Function(lambda x: g(x).argmax(1) + 4), h),
+            "`classes of the accurate model` must lie in 0..3",
+        ),
+        (
+            lambda g, h: (Function(lambda x: g(x).amax(1)), h),
+            "`classes of the accurate model` must be whole numbers",
+        ),
+    ],
+)
+def test_unusable_models(
+    change: Callable[[Linear, Linear], tuple[nn.Module, nn.Module]], sentence: str
+) -> None:
     with pytest.raises(InputError, match=sentence):
         fit_mixture(make_attack(*change(*make_pair())), TARGET)
 

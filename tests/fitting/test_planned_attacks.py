@@ -32,11 +32,24 @@ def attacks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return titles
 
 
-@pytest.mark.parametrize("settings", [
-    {"rule": "paper", "rounds": 0}, {"rule": "paper"}, {"rule": "paper", **LIKE}, {"rule": "nuts", "rounds": 2},
-    {"rule": "nuts", "rounds": 0}, {"rule": "switch"}, {"rule": "auto"}, {"rule": "auto", **LIKE},
-    *({"rule": rule, "against": "pair"} for rule in ("nuts", "switch", "auto"))], ids=str)
-def test_a_fit_makes_the_attacks_that_it_plans(attacks: list[str], settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rule": "paper", "rounds": 0},
+        {"rule": "paper"},
+        {"rule": "paper", **LIKE},
+        {"rule": "nuts", "rounds": 2},
+        {"rule": "nuts", "rounds": 0},
+        {"rule": "switch"},
+        {"rule": "auto"},
+        {"rule": "auto", **LIKE},
+        *({"rule": rule, "against": "pair"} for rule in ("nuts", "switch", "auto")),
+    ],
+    ids=str,
+)
+def test_a_fit_makes_the_attacks_that_it_plans(
+    attacks: list[str], settings: dict[str, Any]
+) -> None:
     options = {**QUICK, **settings}
     planned = planned_attacks(FitSettings(**options))
     fit(*make_pair(), make_data(), threat=THREAT, device="cpu", lose_at_most=10.0, **options)
@@ -46,8 +59,18 @@ def test_a_fit_makes_the_attacks_that_it_plans(attacks: list[str], settings: dic
 def test_a_cascade_ends_early_where_it_stays_the_same(attacks: list[str]) -> None:
     rounds, settings = 3, dict[str, Any](rule="cascade", views=2, **QUICK)
     planned = [title for title, _ in planned_attacks(FitSettings(rounds=rounds, **settings))]
-    fit(*make_pair(), make_data(160), threat=THREAT, device="cpu", lose_at_most=12.0, rounds=rounds, **settings)
-    assert attacks == planned[:len(attacks)] and len(planned) - rounds <= len(attacks) <= len(planned)
+    fit(
+        *make_pair(),
+        make_data(160),
+        threat=THREAT,
+        device="cpu",
+        lose_at_most=12.0,
+        rounds=rounds,
+        **settings,
+    )
+    assert attacks == planned[: len(attacks)] and len(planned) - rounds <= len(attacks) <= len(
+        planned
+    )
 
 
 def test_a_resumed_fit_plans_what_is_left(attacks: list[str], tmp_path: Path) -> None:
@@ -61,8 +84,9 @@ def test_a_resumed_fit_plans_what_is_left(attacks: list[str], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("rule", ["paper", "cascade"])
-def test_a_command_says_which_attack_of_how_many_runs(rule: str, capsys: pytest.CaptureFixture[str],
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_says_which_attack_of_how_many_runs(
+    rule: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress_display, "_SECONDS_BETWEEN_LINES", 0.0)
     with progress.display():
         fit(*make_pair(), make_data(160), threat=THREAT, device="cpu", rule=rule, **QUICK)

@@ -49,7 +49,8 @@ def make_gated() -> GatedClassifier:
 
 
 def make_data() -> Dataset:
-    """The accurate model is always correct and easily attacked; the robust one is correct far from the middle."""
+    """The accurate model is always correct and easily attacked; the robust one is correct far from
+    the middle."""
     x = torch.rand(N, 1, 1, 3, generator=torch.Generator().manual_seed(0))
     y = torch.arange(N) % 2
     x[:, 0, 0, 0] = torch.where(y == 0, 0.56, 0.44)
@@ -71,7 +72,9 @@ class CountedAttack:
         return Suite(attacks=(Apgd(loss="margin", steps=10),))
 
 
-def make_evaluator(attack: CountedAttack | None = None, folder: Path | None = None) -> CandidateEvaluator:
+def make_evaluator(
+    attack: CountedAttack | None = None, folder: Path | None = None
+) -> CandidateEvaluator:
     conditions = Conditions(Threat("linf", 0.1), torch.device("cpu"), 0, 16)
     return CandidateEvaluator(make_data(), conditions, attack or CountedAttack(), folder)
 
@@ -99,15 +102,20 @@ def test_candidate_logits_are_mixed_by_the_formula() -> None:
 def brute_force() -> tuple[dict[MixedClassifier, float], dict[MixedClassifier, float]]:
     """Clean accuracy of many candidates, and accuracy of each under its own attack."""
     model, evaluator = make_gated(), make_evaluator()
-    candidates = [MixedClassifier(model.accurate, model.robust, alpha).eval()
-                  for alpha in torch.linspace(0.3, 1.0, 29).tolist()]
-    return ({c: float(evaluator.clean(c).correct(c).float().mean()) for c in candidates},
-            {c: float(evaluator.attacked(c).correct(c).float().mean()) for c in candidates})
+    candidates = [
+        MixedClassifier(model.accurate, model.robust, alpha).eval()
+        for alpha in torch.linspace(0.3, 1.0, 29).tolist()
+    ]
+    return (
+        {c: float(evaluator.clean(c).correct(c).float().mean()) for c in candidates},
+        {c: float(evaluator.attacked(c).correct(c).float().mean()) for c in candidates},
+    )
 
 
 @pytest.mark.parametrize("target", [0.2, 0.4, 0.55])
-def test_selection_equals_brute_force(brute_force: tuple[dict[MixedClassifier, float], dict[MixedClassifier, float]],
-                                      target: float) -> None:
+def test_selection_equals_brute_force(
+    brute_force: tuple[dict[MixedClassifier, float], dict[MixedClassifier, float]], target: float
+) -> None:
     """Up to two images, the most accurate of the candidates that reach the target."""
     clean, robust = brute_force
     candidates = list(clean)
@@ -158,8 +166,12 @@ def test_repeated_selection_attacks_only_other_models(tmp_path: Path) -> None:
 def test_greatest_shift_that_stays_accurate() -> None:
     model = make_gated()
     logits, shifts = make_evaluator().clean(model), [0.5 * step for step in range(-12, 13)]
-    accuracy = {shift: float(logits.correct(model.with_range(0.0, 1.0, shift=shift)).float().mean())
-                for shift in shifts}
+    accuracy = {
+        shift: float(logits.correct(model.with_range(0.0, 1.0, shift=shift)).float().mean())
+        for shift in shifts
+    }
     assert min(accuracy.values()) < 0.95
-    assert shift_for(model, logits, 0.95, shifts).shift == max(s for s, value in accuracy.items() if value >= 0.95)
+    assert shift_for(model, logits, 0.95, shifts).shift == max(
+        s for s, value in accuracy.items() if value >= 0.95
+    )
     assert accuracy[shift_for(model, logits, 1.01, shifts).shift] == max(accuracy.values())

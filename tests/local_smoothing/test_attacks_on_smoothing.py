@@ -12,22 +12,37 @@ from torch import Tensor, nn
 from equipoise.attacks import make_attack
 from equipoise.core import losses, rng
 from equipoise.core.threat import Threat
-from equipoise.local_smoothing import AdaptiveSmoothing, BinarySmoothing, Neighbours, SmoothedClassifier
+from equipoise.local_smoothing import (
+    AdaptiveSmoothing,
+    BinarySmoothing,
+    Neighbours,
+    SmoothedClassifier,
+)
 from equipoise.local_smoothing.smoothing import RULES, SPACES, TRUSTS
 from equipoise.models import build
 
 B, C, H, W, K = 4, 3, 5, 7, 6
 ATTACKS: dict[str, dict[str, Any]] = {
-    "pgd": {"steps": 4}, "apgd": {"steps": 8}, "targeted": {"steps": 8, "targets": 2},
-    "fab": {"steps": 5, "targets": 2}, "square": {"steps": 40}}
+    "pgd": {"steps": 4},
+    "apgd": {"steps": 8},
+    "targeted": {"steps": 8, "targets": 2},
+    "fab": {"steps": 5, "targets": 2},
+    "square": {"steps": 40},
+}
 
 
 def _images() -> Tensor:
-    return torch.rand(B, C, H, W, generator=torch.Generator().manual_seed(2), dtype=torch.float64).float()
+    return torch.rand(
+        B, C, H, W, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    ).float()
 
 
 def _base(seed: int, classes: int = K) -> nn.Module:
-    return build("cnn_small", num_classes=classes, image_shape=(C, H, W), seed=seed).eval().requires_grad_(False)
+    return (
+        build("cnn_small", num_classes=classes, image_shape=(C, H, W), seed=seed)
+        .eval()
+        .requires_grad_(False)
+    )
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -49,16 +64,24 @@ def _two_class_models() -> list[nn.Module]:
     images = torch.rand(30, C, H, W, generator=torch.Generator().manual_seed(7))
     votes = Neighbours(images, torch.arange(30) % 2, 2, k=5, weights="distance")
     g, h = (_base(seed, classes=2) for seed in (1, 2))
-    return [SmoothedClassifier(g, votes, 0.1, trust="gradient"), SmoothedClassifier(g, votes, 0.1, trust="ratio"),
-            BinarySmoothing(g, votes, 0.01), AdaptiveSmoothing(g, h, example=_images(), width=4, trust="ratio").eval()]
+    return [
+        SmoothedClassifier(g, votes, 0.1, trust="gradient"),
+        SmoothedClassifier(g, votes, 0.1, trust="ratio"),
+        BinarySmoothing(g, votes, 0.01),
+        AdaptiveSmoothing(g, h, example=_images(), width=4, trust="ratio").eval(),
+    ]
 
 
-@pytest.mark.parametrize("number", range(4), ids=["neighbours", "neighbours-ratio", "binary", "policy"])
+@pytest.mark.parametrize(
+    "number", range(4), ids=["neighbours", "neighbours-ratio", "binary", "policy"]
+)
 def test_attacks_on_neighbours_two_classes_and_the_policy(number: int) -> None:
     model, x = _two_class_models()[number], _images()
     with torch.no_grad():
         y = model(x).argmax(dim=1)
     random_stream = rng.stream(0, "apgd", torch.arange(B))
-    x_adv = make_attack("apgd", steps=8)(model, x, y, threat=Threat("l2", 2.0), stream=random_stream)
+    x_adv = make_attack("apgd", steps=8)(
+        model, x, y, threat=Threat("l2", 2.0), stream=random_stream
+    )
     before, after = (losses.signed_margin(model(at), y) for at in (x, x_adv))
     assert bool((after < before).all())

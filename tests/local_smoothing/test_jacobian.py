@@ -8,7 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise.local_smoothing.jacobian import SoftplusDerivatives, SoftplusSurrogate, class_gradient_norms
+from equipoise.local_smoothing.jacobian import (
+    SoftplusDerivatives,
+    SoftplusSurrogate,
+    class_gradient_norms,
+)
 from equipoise.models import build
 
 B, C, H, W, K = 4, 3, 5, 7, 6
@@ -19,17 +23,25 @@ def _images(dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def _model() -> nn.Module:
-    return build("cnn_small", num_classes=K, image_shape=(C, H, W), seed=3).eval().requires_grad_(False)
+    return (
+        build("cnn_small", num_classes=K, image_shape=(C, H, W), seed=3)
+        .eval()
+        .requires_grad_(False)
+    )
 
 
-@pytest.mark.parametrize(("norm", "order"), [("linf", 1.0), ("l2", 2.0), (1.0, math.inf), (4.0, 4 / 3)])
+@pytest.mark.parametrize(
+    ("norm", "order"), [("linf", 1.0), ("l2", 2.0), (1.0, math.inf), (4.0, 4 / 3)]
+)
 def test_norms_equal_those_of_a_loop_over_classes(norm: str | float, order: float) -> None:
     model, x = _model(), _images()
     values, norms, _ = class_gradient_norms(lambda at: (model(at), ()), x, norm, chunk=4)
     for number in range(K):
         point = x.clone().requires_grad_()
         gradient = torch.autograd.grad(model(point)[:, number].sum(), point)[0].flatten(1)
-        torch.testing.assert_close(norms[:, number], torch.linalg.vector_norm(gradient, order, dim=1))
+        torch.testing.assert_close(
+            norms[:, number], torch.linalg.vector_norm(gradient, order, dim=1)
+        )
     torch.testing.assert_close(values, model(x))
     again, norm_of_top, _ = class_gradient_norms(lambda at: (model(at), ()), x, norm, top_only=True)
     torch.testing.assert_close(norm_of_top, norms.gather(1, values.argmax(dim=1, keepdim=True)))
@@ -62,7 +74,9 @@ def test_second_derivatives_in_closed_form() -> None:
     length = offset.norm(dim=2)
     torch.testing.assert_close(norms, model.scales.abs() * length)
     gradient = torch.autograd.grad(norms.sum(), x)[0].flatten(1)
-    torch.testing.assert_close(gradient, (model.scales.abs()[:, None] * offset / length.unsqueeze(2)).sum(dim=1))
+    torch.testing.assert_close(
+        gradient, (model.scales.abs()[:, None] * offset / length.unsqueeze(2)).sum(dim=1)
+    )
 
 
 def test_gradient_norms_of_relu_networks_are_differentiable_with_softplus_derivatives() -> None:

@@ -23,9 +23,15 @@ def _data(seed: int = 0, count: int = N) -> tuple[Tensor, Tensor]:
 
 def _brute_force(images: Tensor, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
     x = images.double() / 255
-    mean, std = x.mean(dim=(0, 2, 3), keepdim=True), x.std(dim=(0, 2, 3), keepdim=True, unbiased=False)
-    apart = torch.cdist(((query.double() - mean) / std).flatten(1), ((x - mean) / std).flatten(1),
-                        compute_mode="donot_use_mm_for_euclid_dist")
+    mean, std = (
+        x.mean(dim=(0, 2, 3), keepdim=True),
+        x.std(dim=(0, 2, 3), keepdim=True, unbiased=False),
+    )
+    apart = torch.cdist(
+        ((query.double() - mean) / std).flatten(1),
+        ((x - mean) / std).flatten(1),
+        compute_mode="donot_use_mm_for_euclid_dist",
+    )
     values, rows = apart.sort(dim=1, stable=True)
     return rows[:, :k], values[:, :k]
 
@@ -82,7 +88,9 @@ def test_weights_fall_with_distance_and_a_training_image_decides_alone() -> None
     x = torch.tensor([10 / 255]).view(1, 1, 1, 1)
     inverse = torch.tensor([1 / 10, 1 / 20, 1 / 80])
     share = inverse[1:].sum() / inverse.sum()
-    torch.testing.assert_close(oracle(x), torch.tensor([[1 - 2 * share, 2 * share - 1]]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        oracle(x), torch.tensor([[1 - 2 * share, 2 * share - 1]]), rtol=1e-4, atol=1e-5
+    )
     torch.testing.assert_close(oracle(images[1:2].float() / 255), torch.tensor([[-1.0, 1.0]]))
 
 
@@ -98,7 +106,11 @@ def test_ties_are_broken_by_the_accurate_side() -> None:
     """Eq. (2) at a large strength gives the class of the neighbours, and g decides ties."""
     images, labels = _data()
     oracle = Neighbours(images, labels, K, k=4)
-    accurate = build("cnn_small", num_classes=K, image_shape=(C, H, W), seed=3).eval().requires_grad_(False)
+    accurate = (
+        build("cnn_small", num_classes=K, image_shape=(C, H, W), seed=3)
+        .eval()
+        .requires_grad_(False)
+    )
     x = _data(1, 40)[0].float() / 255
     tied, votes = _is_tied(oracle, x), oracle(x)
     assert 0 < int(tied.sum()) < 40
@@ -117,9 +129,14 @@ def test_the_neighbours_are_constant_within_the_radius() -> None:
         radius = oracle.constant_vote_radius(x, norm)
         assert bool((radius > 0).all())
         random_stream = rng.stream(0, "steady", torch.arange(len(x)))
-        directions = [geometry.steepest(random_stream.at(draw).normal(C, H, W).double(), name) for draw in range(50)]
+        directions = [
+            geometry.steepest(random_stream.at(draw).normal(C, H, W).double(), name)
+            for draw in range(50)
+        ]
         if norm == 1.0:  # all in one pixel
-            directions = [d * 0 + (d == d.flatten(1).amax(dim=1).view(-1, 1, 1, 1)) for d in directions]
+            directions = [
+                d * 0 + (d == d.flatten(1).amax(dim=1).view(-1, 1, 1, 1)) for d in directions
+            ]
         for direction in directions:
             moved = x + radius.view(-1, 1, 1, 1) * direction
             assert torch.equal(oracle.nearest(moved)[0].sort(dim=1).values, kept)
@@ -130,8 +147,12 @@ def test_the_radius_is_half_the_gap_between_two_points() -> None:
     x = torch.tensor([0.3], dtype=torch.float64).view(1, 1, 1, 1)
     for norm in ("linf", "l2", 1.0):
         radius = Neighbours(images, torch.tensor([0, 1]), 2, k=1).constant_vote_radius(x, norm)
-        torch.testing.assert_close(radius, torch.tensor([0.2], dtype=torch.float64), rtol=1e-4, atol=0)
-    assert Neighbours(images, torch.tensor([0, 1]), 2, k=2).constant_vote_radius(x).tolist() == [float("inf")]
+        torch.testing.assert_close(
+            radius, torch.tensor([0.2], dtype=torch.float64), rtol=1e-4, atol=0
+        )
+    assert Neighbours(images, torch.tensor([0, 1]), 2, k=2).constant_vote_radius(x).tolist() == [
+        float("inf")
+    ]
 
 
 def test_invalid_arguments_of_neighbours_are_an_error() -> None:
@@ -140,11 +161,17 @@ def test_invalid_arguments_of_neighbours_are_an_error() -> None:
         Neighbours(images, labels, K, k=N + 1)
     with pytest.raises(InputError, match="weights"):
         Neighbours(images, labels, K, weights="distances")
-    for bad, message in ((images.flatten(1), "shape"), (images.float(), "lie in"), (images.long(), "floating point")):
+    for bad, message in (
+        (images.flatten(1), "shape"),
+        (images.float(), "lie in"),
+        (images.long(), "floating point"),
+    ):
         with pytest.raises(InputError, match=f"`images` must .*{message}"):
             Neighbours(bad, labels, K)
     oracle = Neighbours(images, labels, K)
-    with pytest.raises(InputError, match=r"shape \(B, 3, 5, 7\) of the neighbours, got \(2, 1, 5, 7\)"):
+    with pytest.raises(
+        InputError, match=r"shape \(B, 3, 5, 7\) of the neighbours, got \(2, 1, 5, 7\)"
+    ):
         oracle(torch.rand(2, 1, H, W))
 
 
@@ -153,7 +180,9 @@ def test_the_output_has_the_precision_of_the_query() -> None:
     oracle, x = Neighbours(images, labels, K), _data(1, 5)[0].float() / 255
     for dtype in (torch.float64, torch.bfloat16):
         votes = oracle(x.to(dtype))
-        assert votes.dtype == dtype and torch.equal(votes.argmax(dim=1), oracle(x.to(dtype).float()).argmax(dim=1))
+        assert votes.dtype == dtype and torch.equal(
+            votes.argmax(dim=1), oracle(x.to(dtype).float()).argmax(dim=1)
+        )
 
 
 def test_products_are_never_computed_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:

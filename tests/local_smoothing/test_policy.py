@@ -21,8 +21,10 @@ def _images() -> Tensor:
 
 def _pair() -> tuple[nn.Module, nn.Module]:
     """Different architectures, so that widths and sizes of the maps differ."""
-    return (build("resnet8", num_classes=K, image_shape=(C, H, W), seed=1).eval(),
-            build("cnn_small", num_classes=K, image_shape=(C, H, W), seed=2).eval())
+    return (
+        build("resnet8", num_classes=K, image_shape=(C, H, W), seed=1).eval(),
+        build("cnn_small", num_classes=K, image_shape=(C, H, W), seed=2).eval(),
+    )
 
 
 def _adaptive(trust: str = "top-ratio") -> AdaptiveSmoothing:
@@ -50,7 +52,10 @@ def test_beta_is_clamped() -> None:
 def test_an_attack_may_have_another_target_strength() -> None:
     model, x = _adaptive(), _images()
     nn.init.normal_(model.policy.fc.weight, std=3.0)
-    gate, own = log_strength(torch.tensor([0.0, 2.0, math.inf, 5.0])), torch.tensor([False, False, False, True])
+    gate, own = (
+        log_strength(torch.tensor([0.0, 2.0, math.inf, 5.0])),
+        torch.tensor([False, False, False, True]),
+    )
     logits, beta = model.logits_and_beta(x, gate, own)
     torch.testing.assert_close(logits[0], model.rule.accurate(x)[0])
     torch.testing.assert_close(logits[2], model.rule.oracle(x)[2])
@@ -79,5 +84,7 @@ def test_gradients_flow_through_the_policy_to_the_image() -> None:
 def test_the_seed_determines_the_policy() -> None:
     state = torch.random.get_rng_state()
     first, second = _adaptive(), _adaptive()
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
     assert torch.equal(torch.random.get_rng_state(), state)

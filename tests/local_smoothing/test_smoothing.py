@@ -11,7 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.core.checks import InputError
-from equipoise.local_smoothing.smoothing import RULES, SPACES, TRUSTS, BinarySmoothing, SmoothedClassifier, log_strength
+from equipoise.local_smoothing.smoothing import (
+    RULES,
+    SPACES,
+    TRUSTS,
+    BinarySmoothing,
+    SmoothedClassifier,
+    log_strength,
+)
 from equipoise.mixing import MixedClassifier
 from equipoise.models import build
 
@@ -35,7 +42,9 @@ def _loop(values: nn.Module, x: Tensor, space: str) -> tuple[Tensor, Tensor]:
         point = x.clone().requires_grad_()
         z = values(point)
         out = z if space == "logits" else z.softmax(dim=1)
-        sizes.append(torch.autograd.grad(out[:, number].sum(), point)[0].flatten(1).abs().sum(dim=1))
+        sizes.append(
+            torch.autograd.grad(out[:, number].sum(), point)[0].flatten(1).abs().sum(dim=1)
+        )
     return (values(x) if space == "logits" else values(x).softmax(dim=1)), torch.stack(sizes, dim=1)
 
 
@@ -45,8 +54,13 @@ def test_every_rule_is_its_formula(trust: str, space: str, rule: str) -> None:
     (g, steep), (h, other) = _loop(accurate, x, space), _loop(robust, x, space)
     first = steep.gather(1, g.argmax(dim=1, keepdim=True))
     second = other.gather(1, h.argmax(dim=1, keepdim=True))
-    r = {"constant": torch.ones_like(g), "gradient": steep, "top-gradient": first.expand_as(g),
-         "ratio": steep / (other + 1e-5), "top-ratio": (first / (second + 1e-5)).expand_as(g)}[trust]
+    r = {
+        "constant": torch.ones_like(g),
+        "gradient": steep,
+        "top-gradient": first.expand_as(g),
+        "ratio": steep / (other + 1e-5),
+        "top-ratio": (first / (second + 1e-5)).expand_as(g),
+    }[trust]
     expected = g + gamma * r * h
     if rule == "averaged":
         expected = expected / (1 + gamma * r)
@@ -95,11 +109,16 @@ def test_each_image_can_have_its_own_strength() -> None:
 @pytest.mark.parametrize(("trust", "space"), list(product(TRUSTS, SPACES)))
 def test_gradients_are_right_to_second_order(trust: str, space: str) -> None:
     generator = torch.Generator().manual_seed(4)
-    smooth = [nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.Tanh(), nn.Linear(7, 3)).double() for _ in range(2)]
+    smooth = [
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+        for _ in range(2)
+    ]
     for base in smooth:
         for weight in base.parameters():
             nn.init.normal_(weight, std=0.4, generator=generator)
-    model = SmoothedClassifier(smooth[0], smooth[1], 0.6, trust=trust, space=space, norm="l2").requires_grad_(False)
+    model = SmoothedClassifier(
+        smooth[0], smooth[1], 0.6, trust=trust, space=space, norm="l2"
+    ).requires_grad_(False)
     x = torch.rand(2, 3, 2, 2, dtype=torch.float64, generator=generator).requires_grad_()
     assert torch.autograd.gradcheck(model, (x,))
 
@@ -123,14 +142,18 @@ class _ConstantClass(nn.Module):
 
 
 @pytest.mark.parametrize(("norm", "order"), [("linf", 1), ("l2", 2), (1.0, math.inf)])
-def test_binary_smoothing_shifts_a_linear_classifier_by_its_radius(norm: str | float, order: float) -> None:
+def test_binary_smoothing_shifts_a_linear_classifier_by_its_radius(
+    norm: str | float, order: float
+) -> None:
     """γ ‖w‖_p* is exactly how much a perturbation of size γ can change wᵀx."""
     x, gamma = _images(), 0.05
     w = torch.linspace(-1, 1, C * H * W, dtype=torch.float64)
     g = x.flatten(1) @ w - 0.3
     for number, direction in ((0, -1.0), (1, 1.0)):
         z = BinarySmoothing(_Plane(), _ConstantClass(number), gamma, norm=norm)(x)
-        torch.testing.assert_close(z[:, 1] - z[:, 0], g + gamma * direction * torch.linalg.vector_norm(w, order))
+        torch.testing.assert_close(
+            z[:, 1] - z[:, 0], g + gamma * direction * torch.linalg.vector_norm(w, order)
+        )
 
 
 def test_invalid_arguments_of_rules_are_an_error() -> None:
@@ -157,7 +180,12 @@ def test_invalid_arguments_of_rules_are_an_error() -> None:
 
 @pytest.mark.parametrize("trust", ["gradient", "top-ratio"])
 def test_a_base_in_training_mode_is_an_error(trust: str) -> None:
-    training = nn.Sequential(nn.Conv2d(C, 4, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * H * W, K)).double()
+    training = nn.Sequential(
+        nn.Conv2d(C, 4, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * H * W, K)
+    ).double()
     with pytest.raises(InputError, match=r"evaluation mode, model\.eval\(\)"):
         SmoothedClassifier(training, _base(2), 1.0, trust=trust)(_images())
-    assert SmoothedClassifier(training.eval(), _base(2), 1.0, trust=trust)(_images()).shape == (B, K)
+    assert SmoothedClassifier(training.eval(), _base(2), 1.0, trust=trust)(_images()).shape == (
+        B,
+        K,
+    )

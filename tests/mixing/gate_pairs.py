@@ -24,8 +24,10 @@ def images(count: int = B, seed: int = 2) -> Tensor:
 
 def pair() -> tuple[nn.Module, nn.Module]:
     """Different architectures, so that widths and sizes of the maps differ."""
-    return (build("resnet8", num_classes=K, image_shape=(C, H, W), seed=1).eval(),
-            build("cnn_small", num_classes=K, image_shape=(C, H, W), seed=2).eval())
+    return (
+        build("resnet8", num_classes=K, image_shape=(C, H, W), seed=1).eval(),
+        build("cnn_small", num_classes=K, image_shape=(C, H, W), seed=2).eval(),
+    )
 
 
 def gated(**settings: Any) -> GatedClassifier:
@@ -41,9 +43,17 @@ def gated(**settings: Any) -> GatedClassifier:
     return model.eval()
 
 
-def attack(model: nn.Module, x: Tensor, y: Tensor, eps: float, *, surrogate: nn.Module | None = None,
-           extra: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """PGD with ℓ∞ radius eps and gradients of the surrogate; of all iterates the one with the least margin."""
+def attack(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    eps: float,
+    *,
+    surrogate: nn.Module | None = None,
+    extra: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """PGD with ℓ∞ radius eps and gradients of the surrogate; of all iterates the one with the least
+    margin."""
     threat, source = Threat("linf", eps), surrogate or model
 
     def objective(at: Tensor) -> Tensor:
@@ -51,8 +61,14 @@ def attack(model: nn.Module, x: Tensor, y: Tensor, eps: float, *, surrogate: nn.
         return loss if extra is None else loss + extra(at)
 
     best, least = x, losses.signed_margin(model(x), y).detach()
-    for point in ascend(objective, x, norm="linf", step_size=eps / 5, steps=20,
-                        project=partial(geometry.project, x=x, threat=threat)):
+    for point in ascend(
+        objective,
+        x,
+        norm="linf",
+        step_size=eps / 5,
+        steps=20,
+        project=partial(geometry.project, x=x, threat=threat),
+    ):
         margin = losses.signed_margin(model(point), y).detach()
         best = torch.where((margin < least).view(-1, 1, 1, 1), point, best)
         least = torch.minimum(margin, least)

@@ -1,4 +1,5 @@
-"""Models whose logits are looked up in a table by the number of the image, so that any logits can be tested."""
+"""Models whose logits are looked up in a table by the number of the image, so that any logits can
+be tested."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def numbers_of(x: Tensor) -> Tensor:
     return (x[:, 0, 0, 0] * 2**16).long()
 
 
-def lookup_pair(seed: int, scale: float, count: int = 40, classes: int = 6) -> tuple[LookupModel, LookupModel]:
+def lookup_pair(
+    seed: int, scale: float, count: int = 40, classes: int = 6
+) -> tuple[LookupModel, LookupModel]:
     """Coarse random logits, so that ties of classes and of margins happen."""
     random_stream = stream(seed, "tables", torch.arange(count))
     g, h = ((scale * random_stream.at(side).normal(classes)).round() / 2 for side in ("g", "h"))

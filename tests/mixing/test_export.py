@@ -16,8 +16,12 @@ from equipoise.mixing import GatedClassifier, LogitMap, MixedClassifier, new_gat
 from equipoise.models.layers.tta import TTAClassifier
 
 SIZES = (1, 2, 5, 9)
-MAPS = {"layer-norm": LogitMap(2.0, 1.5, -0.3), "gelu": LogitMap(2.0, 0.7, -0.3, "gelu"),
-        "rivals": LogitMap(2.0, 1.5, -0.3, rivals=0.3), "unit": LogitMap(0.4, 1.2, 0.1, "softplus", unit=1.5)}
+MAPS = {
+    "layer-norm": LogitMap(2.0, 1.5, -0.3),
+    "gelu": LogitMap(2.0, 0.7, -0.3, "gelu"),
+    "rivals": LogitMap(2.0, 1.5, -0.3, rivals=0.3),
+    "unit": LogitMap(0.4, 1.2, 0.1, "softplus", unit=1.5),
+}
 
 
 class Classes(nn.Module):
@@ -40,7 +44,9 @@ class Tokens(nn.Module):
         self.patches, self.first, self.second = nn.Conv2d(C, 6, 1), nn.Linear(6, 6), nn.Linear(6, 6)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.second(self.first(self.patches(x).flatten(2).transpose(1, 2))).mean(dim=1)
+        logits: Tensor = self.second(self.first(self.patches(x).flatten(2).transpose(1, 2))).mean(
+            dim=1
+        )
         return logits
 
 
@@ -50,7 +56,9 @@ def _fixed(**settings: object) -> MixedClassifier:
 
 def _tta() -> MixedClassifier:
     g, h = pair()
-    return MixedClassifier(TTAClassifier(g, 2), TTAClassifier(h, 6), 0.6, logit_map=MAPS["rivals"]).eval()
+    return MixedClassifier(
+        TTAClassifier(g, 2), TTAClassifier(h, 6), 0.6, logit_map=MAPS["rivals"]
+    ).eval()
 
 
 def _returning_classes() -> MixedClassifier:
@@ -61,30 +69,41 @@ def _returning_classes() -> MixedClassifier:
 def _gated_tokens() -> MixedClassifier:
     torch.manual_seed(1)
     g, h = Tokens().eval(), pair()[1]
-    return GatedClassifier(g, h, new_gate(g, h, images(2), feature_layers=(("first", "second"), ("conv1", "conv2")),
-                                          width=4)).eval()
+    return GatedClassifier(
+        g,
+        h,
+        new_gate(
+            g, h, images(2), feature_layers=(("first", "second"), ("conv1", "conv2")), width=4
+        ),
+    ).eval()
 
 
 KINDS: dict[str, Callable[[], MixedClassifier]] = {
-    "plain": _fixed, "hard": lambda: _fixed(hard=True),
+    "plain": _fixed,
+    "hard": lambda: _fixed(hard=True),
     **{name: partial(_fixed, logit_map=logit_map, hard=True) for name, logit_map in MAPS.items()},
-    "tta": _tta, "returning-classes": _returning_classes,
+    "tta": _tta,
+    "returning-classes": _returning_classes,
     "gated": lambda: gated(alpha_min=0.2, alpha_max=0.9),
-    "gated-hard": lambda: gated(hard=True, logit_map=MAPS["layer-norm"], alpha_min=0.2), "gated-tokens": _gated_tokens,
+    "gated-hard": lambda: gated(hard=True, logit_map=MAPS["layer-norm"], alpha_min=0.2),
+    "gated-tokens": _gated_tokens,
 }
 
 
 def _check(model: nn.Module, exported: Callable[[Tensor], Tensor]) -> None:
     with torch.no_grad():
         for size in SIZES:
-            torch.testing.assert_close(exported(images(size, seed=size)), model(images(size, seed=size)))
+            torch.testing.assert_close(
+                exported(images(size, seed=size)), model(images(size, seed=size))
+            )
 
 
 FAST = ("rivals", "tta", "returning-classes", "gated-hard")
 
 
-@pytest.mark.parametrize("kind", [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow)
-                                  for kind in KINDS])
+@pytest.mark.parametrize(
+    "kind", [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_export(kind: str) -> None:
     model = KINDS[kind]()
     batch = torch.export.Dim("batch", min=1, max=1024)
@@ -97,7 +116,9 @@ def test_export(kind: str) -> None:
 def test_trace(kind: str) -> None:
     model = KINDS[kind]()
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # branches on the shape of an image, and that tracing is deprecated
+        warnings.simplefilter(
+            "ignore"
+        )  # branches on the shape of an image, and that tracing is deprecated
         buffer = io.BytesIO()
         torch.jit.save(torch.jit.trace(model, images(4)), buffer)
         buffer.seek(0)

@@ -18,15 +18,21 @@ N, K = 400, 6
 
 def _logits(seed: int, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     random_stream = stream(seed, "logits", torch.arange(4))
-    return scale * random_stream.at("g").normal(6).double(), scale * random_stream.at("h").normal(6).double()
+    return scale * random_stream.at("g").normal(6).double(), scale * random_stream.at("h").normal(
+        6
+    ).double()
 
 
 @settings(deadline=None)
 @given(st.integers(0, 99), st.floats(0.1, 30), st.floats(0, 1))
-def test_mix_is_the_convex_combination_of_probabilities(seed: int, scale: float, alpha: float) -> None:
+def test_mix_is_the_convex_combination_of_probabilities(
+    seed: int, scale: float, alpha: float
+) -> None:
     g, h = _logits(seed, scale)
     p = mix(F.log_softmax(g, 1), F.log_softmax(h, 1), gate_of(alpha).double()).exp()
-    torch.testing.assert_close(p, (1 - alpha) * g.softmax(1) + alpha * h.softmax(1), rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(
+        p, (1 - alpha) * g.softmax(1) + alpha * h.softmax(1), rtol=1e-6, atol=1e-12
+    )
     torch.testing.assert_close(p.sum(1), torch.ones(4, dtype=torch.float64))
     low, high = torch.minimum(g.softmax(1), h.softmax(1)), torch.maximum(g.softmax(1), h.softmax(1))
     assert bool(((low - 1e-9 <= p) & (p <= high + 1e-9)).all())
@@ -76,7 +82,9 @@ def _sides() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def test_the_bound_equals_a_search_over_alpha() -> None:
     g, h, y = _sides()
-    tried = torch.stack([mix(g, h, gate_of(a)).argmax(dim=1) == y for a in torch.linspace(0, 1, 2001).tolist()])
+    tried = torch.stack(
+        [mix(g, h, gate_of(a)).argmax(dim=1) == y for a in torch.linspace(0, 1, 2001).tolist()]
+    )
     bound = oracle_is_correct(g, h, y)
     assert bool((bound >= tried.any(dim=0)).all())
     assert int((bound & ~tried.any(dim=0)).sum()) <= 2  # intervals narrower than the grid
@@ -121,14 +129,19 @@ def test_the_alpha_of_an_accuracy_is_as_near_to_1_as_it_has_to_be(own: float, ha
     assert accuracy(alpha) >= accuracy(own)
     odds = torch.logspace(0, 4, 400, dtype=torch.float64).tolist()
     larger = [1 / (1 + (1 - alpha) / alpha / factor) for factor in odds[1:]]
-    reaching = [value for value in larger if accuracy(value) >= accuracy(own)]  # up to the end of the interval
+    reaching = [
+        value for value in larger if accuracy(value) >= accuracy(own)
+    ]  # up to the end of the interval
     assert max(reaching, default=alpha) - alpha < 0.01 * (1 - own)
 
 
 def test_the_alpha_of_an_accuracy_that_no_mixture_reaches() -> None:
     g, h, y = _sides()
     alphas = torch.linspace(0, 1, 2001, dtype=torch.float64).tolist()
-    best = max(float((((1 - a) * g.exp() + a * h.exp()).argmax(dim=1) == y).double().mean()) for a in alphas)
+    best = max(
+        float((((1 - a) * g.exp() + a * h.exp()).argmax(dim=1) == y).double().mean())
+        for a in alphas
+    )
     alpha = alpha_of_accuracy(g, h, y, 1.0)
     reached = float((((1 - alpha) * g.exp() + alpha * h.exp()).argmax(dim=1) == y).double().mean())
     assert best <= reached < 1 and alpha_of_accuracy(g, h, y, 0.0) == 1.0

@@ -19,12 +19,24 @@ from equipoise.models import build, feature_hooks
 
 
 def test_the_formula_with_an_alpha_per_image() -> None:
-    model, x = gated(alpha_min=0.6, alpha_max=0.9, scale=3.0, shift=-0.2, logit_scales=(1.5, 0.5)), images()
-    u = model.network([feature_hooks.forward_with_features(base, layers, x)[1] for base, layers in
-                       zip((model.accurate, model.robust), model.network.feature_layers, strict=True)])
+    model, x = (
+        gated(alpha_min=0.6, alpha_max=0.9, scale=3.0, shift=-0.2, logit_scales=(1.5, 0.5)),
+        images(),
+    )
+    u = model.network(
+        [
+            feature_hooks.forward_with_features(base, layers, x)[1]
+            for base, layers in zip(
+                (model.accurate, model.robust), model.network.feature_layers, strict=True
+            )
+        ]
+    )
     alpha = 0.6 + 0.3 * torch.sigmoid(3.0 * u - 0.2)
     assert alpha.max() - alpha.min() > 0.02
-    p_g, p_h = torch.softmax(1.5 * model.accurate(x), dim=1), torch.softmax(0.5 * model.robust(x), dim=1)
+    p_g, p_h = (
+        torch.softmax(1.5 * model.accurate(x), dim=1),
+        torch.softmax(0.5 * model.robust(x), dim=1),
+    )
     expected = (1 - alpha)[:, None] * p_g + alpha[:, None] * p_h
     torch.testing.assert_close(model(x).exp(), expected)
     torch.testing.assert_close(model.alphas(x), alpha)
@@ -34,7 +46,8 @@ def test_one_pass_of_each_base_and_of_the_gate() -> None:
     model, decides = gated(), {"accurate": 0, "robust": 0, "network": 0}
     for name in decides:
         getattr(model, name).register_forward_hook(
-            lambda module, inputs, output, name=name: decides.__setitem__(name, decides[name] + 1))
+            lambda module, inputs, output, name=name: decides.__setitem__(name, decides[name] + 1)
+        )
     model(images())
     assert decides == {"accurate": 1, "robust": 1, "network": 1}
 
@@ -44,14 +57,18 @@ def test_one_pass_of_each_base_and_of_the_gate() -> None:
 def test_the_range_holds_and_is_exact(low: float, wide: float, z: float) -> None:
     model = _tiny(low, min(low + wide, 1.0))
     gate = model.restrict_gate(torch.tensor([z], dtype=torch.float64))
-    alpha = low + (model.alpha_range[1] - low) * torch.sigmoid(torch.tensor([z], dtype=torch.float64))
+    alpha = low + (model.alpha_range[1] - low) * torch.sigmoid(
+        torch.tensor([z], dtype=torch.float64)
+    )
     torch.testing.assert_close(torch.sigmoid(gate), alpha, rtol=1e-6, atol=1e-12)
     assert bool(gate.isfinite().all())
 
 
 def _tiny(low: float, high: float) -> GatedClassifier:
     base = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Conv2d(1, 1, 1))
-    return GatedClassifier(base, base, Gate((("0", "1"), ("0", "1")), 2, 2, 1), alpha_min=low, alpha_max=high)
+    return GatedClassifier(
+        base, base, Gate((("0", "1"), ("0", "1")), 2, 2, 1), alpha_min=low, alpha_max=high
+    )
 
 
 def test_the_mode_changes_statistics_and_nothing_else() -> None:
@@ -70,16 +87,28 @@ def test_the_mode_changes_statistics_and_nothing_else() -> None:
 
 def test_only_the_gate_has_gradients() -> None:
     model = gated().train()
-    before = {key: value.clone() for key, value in model.state_dict().items() if not key.startswith("network.")}
+    before = {
+        key: value.clone()
+        for key, value in model.state_dict().items()
+        if not key.startswith("network.")
+    }
     model(images()).square().sum().backward()
     trained = {name for name, p in model.named_parameters() if p.grad is not None}
-    assert trained and trained == {name for name, _ in model.named_parameters() if name.startswith("network.")}
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items() if key in before)
+    assert trained and trained == {
+        name for name, _ in model.named_parameters() if name.startswith("network.")
+    }
+    assert all(
+        torch.equal(value, before[key])
+        for key, value in model.state_dict().items()
+        if key in before
+    )
 
 
 def test_number_of_parameters() -> None:
     """6.3 million parameters for a pair of ResNet-18, and the official size as an option."""
-    g, h = (build("resnet18", num_classes=10, image_shape=(3, 32, 32), seed=seed) for seed in (1, 2))
+    g, h = (
+        build("resnet18", num_classes=10, image_shape=(3, 32, 32), seed=seed) for seed in (1, 2)
+    )
     x = torch.rand(1, 3, 32, 32)
     gates = (new_gate(g, h, x), new_gate(g, h, x, width=256))
     size = [sum(p.numel() for p in gate.parameters()) for gate in gates]
@@ -91,7 +120,9 @@ def test_gradients_through_the_gate_are_those_of_the_mixture() -> None:
     model, x = gated(alpha_min=0.1, alpha_max=0.9).double(), images().double()
     at = x.clone().requires_grad_()
     own = torch.autograd.grad(model(at)[:, 0].sum(), at)[0]
-    direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    direction = torch.randn(
+        x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     step = 1e-6
     expected = (model(x + step * direction)[:, 0] - model(x - step * direction)[:, 0]) / (2 * step)
     torch.testing.assert_close((own * direction).flatten(1).sum(1), expected, rtol=1e-4, atol=1e-7)
@@ -124,7 +155,8 @@ class Switch(nn.Module):
 
 
 def test_an_attack_through_the_gate_equals_a_grid_search() -> None:
-    """g is wrong and h right, so only the gate can be fooled: the second pixel has to be darkened."""
+    """g is wrong and h right, so only the gate can be fooled: the second pixel has to be
+    darkened."""
     model = GatedClassifier(Brightness(-1.0), Brightness(1.0), Switch(), scale=1.0, shift=0.0)  # type: ignore[arg-type]
     model.eval()
     second = torch.linspace(0.45, 0.75, 13)
@@ -144,8 +176,13 @@ def test_an_attack_through_the_gate_equals_a_grid_search() -> None:
 def test_the_penalty_lowers_alpha() -> None:
     model, x = gated(), images()
     y = model(x).argmax(dim=1)
-    plain, penalised = attack(model, x, y, 0.05), attack(model, x, y, 0.05, extra=AlphaPenalty(model, 100.0))
-    changed = (penalised != x).flatten(1).any(dim=1)  # an attack that lowers no margin keeps the image
+    plain, penalised = (
+        attack(model, x, y, 0.05),
+        attack(model, x, y, 0.05, extra=AlphaPenalty(model, 100.0)),
+    )
+    changed = (
+        (penalised != x).flatten(1).any(dim=1)
+    )  # an attack that lowers no margin keeps the image
     assert bool(changed.any()) and bool((model.alphas(penalised) < model.alphas(x))[changed].all())
     assert bool((model.alphas(penalised) < model.alphas(plain))[changed].all())
     alpha = torch.sigmoid(model.log_probabilities_and_gate(x)[2])
@@ -156,21 +193,31 @@ def test_the_penalty_lowers_alpha() -> None:
 def test_predict_equals_forward_of_a_gated_mixture() -> None:
     model, x = gated(alpha_min=0.7, alpha_max=0.99), images(40)
     assert torch.equal(model.predict(x), model(x).argmax(dim=1))
-    assert model.alpha == 0.7 and int(model.needs_accurate(model.map_robust(model.robust(x))).sum()) > 0
+    assert (
+        model.alpha == 0.7
+        and int(model.needs_accurate(model.map_robust(model.robust(x))).sum()) > 0
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"hard": True}, {"logit_map": LogitMap(2.0, 3.0, -0.4)},
-                                     {"logit_scales": (2.0, 3.0)}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"hard": True}, {"logit_map": LogitMap(2.0, 3.0, -0.4)}, {"logit_scales": (2.0, 3.0)}],
+)
 def test_predict_runs_each_base_once(options: dict[str, Any]) -> None:
-    """The robust base on all images, the accurate one and the gate on those that h does not decide."""
+    """The robust base on all images, the accurate one and the gate on those that h does not
+    decide."""
     model, x, seen = gated(alpha_min=0.7, alpha_max=0.99, **options), images(40), dict[str, int]()
 
     def record(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
             seen[name] = seen.get(name, 0) + len(output)
+
         return hook
 
-    expected, unsure = model(x).argmax(dim=1), int(model.needs_accurate(model.map_robust(model.robust(x))).sum())
+    expected, unsure = (
+        model(x).argmax(dim=1),
+        int(model.needs_accurate(model.map_robust(model.robust(x))).sum()),
+    )
     for name in ("accurate", "robust", "network"):
         getattr(model, name).register_forward_hook(record(name))
     assert torch.equal(model.predict(x), expected) and unsure > 0
@@ -188,12 +235,16 @@ def test_a_certificate_of_alpha_min_holds_for_every_gate() -> None:
     kept = top[:, 0] - top[:, 1] > (1 - model.alpha) / model.alpha
     classes = mix(p_g.log(), p_h.log(), model.restrict_gate(z)).argmax(dim=1)
     assert 50 < int(kept.sum()) < 450
-    assert bool((classes == p_h.argmax(dim=1))[kept].all()) and bool((classes != p_h.argmax(dim=1))[~kept].any())
+    assert bool((classes == p_h.argmax(dim=1))[kept].all()) and bool(
+        (classes != p_h.argmax(dim=1))[~kept].any()
+    )
 
 
 def test_the_same_gate_over_a_map_and_a_hard_decision() -> None:
     model, x = gated(alpha_min=0.8, alpha_max=0.98), images(40)
-    nuts = MixedClassifier(model.accurate, model.robust, 0.9, logit_map=LogitMap(2.0, 1.5, 0.3), hard=True)
+    nuts = MixedClassifier(
+        model.accurate, model.robust, 0.9, logit_map=LogitMap(2.0, 1.5, 0.3), hard=True
+    )
     over = model.with_settings_of(nuts)
     alpha = model.alphas(x)
     torch.testing.assert_close(over.alphas(x), alpha)
@@ -213,7 +264,10 @@ def test_hinges_are_zero_where_g_decides_at_the_alpha_of_the_image() -> None:
     """At the threshold of alpha_min g would decide more images than in the mixture."""
     model, x = gated(alpha_min=0.05, alpha_max=0.95, scale=8.0, logit_scales=(1.0, 6.0)), images(60)
     over = model.with_settings_of(
-        MixedClassifier(model.accurate, model.robust, 0.9, logit_map=LogitMap(2.0, 1.5, 0.3), hard=True))
+        MixedClassifier(
+            model.accurate, model.robust, 0.9, logit_map=LogitMap(2.0, 1.5, 0.3), hard=True
+        )
+    )
     predicted, p = model.accurate(x).argmax(dim=1), over.log_probabilities(x)[1].exp()
     alpha = over.alphas(x)
     decides = p.amax(dim=1) - p.gather(1, predicted.unsqueeze(1)).squeeze(1) <= (1 - alpha) / alpha
@@ -224,38 +278,61 @@ def test_hinges_are_zero_where_g_decides_at_the_alpha_of_the_image() -> None:
         over.hinges(stand_in=model.accurate)
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"alpha_min": 0.9, "alpha_max": 0.9}, r"`alpha_min` must be below alpha_max, 0.9, got 0.9"),
-    ({"alpha_min": -0.1}, r"`alpha_min` must lie in \[0, 1\]"),
-    ({"alpha_max": 1.1}, r"`alpha_max` must lie in \[0, 1\]"),
-    ({"scale": 0.0}, r"`scale` must be positive"),
-    ({"logit_scales": (1.0, -1.0)}, r"`logit_scales` must be positive"),
-])
-def test_invalid_settings_of_a_gate_are_one_sentence(settings: dict[str, float], message: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"alpha_min": 0.9, "alpha_max": 0.9},
+            r"`alpha_min` must be below alpha_max, 0.9, got 0.9",
+        ),
+        ({"alpha_min": -0.1}, r"`alpha_min` must lie in \[0, 1\]"),
+        ({"alpha_max": 1.1}, r"`alpha_max` must lie in \[0, 1\]"),
+        ({"scale": 0.0}, r"`scale` must be positive"),
+        ({"logit_scales": (1.0, -1.0)}, r"`logit_scales` must be positive"),
+    ],
+)
+def test_invalid_settings_of_a_gate_are_one_sentence(
+    settings: dict[str, float], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         gated(**settings)
 
 
-@pytest.mark.parametrize("layers", [("layer1", "layer2"), (("layer1",), ("conv1", "conv2")), (("layer1", "layer2"),)])
+@pytest.mark.parametrize(
+    "layers", [("layer1", "layer2"), (("layer1",), ("conv1", "conv2")), (("layer1", "layer2"),)]
+)
 def test_feature_layers_are_two_names_for_each_base(layers: Any) -> None:
-    with pytest.raises(InputError, match="`feature_layers` must hold two names for the accurate and two for the"):
+    with pytest.raises(
+        InputError, match="`feature_layers` must hold two names for the accurate and two for the"
+    ):
         new_gate(*pair(), images(2), feature_layers=layers)
 
 
 def test_a_gate_over_bases_of_other_widths_is_an_error() -> None:
     gate, wide = gated().network, build("resnet18", num_classes=K, image_shape=(C, H, W), seed=3)
     model = GatedClassifier(wide, pair()[1], gate)
-    with pytest.raises(InputError, match=r"`bases` must be those of the gate, with 32 and 64 channels at its feature "
-                                         r"layers, got \(80, 160\)"):
+    with pytest.raises(
+        InputError,
+        match=r"`bases` must be those of the gate, with 32 and 64 channels at its feature "
+        r"layers, got \(80, 160\)",
+    ):
         model(images())
 
 
-@pytest.mark.parametrize(("logit_map", "name"), [
-    (None, "gate"), (LogitMap(2.0, 1.5, 0.3), "gate on the NUTS map (ours)"),
-    (LogitMap(2.0, 1.0, 0.0, "linear", rivals=0.0, unit=1.0), "gate on the confidence switch")])
+@pytest.mark.parametrize(
+    ("logit_map", "name"),
+    [
+        (None, "gate"),
+        (LogitMap(2.0, 1.5, 0.3), "gate on the NUTS map (ours)"),
+        (LogitMap(2.0, 1.0, 0.0, "linear", rivals=0.0, unit=1.0), "gate on the confidence switch"),
+    ],
+)
 def test_the_name_of_a_gated_mixture(logit_map: LogitMap | None, name: str) -> None:
     model = gated()
-    assert GatedClassifier(model.accurate, model.robust, model.network, logit_map=logit_map).method == name
+    assert (
+        GatedClassifier(model.accurate, model.robust, model.network, logit_map=logit_map).method
+        == name
+    )
 
 
 def test_an_unknown_form_of_the_penalty_is_an_error() -> None:

@@ -28,12 +28,20 @@ def _literal(z: torch.Tensor, s: float, p: float, c: float, clamp: str) -> torch
 @pytest.mark.parametrize("clamp", logit_maps.CLAMPS)
 def test_the_formula(clamp: str) -> None:
     z = _logits(0, 3.0)
-    torch.testing.assert_close(LogitMap(0.7, 2.5, -0.4, clamp)(z), _literal(z, 0.7, 2.5, -0.4, clamp))
+    torch.testing.assert_close(
+        LogitMap(0.7, 2.5, -0.4, clamp)(z), _literal(z, 0.7, 2.5, -0.4, clamp)
+    )
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 99), st.sampled_from([1e-30, 1e-6, 1.0, 50.0, 1e20, 1e37]),
-       st.sampled_from(list(logit_maps.CLAMPS)), st.floats(0.5, 6), st.floats(-2, 1), st.sampled_from([2, 3, 6, 300]))
+@given(
+    st.integers(0, 99),
+    st.sampled_from([1e-30, 1e-6, 1.0, 50.0, 1e20, 1e37]),
+    st.sampled_from(list(logit_maps.CLAMPS)),
+    st.floats(0.5, 6),
+    st.floats(-2, 1),
+    st.sampled_from([2, 3, 6, 300]),
+)
 def test_finite_with_finite_gradients_in_fp32_and_bf16(
     seed: int, scale: float, clamp: str, p: float, c: float, classes: int
 ) -> None:
@@ -96,7 +104,11 @@ def test_only_the_largest_logits_give_mean_and_variance() -> None:
     most = z.topk(250, dim=1).values
     expected = (z - most.mean(1, keepdim=True)) / (most.var(1, keepdim=True) + 1e-8).sqrt()
     torch.testing.assert_close(logit_maps.layer_norm(z), expected)
-    assert float(logit_maps.layer_norm(z, top=None).amax()) < 1 < float(logit_maps.layer_norm(z).amax())
+    assert (
+        float(logit_maps.layer_norm(z, top=None).amax())
+        < 1
+        < float(logit_maps.layer_norm(z).amax())
+    )
 
 
 @settings(deadline=None)
@@ -105,7 +117,9 @@ def test_monotone_clamps_keep_the_class(seed: int, p: float, c: float) -> None:
     z = _logits(seed, 2.0, rows=30)
     for clamp in set(logit_maps.CLAMPS) - {"gelu"}:
         mapped = LogitMap(1.0, p, c, clamp)(z)
-        assert bool((mapped.gather(1, z.argmax(1, keepdim=True)).squeeze(1) == mapped.amax(1)).all()), clamp
+        assert bool(
+            (mapped.gather(1, z.argmax(1, keepdim=True)).squeeze(1) == mapped.amax(1)).all()
+        ), clamp
 
 
 def test_gelu_can_change_the_class() -> None:
@@ -117,11 +131,20 @@ def test_gelu_can_change_the_class() -> None:
 
 def test_one_hot_in_log_probabilities() -> None:
     log_0 = -math.inf
-    assert logit_maps.one_hot(torch.tensor([1, 0]), 3).tolist() == [[log_0, 0, log_0], [0, log_0, log_0]]
+    assert logit_maps.one_hot(torch.tensor([1, 0]), 3).tolist() == [
+        [log_0, 0, log_0],
+        [0, log_0, log_0],
+    ]
 
 
-@pytest.mark.parametrize(("numbers", "message"), [((0.0, 1.0, 0.0), "`scale`"), ((1.0, -1.0, 0.0), "`power`"),
-                                                  ((1.0, 1.0, math.nan), "`shift`")])
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((0.0, 1.0, 0.0), "`scale`"),
+        ((1.0, -1.0, 0.0), "`power`"),
+        ((1.0, 1.0, math.nan), "`shift`"),
+    ],
+)
 def test_invalid_settings_are_an_error(numbers: tuple[float, float, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         LogitMap(*numbers)
@@ -169,10 +192,18 @@ def test_flattened_rivals_stay_finite(scale: float, rivals: float) -> None:
 @pytest.mark.parametrize("clamp", [*logit_maps.CLAMPS])
 @pytest.mark.parametrize("options", [{}, {"rivals": 0.3}, {"unit": 1.5}])
 @pytest.mark.parametrize("classes", [2, 3, 10, 300])
-def test_impossible_classes_stay_finite(clamp: str, options: dict[str, float], classes: int) -> None:
-    """Logits of −inf: finite outputs and gradients, the same first class, and nothing changes for finite rows."""
+def test_impossible_classes_stay_finite(
+    clamp: str, options: dict[str, float], classes: int
+) -> None:
+    """Logits of −inf: finite outputs and gradients, the same first class, and nothing changes for
+    finite rows."""
     z = torch.randn(6, classes, generator=torch.Generator().manual_seed(classes))
-    z[0, 1:], z[1, 0], z[2, : classes // 2], z[3, :-1] = -torch.inf, -torch.inf, -torch.inf, -torch.inf
+    z[0, 1:], z[1, 0], z[2, : classes // 2], z[3, :-1] = (
+        -torch.inf,
+        -torch.inf,
+        -torch.inf,
+        -torch.inf,
+    )
     logit_map = LogitMap(1.5, 1.2, 0.5, clamp, **options)
     leaf = z.clone().requires_grad_()
     mapped = logit_map(leaf)
@@ -184,8 +215,11 @@ def test_impossible_classes_stay_finite(clamp: str, options: dict[str, float], c
 
 
 @pytest.mark.parametrize(("scale", "alpha"), [(1.0, 0.6), (3.0, 0.75), (0.5, 0.95)])
-def test_a_confidence_switch_depends_on_the_top_probability_alone(scale: float, alpha: float) -> None:
-    """h decides exactly where softmax(s·z/unit) is large enough, whatever the other classes are and g predicts."""
+def test_a_confidence_switch_depends_on_the_top_probability_alone(
+    scale: float, alpha: float
+) -> None:
+    """h decides exactly where softmax(s·z/unit) is large enough, whatever the other classes are and
+    g predicts."""
     generator = torch.Generator().manual_seed(0)
     h, g = (3 * torch.randn(2000, 6, generator=generator) for _ in range(2))
     switch = confidence_switch(scale, unit=2.0)

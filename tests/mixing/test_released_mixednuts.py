@@ -56,9 +56,17 @@ def test_the_numbers_of_the_official_file(tmp_path: Path) -> None:
         assert read_numbers(path, name) == RELEASED[name]
 
 
-@pytest.mark.parametrize("text", ["", "cifar10:", OFFICIAL.replace("s: 5.0", "s: five"),
-                                  OFFICIAL.replace("98.5:", "98:"),
-                                  OFFICIAL.replace("alpha: 0.99875", "alpha: 1.99875"), "<html>"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "cifar10:",
+        OFFICIAL.replace("s: 5.0", "s: five"),
+        OFFICIAL.replace("98.5:", "98:"),
+        OFFICIAL.replace("alpha: 0.99875", "alpha: 1.99875"),
+        "<html>",
+    ],
+)
 def test_a_damaged_file_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "optimal_spca.yaml"
     path.write_text(text)
@@ -72,33 +80,58 @@ def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, nn.
     monkeypatch.setitem(robustbench.ACCURATE_BASES, "cifar10", ("resnet8", (0.5,) * 3, (0.5,) * 3))
     small = replace(robustbench.find_entry("cifar10/Linf/Peng2023Robust"), arch="wide_resnet40_2")
     monkeypatch.setitem(robustbench.catalog(), small.key, small)
-    bases = [zoo.build(arch, num_classes=10, image_shape=(3, 32, 32), mean=mean, std=std, seed=7).eval()
-             for arch, mean, std in (("resnet8", (0.5,) * 3, (0.5,) * 3), ("wide_resnet40_2", small.mean, small.std))]
+    bases = [
+        zoo.build(arch, num_classes=10, image_shape=(3, 32, 32), mean=mean, std=std, seed=7).eval()
+        for arch, mean, std in (
+            ("resnet8", (0.5,) * 3, (0.5,) * 3),
+            ("wide_resnet40_2", small.mean, small.std),
+        )
+    ]
     entry = robustbench.find_entry(REFERENCE.removeprefix("robustbench:"))
     with torch.no_grad():
         bases[1].get_parameter("fc.weight").mul_(20)  # a confident robust model
     for base, name in zip(bases, entry.files, strict=True):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({f"module.{key}": value for key, value in base.state_dict().items() if key not in ("mean", "std")},
-                   path)
+        torch.save(
+            {
+                f"module.{key}": value
+                for key, value in base.state_dict().items()
+                if key not in ("mean", "std")
+            },
+            path,
+        )
     return tmp_path, bases[0], bases[1]
 
 
-def by_the_paper(accurate: nn.Module, robust: nn.Module, x: torch.Tensor, s: float, p: float, c: float,
-                 alpha: float) -> torch.Tensor:
-    """(1 − α)·onehot(g) + α·softmax(s·sgn(u)|u|^p) with u = GELU(LN(h) + c), in double precision."""
+def by_the_paper(
+    accurate: nn.Module,
+    robust: nn.Module,
+    x: torch.Tensor,
+    s: float,
+    p: float,
+    c: float,
+    alpha: float,
+) -> torch.Tensor:
+    """(1 − α)·onehot(g) + α·softmax(s·sgn(u)|u|^p) with u = GELU(LN(h) + c), in double
+    precision."""
     with torch.no_grad():
         g, h = accurate(x).double(), robust(x).double()
     u = F.gelu((h - h.mean(1, keepdim=True)) / (h.var(1, keepdim=True) + 1e-8).sqrt() + c)
-    return (1 - alpha) * F.one_hot(g.argmax(1), 10) + alpha * (s * u.sign() * u.abs() ** p).softmax(1)
+    return (1 - alpha) * F.one_hot(g.argmax(1), 10) + alpha * (s * u.sign() * u.abs() ** p).softmax(
+        1
+    )
 
 
 @pytest.mark.parametrize("with_file", [False, True])
-def test_the_entry_of_robustbench_is_a_mixture(with_file: bool, released: tuple[Path, nn.Module, nn.Module]) -> None:
+def test_the_entry_of_robustbench_is_a_mixture(
+    with_file: bool, released: tuple[Path, nn.Module, nn.Module]
+) -> None:
     root, accurate, robust = released
     if with_file:
-        (root / "optimal_spca.yaml").write_text(OFFICIAL.replace("s: 5.0", "s: 0.7").replace("0.99875", "0.61"))
+        (root / "optimal_spca.yaml").write_text(
+            OFFICIAL.replace("s: 5.0", "s: 0.7").replace("0.99875", "0.61")
+        )
     mixture = eq.load_model(f"{REFERENCE}?weights={root}")
     assert isinstance(mixture, MixedClassifier) and mixture.hard and not mixture.training
     assert mixture.surrogate_alpha == 0.9570535356459247
@@ -112,7 +145,9 @@ def test_the_entry_of_robustbench_is_a_mixture(with_file: bool, released: tuple[
         torch.testing.assert_close(mixture(x).double().exp(), expected, rtol=2e-4, atol=1e-5)
 
 
-def test_settings_of_a_single_network_are_refused(released: tuple[Path, nn.Module, nn.Module]) -> None:
+def test_settings_of_a_single_network_are_refused(
+    released: tuple[Path, nn.Module, nn.Module],
+) -> None:
     with pytest.raises(InputError, match="`mean` must be left out for a mixture of RobustBench"):
         eq.load_model(f"{REFERENCE}?weights={released[0]}&mean=0.5")
 

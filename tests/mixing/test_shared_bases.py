@@ -1,4 +1,5 @@
-"""One pass of the bases serves a surrogate, the mixture's own logits and an extra term, with the same numbers."""
+"""One pass of the bases serves a surrogate, the mixture's own logits and an extra term, with the
+same numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from equipoise.attacks import gradients
 from equipoise.attacks.fused import agree
 from equipoise.attacks.gradients import GradientSettings, GradientSource
 from equipoise.core import losses
-from equipoise.mixing import AlphaPenalty, CascadedClassifier, GatedClassifier, LogitMap, MixedClassifier
+from equipoise.mixing import (
+    AlphaPenalty,
+    CascadedClassifier,
+    GatedClassifier,
+    LogitMap,
+    MixedClassifier,
+)
 from equipoise.mixing.cascade import BothStages, CascadeMargins
 from equipoise.mixing.surrogates import Sides, hinge_sums
 from equipoise.models.layers.tta import TTAClassifier
@@ -26,7 +33,9 @@ def over_map(logit_map: LogitMap | None) -> GatedClassifier:
     model = gated()
     if logit_map is None:
         return model
-    return model.with_settings_of(MixedClassifier(model.accurate, model.robust, 0.7, logit_map=logit_map, hard=True))
+    return model.with_settings_of(
+        MixedClassifier(model.accurate, model.robust, 0.7, logit_map=logit_map, hard=True)
+    )
 
 
 def fixed(logit_map: LogitMap | None) -> MixedClassifier:
@@ -38,8 +47,14 @@ def fixed(logit_map: LogitMap | None) -> MixedClassifier:
 def margins_of_a_cascade() -> tuple[nn.Module, GradientSettings]:
     """What a fit attacks: the robust side of a cascade, by the gradients of both stages."""
     model = gated()
-    cascade = CascadedClassifier(model.accurate, TTAClassifier(model.robust, 6), 0.7, first_q=0.3, first_scale=2.0,
-                                 logit_map=SWITCH).eval()
+    cascade = CascadedClassifier(
+        model.accurate,
+        TTAClassifier(model.robust, 6),
+        0.7,
+        first_q=0.3,
+        first_scale=2.0,
+        logit_map=SWITCH,
+    ).eval()
     return CascadeMargins(cascade).eval(), GradientSettings(BothStages(cascade), follow="surrogate")
 
 
@@ -53,19 +68,29 @@ def hinges(z: Tensor, y: Tensor, target: Tensor) -> Tensor:
 
 CASES: dict[str, Callable[[], tuple[nn.Module, GradientSettings]]] = {
     "surrogate": lambda: (m := fixed(NUTS), GradientSettings(m.surrogate())),
-    "tempered": lambda: (m := fixed(SWITCH), GradientSettings(m.tempered_surrogate(), follow="surrogate")),
+    "tempered": lambda: (
+        m := fixed(SWITCH),
+        GradientSettings(m.tempered_surrogate(), follow="surrogate"),
+    ),
     "scores": lambda: (m := fixed(SWITCH), GradientSettings(m.hinges(), follow="surrogate")),
     "hinges": lambda: (m := fixed(NUTS), GradientSettings(Sides(m), follow="surrogate")),
     "gate": lambda: (m := over_map(None), GradientSettings(extra=AlphaPenalty(m))),
-    "gate over a map": lambda: (m := over_map(NUTS), GradientSettings(m.surrogate(), AlphaPenalty(m))),
+    "gate over a map": lambda: (
+        m := over_map(NUTS),
+        GradientSettings(m.surrogate(), AlphaPenalty(m)),
+    ),
     "margins of a cascade": margins_of_a_cascade,
-    "scores of a gate": lambda: (m := over_map(NUTS), GradientSettings(m.hinges(), AlphaPenalty(m), "surrogate")),
+    "scores of a gate": lambda: (
+        m := over_map(NUTS),
+        GradientSettings(m.hinges(), AlphaPenalty(m), "surrogate"),
+    ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_runs_every_base_once_and_gives_the_numbers_of_separate_passes(
-        case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, settings = CASES[case]()
     x = images(9)
     y = model(x).argmax(dim=1)
@@ -80,14 +105,16 @@ def test_a_step_runs_every_base_once_and_gives_the_numbers_of_separate_passes(
         step = source.value_and_gradient(case, hinges if case == "hinges" else cross_entropy)
         calls.clear()
         with nn.modules.module.register_module_forward_hook(
-                lambda module, inputs, output: calls.append(type(module).__name__)):
+            lambda module, inputs, output: calls.append(type(module).__name__)
+        ):
             results.append(step(x, y, y))
         passes.append(calls.count("Conv2d"))
     for ours, separate in zip(*results, strict=True):
         torch.testing.assert_close(ours, separate, rtol=1e-5, atol=1e-6)
     calls.clear()
     with nn.modules.module.register_module_forward_hook(
-            lambda module, inputs, output: calls.append(type(module).__name__)):
+        lambda module, inputs, output: calls.append(type(module).__name__)
+    ):
         model(x)
     assert passes[0] == calls.count("Conv2d") < passes[1] and bool(results[0][1].abs().sum() > 0)
 
@@ -95,7 +122,11 @@ def test_a_step_runs_every_base_once_and_gives_the_numbers_of_separate_passes(
 def test_a_stand_in_is_no_base_of_the_mixture() -> None:
     model = fixed(NUTS)
     stand_in = gated().accurate
-    for surrogate in (model.surrogate(stand_in=stand_in), model.hinges(stand_in=stand_in), Sides(model, stand_in)):
+    for surrogate in (
+        model.surrogate(stand_in=stand_in),
+        model.hinges(stand_in=stand_in),
+        Sides(model, stand_in),
+    ):
         assert GradientSource(model, GradientSettings(surrogate), "auto", images(4)).bases is None
 
 
@@ -121,12 +152,18 @@ def test_the_surrogate_of_a_fixed_mixture_serves_a_gate_of_the_same_bases(kind: 
     x, y = images(4), torch.zeros(4, dtype=torch.int64)
     source = GradientSource(model, GradientSettings(surrogate, follow="surrogate"), "auto", x)
     assert source.bases is not None
-    torch.testing.assert_close(source.value_and_gradient("ce", cross_entropy)(x, y, y)[0],
-                               losses.cross_entropy(surrogate(x), y), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        source.value_and_gradient("ce", cross_entropy)(x, y, y)[0],
+        losses.cross_entropy(surrogate(x), y),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_copies_must_agree_with_each_base() -> None:
     """The logits of one base may be much smaller than those of the other."""
     g, h = 10 * torch.randn(8, 6), 0.3 * torch.randn(8, 6)
     noisy = torch.cat([g, h + 0.3 * torch.randn(8, 6)], dim=1)
-    assert agree(noisy, torch.cat([g, h], dim=1), 0.05) and not agree(noisy, torch.cat([g, h], dim=1), 0.05, (6, 6))
+    assert agree(noisy, torch.cat([g, h], dim=1), 0.05) and not agree(
+        noisy, torch.cat([g, h], dim=1), 0.05, (6, 6)
+    )

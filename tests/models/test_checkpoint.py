@@ -22,7 +22,8 @@ MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]
 
 @pytest.fixture
 def model() -> Normalized:
-    """A ResNet-8 after one forward pass in training mode, so that its running statistics are not the initial ones."""
+    """A ResNet-8 after one forward pass in training mode, so that its running statistics are not
+    the initial ones."""
     net = build("resnet8", num_classes=6, image_shape=(3, 8, 9), mean=MEAN, std=STD, seed=1)
     net.train()(torch.rand(4, 3, 8, 9, generator=torch.Generator().manual_seed(0)))
     return net
@@ -35,7 +36,9 @@ def file(model: Normalized, tmp_path: Path) -> Path:
     return path
 
 
-def rewrite(file: Path, change: Callable[[dict[str, Tensor]], None], **metadata: str | None) -> Path:
+def rewrite(
+    file: Path, change: Callable[[dict[str, Tensor]], None], **metadata: str | None
+) -> Path:
     """The file with its tensors changed and metadata replaced or, by None, removed."""
     state = load_file(file)
     change(state)
@@ -69,11 +72,16 @@ def test_round_trip_is_exact(model: Normalized, file: Path, tmp_path: Path) -> N
 
 def test_metadata_are_read_back(file: Path) -> None:
     assert checkpoint.read_metadata(file) == {
-        "arch": "resnet8", "num_classes": "6", "image_shape": "3,8,9", "trained": "one forward, ℓ∞"
+        "arch": "resnet8",
+        "num_classes": "6",
+        "image_shape": "3,8,9",
+        "trained": "one forward, ℓ∞",
     }
 
 
-def test_half_precision_keeps_small_tensors_and_comes_back_as_fp32(model: Normalized, tmp_path: Path) -> None:
+def test_half_precision_keeps_small_tensors_and_comes_back_as_fp32(
+    model: Normalized, tmp_path: Path
+) -> None:
     path = tmp_path / "half.safetensors"
     checkpoint.save(path, model, {}, half=True)
     stored, loaded = load_file(path), checkpoint.load(path).state_dict()
@@ -153,20 +161,28 @@ def test_counters_of_batch_norm_may_be_missing(model: Normalized, file: Path) ->
 
 
 def test_missing_weights(file: Path) -> None:
-    assert_refused(rewrite(file, lambda state: state.__delitem__("fc.bias")), "got no fc.bias", "resnet8")
+    assert_refused(
+        rewrite(file, lambda state: state.__delitem__("fc.bias")), "got no fc.bias", "resnet8"
+    )
 
 
 def test_unexpected_weights(file: Path) -> None:
-    assert_refused(rewrite(file, lambda state: state.update(extra=torch.zeros(2))), "the unknown extra")
+    assert_refused(
+        rewrite(file, lambda state: state.update(extra=torch.zeros(2))), "the unknown extra"
+    )
 
 
 def test_wrong_shapes(file: Path) -> None:
-    assert_refused(rewrite(file, lambda state: state.update({"fc.bias": torch.zeros(7)})), "shape", "fc.bias")
+    assert_refused(
+        rewrite(file, lambda state: state.update({"fc.bias": torch.zeros(7)})), "shape", "fc.bias"
+    )
 
 
 def test_integers_in_place_of_weights(file: Path) -> None:
     integers = torch.zeros(6, dtype=torch.int64)
-    assert_refused(rewrite(file, lambda state: state.update({"fc.bias": integers})), "type", "fc.bias")
+    assert_refused(
+        rewrite(file, lambda state: state.update({"fc.bias": integers})), "type", "fc.bias"
+    )
 
 
 @pytest.mark.parametrize("left", [0, 4, 200, -1])
@@ -196,10 +212,17 @@ def test_missing_metadata(file: Path, key: str) -> None:
     assert_refused(rewrite(file, unchanged, **{key: None}), f"must have {key} in its metadata")
 
 
-@pytest.mark.parametrize(("key", "value"), [
-    ("num_classes", "ten"), ("num_classes", "-6"), ("image_shape", "3,8"), ("image_shape", "3,8,x"),
-    ("image_shape", "0,8,9"), ("arch", "resnet9"),
-])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_classes", "ten"),
+        ("num_classes", "-6"),
+        ("image_shape", "3,8"),
+        ("image_shape", "3,8,x"),
+        ("image_shape", "0,8,9"),
+        ("arch", "resnet9"),
+    ],
+)
 def test_invalid_metadata(file: Path, key: str, value: str) -> None:
     assert_refused(rewrite(file, unchanged, **{key: value}), key, value.split(",")[0])
 
@@ -209,9 +232,15 @@ def test_a_huge_number_of_classes_allocates_no_memory(file: Path) -> None:
     assert_refused(rewrite(file, unchanged, num_classes="1000000000000"), "num_classes like 10")
 
 
-@pytest.mark.parametrize("option", [
-    {"arch": "resnet18"}, {"num_classes": 10}, {"image_shape": (3, 32, 32)}, {"mean": [0.1, 0.5, 0.6]},
-])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"arch": "resnet18"},
+        {"num_classes": 10},
+        {"image_shape": (3, 32, 32)},
+        {"mean": [0.1, 0.5, 0.6]},
+    ],
+)
 def test_arguments_must_agree_with_the_file(file: Path, option: dict[str, Any]) -> None:
     assert_refused(file, f"`{next(iter(option))}` must be", **option)
 
@@ -220,14 +249,21 @@ def test_arguments_that_agree_with_the_file(file: Path) -> None:
     checkpoint.load(file, "resnet8", num_classes=6, image_shape=(3, 8, 9), mean=MEAN, std=STD)
 
 
-@pytest.mark.parametrize("wrap", [
-    lambda state: state,
-    lambda state: {"state_dict": state, "epoch": 3},
-    lambda state: {"model": state},
-    lambda state: {f"module.{key}": value for key, value in state.items()},
-    lambda state: {"state_dict": {f"module.{key}": value for key, value in state.items()}},
-    lambda state: {"epoch": 3, "state_dict": {f"model._orig_mod.{key}": value for key, value in state.items()}},
-], ids=["plain", "state_dict", "model", "module", "both", "lightning"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: state,
+        lambda state: {"state_dict": state, "epoch": 3},
+        lambda state: {"model": state},
+        lambda state: {f"module.{key}": value for key, value in state.items()},
+        lambda state: {"state_dict": {f"module.{key}": value for key, value in state.items()}},
+        lambda state: {
+            "epoch": 3,
+            "state_dict": {f"model._orig_mod.{key}": value for key, value in state.items()},
+        },
+    ],
+    ids=["plain", "state_dict", "model", "module", "both", "lightning"],
+)
 @pytest.mark.parametrize("suffix", [".pt", ".pth"])
 def test_state_dicts_of_torch(
     model: Normalized, tmp_path: Path, wrap: Callable[[dict[str, Tensor]], Any], suffix: str
@@ -243,7 +279,10 @@ def test_state_dicts_of_torch(
 def bare(model: Normalized, tmp_path: Path) -> Path:
     """A state dict without mean and std."""
     path = tmp_path / "bare.pt"
-    torch.save({key: value for key, value in model.state_dict().items() if key not in ("mean", "std")}, path)
+    torch.save(
+        {key: value for key, value in model.state_dict().items() if key not in ("mean", "std")},
+        path,
+    )
     return path
 
 
@@ -270,9 +309,16 @@ def test_state_dict_of_another_architecture(model: Normalized, tmp_path: Path) -
     assert_refused(path, "fc.weight", arch="resnet8", num_classes=10, mean=MEAN, std=STD)
 
 
-@pytest.mark.parametrize("content", [
-    [1, 2], {"state_dict": 3}, {}, {"epoch": 3, "w": torch.zeros(2)}, {1: torch.zeros(2)},
-])
+@pytest.mark.parametrize(
+    "content",
+    [
+        [1, 2],
+        {"state_dict": 3},
+        {},
+        {"epoch": 3, "w": torch.zeros(2)},
+        {1: torch.zeros(2)},
+    ],
+)
 def test_torch_files_of_anything_else(tmp_path: Path, content: object) -> None:
     path = tmp_path / "other.pt"
     torch.save(content, path)
@@ -281,7 +327,9 @@ def test_torch_files_of_anything_else(tmp_path: Path, content: object) -> None:
 
 def test_state_dict_without_last_layer(tmp_path: Path) -> None:
     path = tmp_path / "headless.pt"
-    torch.save({"a": torch.zeros(2), "b": torch.zeros(2), "c": torch.zeros(2), "d": torch.zeros(2)}, path)
+    torch.save(
+        {"a": torch.zeros(2), "b": torch.zeros(2), "c": torch.zeros(2), "d": torch.zeros(2)}, path
+    )
     assert_refused(path, "fc.weight", "a, b, c and 1 more", arch="resnet8")
 
 
@@ -302,12 +350,18 @@ class Malicious:
         return os.mkdir, (str(self.mark),)
 
 
-@pytest.mark.parametrize("write", [
-    lambda content, path: torch.save(content, path),
-    lambda content, path: torch.save({"state_dict": content}, path),
-    lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2)),
-], ids=["torch", "wrapped", "pickle"])
-def test_nothing_in_a_pickle_is_executed(tmp_path: Path, write: Callable[[object, Path], object]) -> None:
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda content, path: torch.save(content, path),
+        lambda content, path: torch.save({"state_dict": content}, path),
+        lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2)),
+    ],
+    ids=["torch", "wrapped", "pickle"],
+)
+def test_nothing_in_a_pickle_is_executed(
+    tmp_path: Path, write: Callable[[object, Path], object]
+) -> None:
     mark, path = tmp_path / "executed", tmp_path / "evil.pt"
     write(Malicious(mark), path)
     assert_refused(path, "weights only", arch="resnet8", mean=MEAN, std=STD)
@@ -326,39 +380,65 @@ def _expanded(weight: Tensor) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("change", "message"), [
-    (Tensor.to_sparse, "dense tensors with all their values"),
-    (Tensor.to_sparse_csr, "dense tensors with all their values"),
-    (lambda weight: weight.to("meta"), "dense tensors with all their values"),
-    (lambda weight: torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8), "dense tensors with all their values"),
-    (lambda weight: torch.nested.nested_tensor([weight[0], weight[1]]), "dense tensors with all their values"),
-    (Tensor.int, "another shape or type of fc.weight"),
-    (Tensor.bool, "another shape or type of fc.weight"),
-    (lambda weight: weight.to(torch.complex64), "another shape or type of fc.weight"),
-    (_overflowing, "numbers in the range of fp32, in which they are used, got larger ones in fc.weight"),
-    (_expanded, "expanded ones: fc.weight"),
-])
-def test_unusual_tensors_are_refused(tmp_path: Path, change: Callable[[Tensor], Tensor], message: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (Tensor.to_sparse, "dense tensors with all their values"),
+        (Tensor.to_sparse_csr, "dense tensors with all their values"),
+        (lambda weight: weight.to("meta"), "dense tensors with all their values"),
+        (
+            lambda weight: torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
+            "dense tensors with all their values",
+        ),
+        (
+            lambda weight: torch.nested.nested_tensor([weight[0], weight[1]]),
+            "dense tensors with all their values",
+        ),
+        (Tensor.int, "another shape or type of fc.weight"),
+        (Tensor.bool, "another shape or type of fc.weight"),
+        (lambda weight: weight.to(torch.complex64), "another shape or type of fc.weight"),
+        (
+            _overflowing,
+            "numbers in the range of fp32, in which they are used, got larger ones in fc.weight",
+        ),
+        (_expanded, "expanded ones: fc.weight"),
+    ],
+)
+def test_unusual_tensors_are_refused(
+    tmp_path: Path, change: Callable[[Tensor], Tensor], message: str
+) -> None:
     state = zoo.build("cnn_small", num_classes=4, image_shape=(3, 8, 8)).state_dict()
     torch.save({**state, "fc.weight": change(state["fc.weight"])}, tmp_path / "a.pt")
     with pytest.raises(InputError, match=message):
         checkpoint.load(tmp_path / "a.pt", "cnn_small", image_shape=(3, 8, 8))
 
 
-@pytest.mark.parametrize(("metadata", "tensors", "message"), [
-    ({"num_classes": "9" * 40}, {}, "num_classes like 10"),
-    ({"num_classes": "-1"}, {}, "num_classes like 10"),
-    ({"num_classes": "0"}, {}, "`num_classes` must be a whole number of at least 2"),
-    ({"image_shape": "3,99999999999,9999999999"}, {}, "image_shape like 3,32,32"),
-    ({"image_shape": "3,99999,99999"}, {}, "each at most"),
-    ({"arch": "\x1b[31m"}, {}, "`arch` must be one of"),
-    ({}, {"mean": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}, "`.*` must"),
-    ({}, {"mean": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 2]}}, "whole safetensors file"),
-    ({}, {"mean": {"dtype": "F32", "shape": [4], "data_offsets": [0, 2]}}, "whole safetensors file"),
-    ({"arch": 3}, {}, "whole safetensors file"),
-])
-def test_absurd_headers_are_refused(tmp_path: Path, metadata: dict[str, Any], tensors: dict[str, Any],
-                                    message: str) -> None:
+@pytest.mark.parametrize(
+    ("metadata", "tensors", "message"),
+    [
+        ({"num_classes": "9" * 40}, {}, "num_classes like 10"),
+        ({"num_classes": "-1"}, {}, "num_classes like 10"),
+        ({"num_classes": "0"}, {}, "`num_classes` must be a whole number of at least 2"),
+        ({"image_shape": "3,99999999999,9999999999"}, {}, "image_shape like 3,32,32"),
+        ({"image_shape": "3,99999,99999"}, {}, "each at most"),
+        ({"arch": "\x1b[31m"}, {}, "`arch` must be one of"),
+        ({}, {"mean": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}, "`.*` must"),
+        (
+            {},
+            {"mean": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 2]}},
+            "whole safetensors file",
+        ),
+        (
+            {},
+            {"mean": {"dtype": "F32", "shape": [4], "data_offsets": [0, 2]}},
+            "whole safetensors file",
+        ),
+        ({"arch": 3}, {}, "whole safetensors file"),
+    ],
+)
+def test_absurd_headers_are_refused(
+    tmp_path: Path, metadata: dict[str, Any], tensors: dict[str, Any], message: str
+) -> None:
     known = {"arch": "cnn_small", "num_classes": "4", "image_shape": "3,8,8"}
     header = json.dumps({"__metadata__": {**known, **metadata}, **tensors}).encode()
     body = b"ab" if tensors else b""
@@ -378,19 +458,36 @@ def test_the_largest_numbers_are_described_or_refused() -> None:
 
 
 def test_the_bytes_are_those_of_the_library(tmp_path: Path) -> None:
-    """Tensors of every type in the same order and at the same offsets; only the order of the metadata is fixed here."""
+    """Tensors of every type in the same order and at the same offsets; only the order of the
+    metadata is fixed here."""
     values = torch.arange(6).view(2, 3)
-    state = {f"{name}.{letter}": values.to(torch.float32).to(dtype) for dtype, name in checkpoint._DTYPES.items()
-             for letter in "ba"}
-    state |= {"scalar": torch.tensor(3.0), "empty": torch.zeros(0, 3), "transposed": torch.rand(3, 4).t()}
+    state = {
+        f"{name}.{letter}": values.to(torch.float32).to(dtype)
+        for dtype, name in checkpoint._DTYPES.items()
+        for letter in "ba"
+    }
+    state |= {
+        "scalar": torch.tensor(3.0),
+        "empty": torch.zeros(0, 3),
+        "transposed": torch.rand(3, 4).t(),
+    }
     checkpoint.write_safetensors(tmp_path / "own", state, {"only": 'é\n\x01"'})
     library = save({key: value.contiguous() for key, value in state.items()}, {"only": 'é\n\x01"'})
     assert (tmp_path / "own").read_bytes() == library
 
 
-@pytest.mark.parametrize("value", [torch.ones(2, 2).to_sparse(), torch.ones(2, device="meta"),
-                                   torch.ones(2, dtype=torch.complex128)], ids=["sparse", "meta", "complex128"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(2, 2).to_sparse(),
+        torch.ones(2, device="meta"),
+        torch.ones(2, dtype=torch.complex128),
+    ],
+    ids=["sparse", "meta", "complex128"],
+)
 def test_a_tensor_that_the_format_cannot_hold_is_refused(tmp_path: Path, value: Tensor) -> None:
-    with pytest.raises(InputError, match=r"`weight` must be a dense tensor of a type that x\.safetensors can hold"):
+    with pytest.raises(
+        InputError, match=r"`weight` must be a dense tensor of a type that x\.safetensors can hold"
+    ):
         checkpoint.write_safetensors(tmp_path / "x.safetensors", {"weight": value}, {})
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,5 @@
-"""Feature layers: found in any architecture, recorded in one forward pass, hooks removed afterwards."""
+"""Feature layers: found in any architecture, recorded in one forward pass, hooks removed
+afterwards."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class Block(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = x + self.mlp(x)
@@ -63,12 +66,18 @@ class Resizing(Transformer):
 
 def _convnext() -> nn.Module:
     """Stem, stages and downsampling in one sequence, as torchvision lays out ConvNeXt."""
+
     def stage(width: int) -> nn.Sequential:
         return nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.GELU())
 
-    features = nn.Sequential(nn.Sequential(nn.Conv2d(C, 4, 2, stride=2), nn.GELU()), stage(4),
-                             nn.Sequential(nn.Conv2d(4, 6, 2, stride=2)), stage(6),
-                             nn.Sequential(nn.Conv2d(6, 8, 2, stride=2)), stage(8))
+    features = nn.Sequential(
+        nn.Sequential(nn.Conv2d(C, 4, 2, stride=2), nn.GELU()),
+        stage(4),
+        nn.Sequential(nn.Conv2d(4, 6, 2, stride=2)),
+        stage(6),
+        nn.Sequential(nn.Conv2d(6, 8, 2, stride=2)),
+        stage(8),
+    )
     net = nn.Sequential()
     net.add_module("features", features)
     net.add_module("avgpool", nn.AdaptiveAvgPool2d(1))
@@ -80,17 +89,24 @@ def _zoo(name: str) -> Callable[[], nn.Module]:
     return lambda: build(name, num_classes=K, image_shape=(C, 16, 24), seed=1).eval()
 
 
-@pytest.mark.parametrize(("make", "expected"), [
-    (_zoo("resnet8"), ("layer1", "layer2")),
-    (_zoo("resnet18"), ("layer1", "layer2")),
-    (_zoo("preact_resnet18"), ("layer1", "layer2")),
-    (_zoo("wide_resnet28_10"), ("layer1", "layer2")),
-    (_zoo("cnn_small"), ("conv1", "conv2")),
-    (_convnext, ("features.1", "features.3")),
-    (Transformer, ("blocks.1", "blocks.3")),
-    (Resizing, ("blocks.1", "blocks.3")),
-    (lambda: nn.Sequential(Normalize([0.5] * 3, [0.5] * 3), _zoo("resnet8")()), ("1.layer1", "1.layer2")),
-], ids=["resnet8", "resnet18", "preact", "wide", "cnn", "convnext", "vit", "resizing", "wrapped"])
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (_zoo("resnet8"), ("layer1", "layer2")),
+        (_zoo("resnet18"), ("layer1", "layer2")),
+        (_zoo("preact_resnet18"), ("layer1", "layer2")),
+        (_zoo("wide_resnet28_10"), ("layer1", "layer2")),
+        (_zoo("cnn_small"), ("conv1", "conv2")),
+        (_convnext, ("features.1", "features.3")),
+        (Transformer, ("blocks.1", "blocks.3")),
+        (Resizing, ("blocks.1", "blocks.3")),
+        (
+            lambda: nn.Sequential(Normalize([0.5] * 3, [0.5] * 3), _zoo("resnet8")()),
+            ("1.layer1", "1.layer2"),
+        ),
+    ],
+    ids=["resnet8", "resnet18", "preact", "wide", "cnn", "convnext", "vit", "resizing", "wrapped"],
+)
 def test_two_depths_are_selected(make: Callable[[], nn.Module], expected: tuple[str, str]) -> None:
     assert find_feature_layers(make(), torch.rand(1, C, 16, 24)) == expected
 
@@ -99,11 +115,15 @@ def test_a_model_without_feature_maps_is_an_error() -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(C * 8 * 8, 5), nn.Linear(5, K))
     with pytest.raises(InputError, match=r"`feature_layers` must be given for Sequential"):
         find_feature_layers(flat, torch.rand(2, C, 8, 8))
-    with pytest.raises(InputError, match=r"`feature layer 1` must output features with a position in the image"):
+    with pytest.raises(
+        InputError, match=r"`feature layer 1` must output features with a position in the image"
+    ):
         forward_with_features(flat, ("1", "2"), torch.rand(2, C, 8, 8))
 
 
-@pytest.mark.parametrize(("height", "width", "prefix"), [(16, 16, 0), (16, 16, 1), (16, 24, 5), (8, 24, 1)])
+@pytest.mark.parametrize(
+    ("height", "width", "prefix"), [(16, 16, 0), (16, 16, 1), (16, 24, 5), (8, 24, 1)]
+)
 def test_tokens_become_maps_at_their_positions(height: int, width: int, prefix: int) -> None:
     model = Transformer(blocks=2, prefix=prefix)
     x = torch.rand(2, C, height, width)
@@ -175,7 +195,9 @@ def test_the_output_of_a_part_comes_from_the_same_pass_if_it_runs_once(repeats: 
     logits, own = forward_with_output(model, model.part, x)
     assert len(passes) == (1 if repeats == 1 else repeats + 1)
     expected = nn.functional.linear(x, model.part.weight, model.part.bias)
-    assert torch.equal(own, expected) and torch.equal(logits, torch.cat([x, *[expected] * repeats], dim=1))
+    assert torch.equal(own, expected) and torch.equal(
+        logits, torch.cat([x, *[expected] * repeats], dim=1)
+    )
     assert not model.part._forward_hooks, "the hook is removed"
 
 

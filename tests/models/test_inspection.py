@@ -27,8 +27,14 @@ def test_weights_digest_covers_values_names_shapes_and_types() -> None:
 
     first = one("a", torch.zeros(2, 3))
     assert first == one("a", torch.zeros(2, 3))
-    others = [one("b", torch.zeros(2, 3)), one("a", torch.zeros(3, 2)), one("a", torch.zeros(2, 3).int()),
-              one("a", torch.ones(2, 3)), one("a", torch.tensor(0.0)), one("a", torch.zeros(2, 3).bfloat16())]
+    others = [
+        one("b", torch.zeros(2, 3)),
+        one("a", torch.zeros(3, 2)),
+        one("a", torch.zeros(2, 3).int()),
+        one("a", torch.ones(2, 3)),
+        one("a", torch.tensor(0.0)),
+        one("a", torch.zeros(2, 3).bfloat16()),
+    ]
     assert len({first, *others}) == 7
 
 
@@ -71,18 +77,29 @@ class ReturnsTuple(nn.Module):
         return x, x
 
 
-@pytest.mark.parametrize(("model", "message"), [
-    (Raises(), r"`base` must take images of shape \(3, 8, 8\), but raised KeyError: 'no such layer'"),
-    (ReturnsTuple(), "`base` must return one tensor, got 'tuple'"),
-])
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            Raises(),
+            r"`base` must take images of shape \(3, 8, 8\), but raised KeyError: 'no such layer'",
+        ),
+        (ReturnsTuple(), "`base` must return one tensor, got 'tuple'"),
+    ],
+)
 def test_check_forward_turns_errors_into_one_sentence(model: nn.Module, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check_forward("base", model, IMAGES)
 
 
-def test_without_weights_the_reference_is_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_weights_the_reference_is_the_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "services.py").write_text(
-        "from torch import nn\n\ndef first():\n    return nn.Flatten()\n\ndef second():\n    return nn.Flatten()\n")
+        "from torch import nn\n\ndef first():\n    return nn.Flatten()\n\ndef second():\n    return nn.Flatten()\n"
+    )
     monkeypatch.chdir(tmp_path)
-    identities = [identity(load(f"python:services:{name}")) for name in ("first", "second", "first")]
+    identities = [
+        identity(load(f"python:services:{name}")) for name in ("first", "second", "first")
+    ]
     assert identities[0] == identities[2] != identities[1]

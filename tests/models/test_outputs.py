@@ -1,4 +1,5 @@
-"""Networks whose output is an object, a tuple or a dictionary, and calls inside `torch.inference_mode`."""
+"""Networks whose output is an object, a tuple or a dictionary, and calls inside
+`torch.inference_mode`."""
 
 from __future__ import annotations
 
@@ -19,9 +20,13 @@ from equipoise.models.outputs import select_logits
 SHAPE = (1, 6, 6)
 Pair = namedtuple("Pair", ["logits", "features"])
 FORMS: dict[str, Callable[[Tensor], Any]] = {
-    "object": lambda z: SimpleNamespace(logits=z, hidden=z[:, :1]), "tuple": lambda z: (z, z.sum()),
-    "list": lambda z: [z], "dict": lambda z: {"loss": z.sum(), "logits": z}, "one value": lambda z: {"out": z},
-    "ordered": lambda z: OrderedDict(features=z[:, :1], logits=z), "named tuple": lambda z: Pair(z, z[:, :1]),
+    "object": lambda z: SimpleNamespace(logits=z, hidden=z[:, :1]),
+    "tuple": lambda z: (z, z.sum()),
+    "list": lambda z: [z],
+    "dict": lambda z: {"loss": z.sum(), "logits": z},
+    "one value": lambda z: {"out": z},
+    "ordered": lambda z: OrderedDict(features=z[:, :1], logits=z),
+    "named tuple": lambda z: Pair(z, z[:, :1]),
 }
 
 
@@ -56,7 +61,9 @@ def test_logits_are_selected(form: str) -> None:
     assert unwrap_outputs(changed)(x).shape == (2, 4)
 
 
-@pytest.mark.parametrize("output", [{"a": torch.zeros(2), "b": torch.zeros(2)}, (), "text", {"logits": "text"}])
+@pytest.mark.parametrize(
+    "output", [{"a": torch.zeros(2), "b": torch.zeros(2)}, (), "text", {"logits": "text"}]
+)
 def test_other_outputs_are_left_for_the_check(output: Any) -> None:
     assert select_logits(output) is output
 
@@ -83,8 +90,12 @@ class Scriptable(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("wrap", [lambda net: nn.Sequential(nn.Identity(), net), nn.DataParallel, torch.jit.script])
-def test_tuples_of_modules_of_torch_are_selected_from(wrap: Callable[[nn.Module], nn.Module]) -> None:
+@pytest.mark.parametrize(
+    "wrap", [lambda net: nn.Sequential(nn.Identity(), net), nn.DataParallel, torch.jit.script]
+)
+def test_tuples_of_modules_of_torch_are_selected_from(
+    wrap: Callable[[nn.Module], nn.Module],
+) -> None:
     network, x = Scriptable().eval(), torch.rand(2, *SHAPE)
     model = as_classifier(wrap(network).eval(), SHAPE)
     assert torch.equal(model(x), network(x)[0]) and not model.training
@@ -101,13 +112,20 @@ def test_python_references_return_logits(tmp_path: Path, monkeypatch: pytest.Mon
         "from torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.fc = nn.Linear(36, 4)\n    def forward(self, x):\n"
         "        return {'loss': x.sum(), 'logits': self.fc(x.flatten(1))}\n"
-        "instance = Net()\ndef function():\n    return instance\n")
+        "instance = Net()\ndef function():\n    return instance\n"
+    )
     monkeypatch.chdir(tmp_path)
     x = torch.rand(2, *SHAPE)
     sources = ("own_outputs", "own_outputs.py", f"{tmp_path}/own_outputs.py")
-    logits = [load(f"python:{source}:{name}")(x) for source in sources for name in ("Net", "instance", "function")]
+    logits = [
+        load(f"python:{source}:{name}")(x)
+        for source in sources
+        for name in ("Net", "instance", "function")
+    ]
     assert all(isinstance(z, Tensor) and z.shape == (2, 4) for z in logits)
-    assert torch.equal(logits[1], logits[2]) and torch.equal(logits[4], logits[7]), "a file is run once"
+    assert torch.equal(logits[1], logits[2]) and torch.equal(logits[4], logits[7]), (
+        "a file is run once"
+    )
 
 
 def test_inside_inference_mode(data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
@@ -119,11 +137,15 @@ def test_inside_inference_mode(data: tuple[Tensor, Tensor], tmp_path: Path) -> N
         images, labels = data[0] + 0, data[1] + 0
         assert images.is_inference()
         attacked = eq.attack(model, images, labels, threat=threat, attack="fast")
-        evaluated = eq.evaluate(model, (images, labels), threat=threat, attack="pgd", steps=3, audit=0)
+        evaluated = eq.evaluate(
+            model, (images, labels), threat=threat, attack="pgd", steps=3, audit=0
+        )
         zoo = eq.load_model("zoo:cnn_small", num_classes=4, image_shape=SHAPE)
         eq.attack(zoo, images, labels, threat=threat, attack="pgd", steps=2)
         assert torch.is_inference_mode_enabled()
     assert torch.equal(attacked, expected)
-    assert str(evaluated) == str(eq.evaluate(model, data, threat=threat, attack="pgd", steps=3, audit=0))
+    assert str(evaluated) == str(
+        eq.evaluate(model, data, threat=threat, attack="pgd", steps=3, audit=0)
+    )
     zoo.zero_grad()
     zoo(data[0]).sum().backward()

@@ -8,8 +8,11 @@ from equipoise.models import Normalize
 from equipoise.models.probe import NORMALISATIONS, Finding, are_probabilities, probe
 
 IMAGENET = NORMALISATIONS["ImageNet"]
-TEXTS = {"missing": "its normalisation seems to be missing (mean 0.485,0.456,0.406",
-         "twice": "its images seem to be normalised twice (mean 0.485,0.456,0.406", "bytes": "pixels from 0 to 255"}
+TEXTS = {
+    "missing": "its normalisation seems to be missing (mean 0.485,0.456,0.406",
+    "twice": "its images seem to be normalised twice (mean 0.485,0.456,0.406",
+    "bytes": "pixels from 0 to 255",
+}
 
 
 class Brightness(nn.Module):
@@ -52,7 +55,11 @@ def test_wrong_normalisation_is_found(kind: str, pair: tuple[nn.Module, nn.Modul
             return z
 
     x, y = bright_images(correct)
-    wrong = {"missing": network, "twice": nn.Sequential(Normalize(*IMAGENET), correct), "bytes": Bytes()}[kind]
+    wrong = {
+        "missing": network,
+        "twice": nn.Sequential(Normalize(*IMAGENET), correct),
+        "bytes": Bytes(),
+    }[kind]
     (finding,) = probe(wrong, x, y)
     assert TEXTS[kind] in finding.sentence and finding.alternative == 1.0 and finding.count == 64
     assert finding.accuracy is not None and finding.accuracy < 0.7
@@ -80,12 +87,20 @@ def test_few_images_are_no_evidence(pair: tuple[nn.Module, nn.Module]) -> None:
 
 def test_probabilities(pair: tuple[nn.Module, nn.Module]) -> None:
     z = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
-    assert are_probabilities(z.softmax(1)) and not are_probabilities(z) and not are_probabilities(z.log_softmax(1))
-    assert are_probabilities(z.softmax(1).half()) and not are_probabilities(torch.eye(3)), "classes alone"
+    assert (
+        are_probabilities(z.softmax(1))
+        and not are_probabilities(z)
+        and not are_probabilities(z.log_softmax(1))
+    )
+    assert are_probabilities(z.softmax(1).half()) and not are_probabilities(torch.eye(3)), (
+        "classes alone"
+    )
     model = nn.Sequential(pair[1], nn.Softmax(1))
     (finding,) = probe(model, *bright_images(pair[1]))
-    assert finding == Finding("its outputs look like probabilities, not logits: they lie in [0, 1] and add up to 1; "
-                              "return the logits, or their logarithm")
+    assert finding == Finding(
+        "its outputs look like probabilities, not logits: they lie in [0, 1] and add up to 1; "
+        "return the logits, or their logarithm"
+    )
 
 
 def test_the_random_state_of_the_caller_is_kept(pair: tuple[nn.Module, nn.Module]) -> None:

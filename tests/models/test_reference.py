@@ -55,7 +55,8 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def module_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module in the current directory and nowhere on the import path, with a new name for each test."""
+    """A module in the current directory and nowhere on the import path, with a new name for each
+    test."""
     name = f"factories_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(FACTORIES.format(name=name))
     (tmp_path / f"{name}_part.py").write_text("")
@@ -64,17 +65,20 @@ def module_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-@pytest.mark.parametrize(("text", "scheme", "body"), [
-    ("zoo:resnet8", "zoo", "resnet8"),
-    ("file:a/b.safetensors", "file", "a/b.safetensors"),
-    ("file:C:/odd name.pt", "file", "C:/odd name.pt"),
-    ("a/b.safetensors", "file", "a/b.safetensors"),
-    ("b.pt", "file", "b.pt"),
-    ("b.pth", "file", "b.pth"),
-    ("python:pack.module:make", "python", "pack.module:make"),
-    ("tta:6:b.pt", "tta", "6:b.pt"),
-    ("looks:6:b.pt", "tta", "6:b.pt"),
-])
+@pytest.mark.parametrize(
+    ("text", "scheme", "body"),
+    [
+        ("zoo:resnet8", "zoo", "resnet8"),
+        ("file:a/b.safetensors", "file", "a/b.safetensors"),
+        ("file:C:/odd name.pt", "file", "C:/odd name.pt"),
+        ("a/b.safetensors", "file", "a/b.safetensors"),
+        ("b.pt", "file", "b.pt"),
+        ("b.pth", "file", "b.pth"),
+        ("python:pack.module:make", "python", "pack.module:make"),
+        ("tta:6:b.pt", "tta", "6:b.pt"),
+        ("looks:6:b.pt", "tta", "6:b.pt"),
+    ],
+)
 def test_parse(text: str, scheme: str, body: str) -> None:
     assert parse(text) == Reference(scheme, body, text)
 
@@ -87,26 +91,36 @@ def test_a_path_that_exists_is_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["tims:resnet18", "nowhere", "", "resnet18"])
 def test_unknown_references_list_the_schemes(text: str) -> None:
-    with pytest.raises(InputError, match=", ".join(f"{name}:" for name in sorted(SCHEMES))) as caught:
+    with pytest.raises(
+        InputError, match=", ".join(f"{name}:" for name in sorted(SCHEMES))
+    ) as caught:
         parse(text)
     assert ("did you mean 'zoo:resnet18'" in str(caught.value)) == (text == "resnet18")
 
 
 @pytest.mark.parametrize("scheme", sorted(SCHEMES))
 def test_a_scheme_alone_names_no_model(scheme: str) -> None:
-    with pytest.raises(InputError, match=f"`model` must name a model after {scheme}:, got '{scheme}:'$"):
+    with pytest.raises(
+        InputError, match=f"`model` must name a model after {scheme}:, got '{scheme}:'$"
+    ):
         parse(f"{scheme}:")
 
 
-def test_an_installed_package_adds_a_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_adds_a_scheme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "flat-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: flat\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text("[equipoise.model_schemes]\nflat = flat_scheme:load\n")
-    (tmp_path / "flat_scheme.py").write_text("from torch import nn\n\n\ndef load(reference, options):\n"
-                                             "    return nn.Linear(64, int(reference.body))\n")
+    (tmp_path / "flat_scheme.py").write_text(
+        "from torch import nn\n\n\ndef load(reference, options):\n"
+        "    return nn.Linear(64, int(reference.body))\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    schemes = type(SCHEMES)(SCHEMES.group, SCHEMES.noun, SCHEMES.builtin)  # entry points are read once
+    schemes = type(SCHEMES)(
+        SCHEMES.group, SCHEMES.noun, SCHEMES.builtin
+    )  # entry points are read once
     model = schemes["flat"](Reference("flat", "6", "flat:6"), LoadOptions())
     assert isinstance(model, torch.nn.Module)
     assert "flat" in schemes and model(torch.zeros(4, 64)).shape == (4, 6)
@@ -123,7 +137,10 @@ def test_file(file: Path) -> None:
 def test_state_dict(file: Path, tmp_path: Path) -> None:
     path = tmp_path / "net.pt"
     model = build("cnn_small", num_classes=6, image_shape=SHAPE)
-    torch.save({key: value for key, value in model.state_dict().items() if key not in ("mean", "std")}, path)
+    torch.save(
+        {key: value for key, value in model.state_dict().items() if key not in ("mean", "std")},
+        path,
+    )
     loaded = load(str(path), arch="cnn_small", mean=[0.0], std=[1.0], image_shape=SHAPE)
     assert weights_digest(loaded) == weights_digest(model)
 
@@ -154,16 +171,19 @@ def test_python_finds_the_current_directory_and_leaves_the_path_alone(module_nam
     assert model(torch.zeros(4, *SHAPE)).shape == (4, 6)
 
 
-@pytest.mark.parametrize(("ending", "message"), [
-    (":make_it", "'make_it', which is not one"),
-    (":number", "'number', which is not one"),
-    (":needs", "without arguments.*TypeError"),
-    (":raises", "RuntimeError: two lines"),
-    (":text", "returned str"),
-    ("", "read python:FILE.py:NAME or python:MODULE:NAME"),
-    ("_none:make", "ModuleNotFoundError"),
-    ("_broken:make", "ZeroDivisionError"),
-])
+@pytest.mark.parametrize(
+    ("ending", "message"),
+    [
+        (":make_it", "'make_it', which is not one"),
+        (":number", "'number', which is not one"),
+        (":needs", "without arguments.*TypeError"),
+        (":raises", "RuntimeError: two lines"),
+        (":text", "returned str"),
+        ("", "read python:FILE.py:NAME or python:MODULE:NAME"),
+        ("_none:make", "ModuleNotFoundError"),
+        ("_broken:make", "ZeroDivisionError"),
+    ],
+)
 def test_python_mistakes_are_one_sentence(module_name: str, ending: str, message: str) -> None:
     before = list(sys.path)
     with pytest.raises(InputError, match=message):
@@ -183,8 +203,10 @@ def test_test_time_augmentation_of_a_file(file: Path) -> None:
         torch.testing.assert_close(twice(x), (plain(x) + plain(x.flip(3))) / 2)
 
 
-@pytest.mark.parametrize(("count", "message"), [
-    ("3", "N among 2, 6, 10"), ("2:tta:2", "tta: only once"), ("2:looks:2", "tta: only once")])
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [("3", "N among 2, 6, 10"), ("2:tta:2", "tta: only once"), ("2:looks:2", "tta: only once")],
+)
 def test_invalid_test_time_augmentation(file: Path, count: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load(f"tta:{count}:{file}")
@@ -206,7 +228,11 @@ def test_relocate_changes_the_path_of_a_file(file: Path) -> None:
 
 def test_looks_is_an_alias_of_tta(file: Path) -> None:
     old, new = load(f"looks:6:{file}"), load(f"tta:6:{file}")
-    assert isinstance(old, TTAClassifier) and isinstance(new, TTAClassifier) and old.count == new.count == 6
+    assert (
+        isinstance(old, TTAClassifier)
+        and isinstance(new, TTAClassifier)
+        and old.count == new.count == 6
+    )
 
 
 def test_a_loaded_model_remembers_its_reference(file: Path) -> None:
@@ -224,6 +250,8 @@ def test_options_as_text_and_as_numbers() -> None:
 def test_options_and_settings_are_merged() -> None:
     options = LoadOptions(num_classes=6, seed=4)
     model = load("zoo:cnn_small", options, image_shape=SHAPE)
-    assert weights_digest(model) == weights_digest(build("cnn_small", num_classes=6, image_shape=SHAPE, seed=4))
+    assert weights_digest(model) == weights_digest(
+        build("cnn_small", num_classes=6, image_shape=SHAPE, seed=4)
+    )
     with pytest.raises(InputError, match="did you mean 'num_classes'"):
         load("zoo:cnn_small", num_class=6)

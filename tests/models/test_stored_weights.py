@@ -33,7 +33,9 @@ def stored_figures(path: Path) -> dict[str, float]:
     return figures
 
 
-def accuracy(model: nn.Module, data: tuple[Tensor, Tensor], count: int, sigma: float = 0.0) -> float:
+def accuracy(
+    model: nn.Module, data: tuple[Tensor, Tensor], count: int, sigma: float = 0.0
+) -> float:
     images, labels = data
     correct = 0
     with torch.inference_mode():
@@ -62,18 +64,28 @@ def test_resnet8_accuracy(name: str, real_weights: Path, cifar: tuple[Tensor, Te
     assert measured_here == pytest.approx(stored_figures(path)["clean_10000"], abs=0.001)
 
 
-def test_robust_resnet18_accuracy_of_the_first_250(real_weights: Path, cifar: tuple[Tensor, Tensor]) -> None:
-    """Of the first thousand, 826 are correct. None of the first 250 is so close to a tie that rounding decides."""
-    measured_here = accuracy(checkpoint.load(real_weights / f"{RESNET18[1]}.safetensors"), cifar, 250)
+def test_robust_resnet18_accuracy_of_the_first_250(
+    real_weights: Path, cifar: tuple[Tensor, Tensor]
+) -> None:
+    """Of the first thousand, 826 are correct. None of the first 250 is so close to a tie that
+    rounding decides."""
+    measured_here = accuracy(
+        checkpoint.load(real_weights / f"{RESNET18[1]}.safetensors"), cifar, 250
+    )
     assert measured_here == pytest.approx(211 / 250, abs=0.002)
 
 
-def test_gaussian_resnet18_accuracy_of_the_first_250(real_weights: Path, cifar: tuple[Tensor, Tensor]) -> None:
-    """Images and noise are fixed, so the number is too, up to one image that rounding may decide."""
+def test_gaussian_resnet18_accuracy_of_the_first_250(
+    real_weights: Path, cifar: tuple[Tensor, Tensor]
+) -> None:
+    """Images and noise are fixed, so the number is too, up to one image that rounding may
+    decide."""
     path = real_weights / f"{NOISY}.safetensors"
     measured_here = accuracy(checkpoint.load(path), cifar, 250, sigma=0.5)
     assert measured_here == pytest.approx(170 / 250, abs=0.005)
-    assert measured_here == pytest.approx(stored_figures(path)["accuracy_under_noise_10000"], abs=0.045)
+    assert measured_here == pytest.approx(
+        stored_figures(path)["accuracy_under_noise_10000"], abs=0.045
+    )
 
 
 @pytest.mark.slow
@@ -85,7 +97,11 @@ def test_resnet18_accuracy(name: str, real_weights: Path, cifar: tuple[Tensor, T
 
 
 @pytest.mark.slow
-def test_gaussian_resnet18_accuracy_under_noise(real_weights: Path, cifar: tuple[Tensor, Tensor]) -> None:
+def test_gaussian_resnet18_accuracy_under_noise(
+    real_weights: Path, cifar: tuple[Tensor, Tensor]
+) -> None:
     path = real_weights / f"{NOISY}.safetensors"
     measured_here = accuracy(checkpoint.load(path), cifar, 10_000, sigma=0.5)
-    assert measured_here == pytest.approx(stored_figures(path)["accuracy_under_noise_10000"], abs=0.01)
+    assert measured_here == pytest.approx(
+        stored_figures(path)["accuracy_under_noise_10000"], abs=0.01
+    )

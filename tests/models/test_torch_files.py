@@ -18,11 +18,16 @@ QUERY = "arch=cnn_small&image_shape=3,8,8"
 @pytest.mark.parametrize("suffix", [".pth.tar", ".ckpt", ".bin", ".model", ".pt"])
 @pytest.mark.parametrize("form", ["zip", "legacy", "safetensors"])
 def test_weights_are_read_by_content(tmp_path: Path, suffix: str, form: str) -> None:
-    model, path = build("cnn_small", num_classes=4, image_shape=(3, 8, 8), seed=1).eval(), tmp_path / f"net{suffix}"
+    model, path = (
+        build("cnn_small", num_classes=4, image_shape=(3, 8, 8), seed=1).eval(),
+        tmp_path / f"net{suffix}",
+    )
     if form == "safetensors":
         save_file(model.state_dict(), path)
     else:
-        torch.save({"state_dict": model.state_dict()}, path, _use_new_zipfile_serialization=form == "zip")
+        torch.save(
+            {"state_dict": model.state_dict()}, path, _use_new_zipfile_serialization=form == "zip"
+        )
     x = torch.rand(2, 3, 8, 8)
     assert torch.equal(load(f"file:{path}?{QUERY}")(x), model(x))
     assert checkpoint.read_metadata(path) == {}
@@ -46,5 +51,7 @@ def test_the_forbidden_function_is_named(tmp_path: Path, form: str) -> None:
         torch.save({"x": Harmful()}, path)
     else:
         path.write_bytes(pickle.dumps(Harmful(), protocol=2))
-    with pytest.raises(InputError, match=r"weights only, got (posix|nt)\.mkdir, of which nothing was executed"):
+    with pytest.raises(
+        InputError, match=r"weights only, got (posix|nt)\.mkdir, of which nothing was executed"
+    ):
         load(f"file:{path}?{QUERY}")

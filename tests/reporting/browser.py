@@ -21,10 +21,22 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), "")
 PATIENCE = 120  # seconds for one answer, on a busy machine
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--mute-audio",
-         "--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update",
-         "--disable-default-apps", "--disable-extensions", "--disable-sync", "--force-color-profile=srgb",
-         "--remote-debugging-pipe")
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--mute-audio",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-extensions",
+    "--disable-sync",
+    "--force-color-profile=srgb",
+    "--remote-debugging-pipe",
+)
 
 
 class Page:
@@ -36,8 +48,14 @@ class Page:
         downloads: folder for what the page saves.
     """
 
-    def __init__(self, width: int = 1280, height: int = 900, *, dark: bool = False,
-                 downloads: Path | None = None) -> None:
+    def __init__(
+        self,
+        width: int = 1280,
+        height: int = 900,
+        *,
+        dark: bool = False,
+        downloads: Path | None = None,
+    ) -> None:
         self.errors: list[str] = []
         self.requests: list[str] = []
         self._profile = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
@@ -47,13 +65,20 @@ class Page:
 
         def connect() -> None:
             """In the new process: Chromium reads commands from descriptor 3 and answers on 4."""
-            ends = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in (read_there, write_there)]
+            ends = [
+                fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10)
+                for descriptor in (read_there, write_there)
+            ]
             for number, end in enumerate(ends, start=3):
                 os.dup2(end, number)
 
         self._process = subprocess.Popen(
-            [CHROMIUM, *FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"], preexec_fn=connect,
-            pass_fds=(3, 4), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            [CHROMIUM, *FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"],
+            preexec_fn=connect,
+            pass_fds=(3, 4),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         for descriptor in (read_there, write_there):
             os.close(descriptor)
         try:
@@ -67,7 +92,9 @@ class Page:
             self._send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(downloads))
         targets = self._send("Target.getTargets")["targetInfos"]
         target = next(item["targetId"] for item in targets if item["type"] == "page")
-        self._session = self._send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self._send("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Network", "Log", "DOM", "Accessibility"):
             self._send(f"{domain}.enable")
         self._send("Emulation.setFocusEmulationEnabled", enabled=True)
@@ -75,16 +102,27 @@ class Page:
 
     def resize(self, width: int, height: int = 900, *, dark: bool = False) -> None:
         """Another size of the window, and perhaps another colour scheme."""
-        self._send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
-                   mobile=width < 600)
-        self._send("Emulation.setEmulatedMedia", features=[
-            {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self._send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+        self._send(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -99,15 +137,24 @@ class Page:
         """Load a file, and wait until its script has drawn the explorer, if it has one."""
         self._send("Page.navigate", url="about:blank")
         self._send("Page.navigate", url=path.resolve().as_uri() + fragment)
-        self.wait_for("document.readyState === 'complete' && location.protocol === 'file:' && "
-                      "(!document.querySelector('#explorer') || document.querySelector('#explorer').dataset.ready)")
+        self.wait_for(
+            "document.readyState === 'complete' && location.protocol === 'file:' && "
+            "(!document.querySelector('#explorer') || document.querySelector('#explorer').dataset.ready)"
+        )
 
     def js(self, expression: str) -> Any:
         """The value of an expression, awaited if it is a promise."""
-        answer = self._send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True,
-                            userGesture=True)
+        answer = self._send(
+            "Runtime.evaluate",
+            expression=expression,
+            returnByValue=True,
+            awaitPromise=True,
+            userGesture=True,
+        )
         if "exceptionDetails" in answer:
-            raise AssertionError(answer["exceptionDetails"].get("exception", {}).get("description", answer))
+            raise AssertionError(
+                answer["exceptionDetails"].get("exception", {}).get("description", answer)
+            )
         return answer["result"].get("value")
 
     def wait_for(self, expression: str) -> None:
@@ -122,10 +169,28 @@ class Page:
         """Press keys by name, such as ArrowDown."""
         for key in keys:
             text = {"text": "\r"} if key == "Enter" else {}
-            code = {"Enter": 13, "Escape": 27, "Tab": 9, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38,
-                    "ArrowRight": 39, "ArrowDown": 40, "PageDown": 34, "+": 187}[key]
+            code = {
+                "Enter": 13,
+                "Escape": 27,
+                "Tab": 9,
+                "End": 35,
+                "Home": 36,
+                "ArrowLeft": 37,
+                "ArrowUp": 38,
+                "ArrowRight": 39,
+                "ArrowDown": 40,
+                "PageDown": 34,
+                "+": 187,
+            }[key]
             for kind in ("keyDown", "keyUp"):
-                self._send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
+                self._send(
+                    "Input.dispatchKeyEvent",
+                    type=kind,
+                    key=key,
+                    code=key,
+                    windowsVirtualKeyCode=code,
+                    **text,
+                )
 
     def mouse(self, kind: str, x: float, y: float) -> None:
         """Move, press or release the left button at a place of the window."""
@@ -136,8 +201,11 @@ class Page:
     def names(self) -> list[dict[str, str]]:
         """Role and name of everything that assistive technology sees and that can be operated."""
         nodes = self._send("Accessibility.getFullAXTree")["nodes"]
-        return [{"role": node["role"]["value"], "name": node.get("name", {}).get("value", "")} for node in nodes
-                if not node.get("ignored") and "role" in node]
+        return [
+            {"role": node["role"]["value"], "name": node.get("name", {}).get("value", "")}
+            for node in nodes
+            if not node.get("ignored") and "role" in node
+        ]
 
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
         """Save the visible part, or the whole page, as PNG."""
@@ -176,9 +244,15 @@ class Page:
             self.requests.append(values["request"]["url"])
         elif event.get("method") == "Runtime.exceptionThrown":
             self.errors.append(json.dumps(values["exceptionDetails"])[:500])
-        elif event.get("method") == "Runtime.consoleAPICalled" and values["type"] in ("error", "warning"):
+        elif event.get("method") == "Runtime.consoleAPICalled" and values["type"] in (
+            "error",
+            "warning",
+        ):
             self.errors.append(json.dumps(values["args"])[:500])
-        elif event.get("method") == "Log.entryAdded" and values["entry"]["level"] in ("error", "warning"):
+        elif event.get("method") == "Log.entryAdded" and values["entry"]["level"] in (
+            "error",
+            "warning",
+        ):
             self.errors.append(values["entry"]["text"])
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 class ParsedReport(HTMLParser):
-    """Tables as lists of rows of texts, titles, text, scripts with their data, and every attribute."""
+    """Tables as lists of rows of texts, titles, text, scripts with their data, and every
+    attribute."""
 
     _block: str | None = None
 

@@ -68,8 +68,14 @@ class Brightness(nn.Module):
 def images(count: int = 120) -> eq.Dataset:
     pixels = torch.linspace(0.2, 0.8, count).view(-1, 1, 1, 1).expand(-1, 1, 4, 4).contiguous()
     shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    return eq.Dataset("brightness", "test", pixels[shuffled], (pixels.mean(dim=(1, 2, 3)) > 0.5).long()[shuffled],
-                      torch.arange(count), (HOSTILE, "bright"))
+    return eq.Dataset(
+        "brightness",
+        "test",
+        pixels[shuffled],
+        (pixels.mean(dim=(1, 2, 3)) > 0.5).long()[shuffled],
+        torch.arange(count),
+        (HOSTILE, "bright"),
+    )
 
 
 def parse(result: NotebookResult) -> Parsed:
@@ -88,8 +94,15 @@ def cells(result: Any, model: str, *metrics: str) -> list[str]:
 @pytest.mark.parametrize("kept", [False, True])
 def test_an_evaluation(tmp_path: Path, kept: bool) -> None:
     models = {HOSTILE: Brightness(20.0, 0.5), "other": Brightness(5.0, 0.45)}
-    result = eq.evaluate(models, images(24), threat=THREAT, attack="pgd", steps=2,
-                         out=tmp_path / "run" if kept else None, device="cpu")
+    result = eq.evaluate(
+        models,
+        images(24),
+        threat=THREAT,
+        attack="pgd",
+        steps=2,
+        out=tmp_path / "run" if kept else None,
+        device="cpu",
+    )
     parsed = parse(result)
     rows = {row[0]: row[1:] for row in reversed(parsed.rows)}
     assert parsed.rows[0] == ["model", "clean", "worst", "pgd"]
@@ -98,21 +111,30 @@ def test_an_evaluation(tmp_path: Path, kept: bool) -> None:
     assert HOSTILE in parsed.text and "img" in parsed.tags and ("not kept" in parsed.text) != kept
     if kept:
         shutil.rmtree(tmp_path / "run")
-        assert {row[0]: row[1:] for row in reversed(parse(result).rows)}["other"] == rows["other"], "without its folder"
+        assert {row[0]: row[1:] for row in reversed(parse(result).rows)}["other"] == rows[
+            "other"
+        ], "without its folder"
 
 
 def test_certificates() -> None:
-    result = eq.certify({HOSTILE: Brightness(20.0, 0.5)}, images(8), sigma=0.1, samples=50, n0=10, device="cpu")
+    result = eq.certify(
+        {HOSTILE: Brightness(20.0, 0.5)}, images(8), sigma=0.1, samples=50, n0=10, device="cpu"
+    )
     parsed = parse(result)
     rows = {row[0]: row[1:] for row in parsed.rows}
-    assert rows["average radius"] == cells(result, HOSTILE, "acr") and rows["certified at radius 0.00"] == cells(
-        result, HOSTILE, "certified@0.00")
-    assert HOSTILE.rpartition("/")[2] in parsed.text and "img" in parsed.tags  # shown as the end of a path
+    assert rows["average radius"] == cells(result, HOSTILE, "acr") and rows[
+        "certified at radius 0.00"
+    ] == cells(result, HOSTILE, "certified@0.00")
+    assert (
+        HOSTILE.rpartition("/")[2] in parsed.text and "img" in parsed.tags
+    )  # shown as the end of a path
 
 
 def test_fits(tmp_path: Path) -> None:
     data, bases = images(), (Brightness(50.0, 0.5), Brightness(5.0, 0.45))
-    result = eq.fit(*bases, data, threat=THREAT, lose_at_most=20.0, steps=2, targets=1, pool=1, device="cpu")
+    result = eq.fit(
+        *bases, data, threat=THREAT, lose_at_most=20.0, steps=2, targets=1, pool=1, device="cpu"
+    )
     assert isinstance(result, Fit) and result.summary is not None
     parsed = parse(result)
     assert result.promise in parsed.text.replace("\u00a0", " ")
@@ -123,7 +145,9 @@ def test_fits(tmp_path: Path) -> None:
 
 
 def test_training() -> None:
-    result = eq.train("standard", arch="cnn_small", data=images(), epochs=1, batch_size=20, device="cpu")
+    result = eq.train(
+        "standard", arch="cnn_small", data=images(), epochs=1, batch_size=20, device="cpu"
+    )
     rows = {row[0]: row[1:] for row in parse(result).rows}
     best = next(item for item in result.results if item.model == "best")
     assert rows["best"] == [f"{format.value(best)} {format.bounds(best)}".replace(" %", "\u00a0%")]
@@ -136,4 +160,7 @@ def test_every_result_of_a_public_function_is_one() -> None:
     from equipoise.training.loop import TrainingResult
 
     for cls in (Evaluation, Certification, Fit, TrainingResult, Comparison):
-        assert issubclass(cls, NotebookResult) and cls.notebook_content is not NotebookResult.notebook_content
+        assert (
+            issubclass(cls, NotebookResult)
+            and cls.notebook_content is not NotebookResult.notebook_content
+        )

@@ -35,7 +35,9 @@ TITLES = {
 
 def _expected() -> dict[str, list[str]]:
     """Section titles by finished folder."""
-    finished = json.loads((FIXTURES / "schema1-expected.json").read_text(encoding="utf-8"))["finished"]
+    finished = json.loads((FIXTURES / "schema1-expected.json").read_text(encoding="utf-8"))[
+        "finished"
+    ]
     return {name: item["sections"] for name, item in finished.items()}
 
 
@@ -46,10 +48,16 @@ def test_sections_of_a_schema_1_folder(name: str) -> None:
     expected = [TITLES.get(title, title) for title in _expected()[name]]
     if name == "demo/sweep":  # a sweep is now drawn in its own report, too
         expected.insert(1, "Accuracy against alpha")
-    if "Margins" in expected and run.summary.command in ("evaluate", "demo"):  # images clean and under attacks
+    if "Margins" in expected and run.summary.command in (
+        "evaluate",
+        "demo",
+    ):  # images clean and under attacks
         expected.insert(1, "Explore")
         own = [row for row in run.rows if row.alpha is None]
-        if any(len({row.attack for row in own if row.model == model}) > 2 for model in {row.model for row in own}):
+        if any(
+            len({row.attack for row in own if row.model == model}) > 2
+            for model in {row.model for row in own}
+        ):
             place = expected.index("Sanity checks") if "Sanity checks" in expected else 1
             expected.insert(place + 1, "Attack progress")
     if run.summary.command == "fit":  # whose figures are of its fitting images

@@ -37,34 +37,63 @@ def test_every_run_is_listed_with_its_figures(runs: Path) -> None:
     path = index(runs)
     assert path == runs / "index.html" and {**contents(runs), path: 0} == {**before, path: 0}
     page = ParsedReport(path)
-    assert page.tables[0][0] == ["run", "kind", "data", "n", "clean", "attacked", "ACR", "date", "state"]
+    assert page.tables[0][0] == [
+        "run",
+        "kind",
+        "data",
+        "n",
+        "clean",
+        "attacked",
+        "ACR",
+        "date",
+        "state",
+    ]
     rows = rows_of(page)
     assert rows.keys() == {"a", "deep/er/b", "c", "t"}
     date = records.read_description(runs / "a" / "run.toml").settings["date"]
-    assert rows["a"] == ["Evaluation of mixed a", "evaluate", "digits test ℓ∞ ≤ 8/255", "8", "75.0 % [34.9, 96.8]",
-                         "50.0 % [15.7, 84.3]", "–", date, "finished"]
+    assert rows["a"] == [
+        "Evaluation of mixed a",
+        "evaluate",
+        "digits test ℓ∞ ≤ 8/255",
+        "8",
+        "75.0 % [34.9, 96.8]",
+        "50.0 % [15.7, 84.3]",
+        "–",
+        date,
+        "finished",
+    ]
     assert rows["deep/er/b"][4:6] == ["87.5 % [47.3, 99.7]", "12.5 % [0.3, 52.7]"]
     assert rows["c"][2] == "digits test σ = 0.25" and rows["c"][6].startswith("0.450 [")
-    assert rows["t"][0].startswith("Training") and rows["t"][1] == "train" and rows["t"][4].startswith("80.0 % [")
+    assert (
+        rows["t"][0].startswith("Training")
+        and rows["t"][1] == "train"
+        and rows["t"][4].startswith("80.0 % [")
+    )
     assert ("data-order", "0.5") in page.attributes
     assert "script-src 'sha256-" in page.source and "unsafe" not in page.source
 
 
 def test_of_several_models_the_measured_one_is_named_once(tmp_path: Path) -> None:
     evaluation(tmp_path / "a", {"long/path/robust.pt": SECOND["mixed"], **FIRST})
-    row, = ParsedReport(index(tmp_path)).tables[0][1:]
+    (row,) = ParsedReport(index(tmp_path)).tables[0][1:]
     assert row[0].endswith("figures of mixed · a") and row[4] == "75.0 % [34.9, 96.8]"
 
 
 def test_runs_inside_of_runs_are_parts(runs: Path) -> None:
     evaluation(runs / "a" / "sweep" / "x")
     kinds = {name: row[1] for name, row in rows_of(ParsedReport(index(runs))).items()}
-    assert kinds == {"a": "evaluate", "a/sweep/x": "part: evaluate", "deep/er/b": "evaluate", "c": "certify",
-                     "t": "train"}
+    assert kinds == {
+        "a": "evaluate",
+        "a/sweep/x": "part: evaluate",
+        "deep/er/b": "evaluate",
+        "c": "certify",
+        "t": "train",
+    }
 
 
 def test_rows_of_finished_runs_are_not_read(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that many large runs are listed quickly."""
+
     def fail(*arguments: object) -> None:
         raise AssertionError("rows were read")
 
@@ -79,12 +108,17 @@ def test_unfinished_runs_say_how_far_they_are(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "half" / "run.toml", tmp_path / "new")
     page = ParsedReport(index(tmp_path))
     states = {name: row[-1] for name, row in rows_of(page).items()}
-    assert states == {"half": "not finished 8 of 16 rows (50.0 %)", "early": "not finished 1 of 3 epochs",
-                      "new": "not finished 0 of 16 rows (0.0 %)"}
+    assert states == {
+        "half": "not finished 8 of 16 rows (50.0 %)",
+        "early": "not finished 1 of 3 epochs",
+        "new": "not finished 0 of 16 rows (0.0 %)",
+    }
     assert "3 not finished; the newest first." in page.text
 
 
-def test_unreadable_folders_are_listed_with_the_reason(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_folders_are_listed_with_the_reason(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (runs / "broken").mkdir()
     (runs / "broken" / "run.toml").write_text("[[[")
     (runs / "c" / "summary.json").write_text("{}")
@@ -110,14 +144,15 @@ def test_links_are_relative_and_only_to_reports_that_exist(runs: Path, tmp_path:
     for out, start in ((None, ""), (tmp_path / "x.html", "runs/")):
         page = ParsedReport(index(runs, out))
         assert [value for name, value in page.attributes if name == "href"] == [
-            f"{start}50%25%20of%20%231/report.html"]
+            f"{start}50%25%20of%20%231/report.html"
+        ]
 
 
 def test_names_are_text(tmp_path: Path) -> None:
     evaluation(tmp_path / "runs" / HOSTILE, {HOSTILE: SECOND["mixed"]}, data=HOSTILE)
     page = ParsedReport(index(tmp_path / "runs"))
     assert "<script>alert" not in page.source and len(page.scripts) == 1
-    row, = page.tables[0][1:]
+    (row,) = page.tables[0][1:]
     assert row[0].endswith(HOSTILE) and row[2].startswith(HOSTILE)
 
 
@@ -137,8 +172,12 @@ def test_bounds_are_said(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_has_no_index_is_refused(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     before = contents(tmp_path)
-    for folder, words in ((tmp_path / "none", "be a folder of runs"), (tmp_path / "empty", "hold at least one run"),
-                          (runs / "a", "outside of runs"), (runs / "a" / "rows.jsonl", "be a folder of runs")):
+    for folder, words in (
+        (tmp_path / "none", "be a folder of runs"),
+        (tmp_path / "empty", "hold at least one run"),
+        (runs / "a", "outside of runs"),
+        (runs / "a" / "rows.jsonl", "be a folder of runs"),
+    ):
         with pytest.raises(InputError, match=words):
             index(folder)
     assert contents(tmp_path) == before

@@ -20,17 +20,30 @@ def write_models(folder: Path) -> tuple[str, str]:
     """Write two untrained networks and return their references."""
     paths = folder / "accurate.safetensors", folder / "robust.safetensors"
     for seed, path in enumerate(paths, start=1):
-        checkpoint.save(path, models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed), {})
+        checkpoint.save(
+            path, models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed), {}
+        )
     return str(paths[0]), str(paths[1])
 
 
 def untrained_pair() -> Pair:
     """Untrained networks, ten held-out and six test images."""
-    images, test = load_data("digits", split="train", count=40), load_data("digits", split="test", count=6)
-    accurate, robust = (models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed).eval()
-                        for seed in (1, 2))
-    return Pair(accurate, robust, ("zoo:cnn_small", "zoo:cnn_small"), images.slice(30, 10), test,
-                lambda: images.slice(0, 24))
+    images, test = (
+        load_data("digits", split="train", count=40),
+        load_data("digits", split="test", count=6),
+    )
+    accurate, robust = (
+        models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed).eval()
+        for seed in (1, 2)
+    )
+    return Pair(
+        accurate,
+        robust,
+        ("zoo:cnn_small", "zoo:cnn_small"),
+        images.slice(30, 10),
+        test,
+        lambda: images.slice(0, 24),
+    )
 
 
 def conditions(eps: float = 0.1, batch_size: int = 8) -> Conditions:

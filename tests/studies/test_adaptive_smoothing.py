@@ -29,36 +29,76 @@ from equipoise.studies.study import Pair
 from equipoise.training import TrainingPlan, fit_model
 from equipoise.training.objectives import Standard
 
-PLAN = TrainingPlan(epochs=1, batch_size=16, optimizer="adamw", lr=1e-3, held_out=0, ema=0.8, clip=10.0)
+PLAN = TrainingPlan(
+    epochs=1, batch_size=16, optimizer="adamw", lr=1e-3, held_out=0, ema=0.8, clip=10.0
+)
 SHORT = Suite(attacks=(Apgd(loss="margin", steps=2),))
 TINY = AdaptiveStudySize(
-    gate_plan=PLAN, gate_width=2, gate_steps=2, fixed_keeps=(0.8,), gate_keeps=(0.8,), short_suite=SHORT,
-    selection=SelectionSize(keep=0.9, plain_alphas=(0.5, 0.7, 0.9), switch_thresholds=(0.2, 0.5), gate_shifts=(0.4,),
-                            gate_thresholds=(0.0, 0.3, 0.8), rounds=1, attack=SHORT, both_sides=SHORT.attacks,
-                            map_steps=3, map_targets=2),
-    suite=Suite(attacks=(Apgd(loss="margin", steps=3), Square(queries=10))), pgd_steps=2, target_alphas=(0.0, 1.0),
-    ablation_plan=PLAN, ablation_steps=2, ablation_weights=((0.0, 1.5, 0.2), (1.5, 0.0, 0.0)),
-    ablation_scales=(1.0, 4.0), sweep_alphas=(0.0, 0.5, 1.0), transfer_gammas=(0.0, 0.1, 10.0, math.inf),
-    margin_steps=3, margin_targets=2, test_images=6, batch_size=64)
+    gate_plan=PLAN,
+    gate_width=2,
+    gate_steps=2,
+    fixed_keeps=(0.8,),
+    gate_keeps=(0.8,),
+    short_suite=SHORT,
+    selection=SelectionSize(
+        keep=0.9,
+        plain_alphas=(0.5, 0.7, 0.9),
+        switch_thresholds=(0.2, 0.5),
+        gate_shifts=(0.4,),
+        gate_thresholds=(0.0, 0.3, 0.8),
+        rounds=1,
+        attack=SHORT,
+        both_sides=SHORT.attacks,
+        map_steps=3,
+        map_targets=2,
+    ),
+    suite=Suite(attacks=(Apgd(loss="margin", steps=3), Square(queries=10))),
+    pgd_steps=2,
+    target_alphas=(0.0, 1.0),
+    ablation_plan=PLAN,
+    ablation_steps=2,
+    ablation_weights=((0.0, 1.5, 0.2), (1.5, 0.0, 0.0)),
+    ablation_scales=(1.0, 4.0),
+    sweep_alphas=(0.0, 0.5, 1.0),
+    transfer_gammas=(0.0, 0.1, 10.0, math.inf),
+    margin_steps=3,
+    margin_targets=2,
+    test_images=6,
+    batch_size=64,
+)
 
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """Two networks, trained for a few epochs; the second is the more accurate one, so that a switch helps."""
+    """Two networks, trained for a few epochs; the second is the more accurate one, so that a switch
+    helps."""
     folder = tmp_path_factory.mktemp("bases")
     images = load_data("digits", split="train", count=300)
     for seed, name in enumerate(("robust", "accurate")):
         model = models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed)
         plan = TrainingPlan(epochs=4, optimizer="adamw", lr=5e-3, held_out=0, seed=seed)
-        checkpoint.save(folder / f"{name}.safetensors", fit_model(model, Standard(), images, plan), {})
+        checkpoint.save(
+            folder / f"{name}.safetensors", fit_model(model, Standard(), images, plan), {}
+        )
     return str(folder / "accurate.safetensors"), str(folder / "robust.safetensors")
 
 
 def small_study(folder: Path, references: tuple[str, str]) -> AdaptiveSmoothingStudy:
-    images, test = load_data("digits", split="train", count=400), load_data("digits", split="test", count=6)
-    pair = Pair(load_model(references[0]), load_model(references[1]), references, images.slice(300, 60), test,
-                lambda: images.slice(0, 32))
-    return AdaptiveSmoothingStudy(study_run(folder, "adaptive-smoothing"), pair, TINY, conditions(0.03, 64))
+    images, test = (
+        load_data("digits", split="train", count=400),
+        load_data("digits", split="test", count=6),
+    )
+    pair = Pair(
+        load_model(references[0]),
+        load_model(references[1]),
+        references,
+        images.slice(300, 60),
+        test,
+        lambda: images.slice(0, 32),
+    )
+    return AdaptiveSmoothingStudy(
+        study_run(folder, "adaptive-smoothing"), pair, TINY, conditions(0.03, 64)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +125,10 @@ def test_all_mixtures_meet_all_adversaries(finished: Path) -> None:
 
 def test_an_oracle_gate_is_never_worse(summary: Summary) -> None:
     assert summary.oracle_gate
-    assert all(bound.value >= summary.result(bound.model, bound.metric).value for bound in summary.oracle_gate)
+    assert all(
+        bound.value >= summary.result(bound.model, bound.metric).value
+        for bound in summary.oracle_gate
+    )
 
 
 def test_c_and_d_together(summary: Summary) -> None:
@@ -104,45 +147,81 @@ def test_the_trade_off_and_the_leads(finished: Path, summary: Summary) -> None:
     trade_off = read_rows(finished / "trade-off")
     assert {row.model for row in trade_off} == {"plain, 0.8", "confidence switch, 0.8"}
     assert {row.model for row in read_rows(finished / "trade-off-gates")} == {
-        "gate, 0.8", "gate on the confidence switch, 0.8"}
+        "gate, 0.8",
+        "gate on the confidence switch, 0.8",
+    }
     assert list(summary.leads) == leads([*read_rows(finished), *trade_off], GATED, FIXED)
 
 
 def test_target_alphas_training_adversaries_and_ablation(finished: Path) -> None:
-    assert {(row.attack, row.alpha) for row in read_rows(finished / "aimed")} == {("aimed", 0.0), ("aimed", 1.0)}
-    assert {row.model for row in read_rows(finished / "settings")} == {f"trained against {name}" for name in "ABC"}
+    assert {(row.attack, row.alpha) for row in read_rows(finished / "aimed")} == {
+        ("aimed", 0.0),
+        ("aimed", 1.0),
+    }
+    assert {row.model for row in read_rows(finished / "settings")} == {
+        f"trained against {name}" for name in "ABC"
+    }
     ablation = {row.model for row in read_rows(finished / "ablation")}
-    assert ablation == {"constant", "scale 1", "scale 4", "c_CE 0, c_BCE 1.5, c_prod 0.2",
-                        "c_CE 1.5, c_BCE 0, c_prod 0"}
+    assert ablation == {
+        "constant",
+        "scale 1",
+        "scale 4",
+        "c_CE 0, c_BCE 1.5, c_prod 0.2",
+        "c_CE 1.5, c_BCE 0, c_prod 0",
+    }
     assert read_summary(finished / "ablation").clean_target is not None
 
 
 def test_without_a_gate(finished: Path) -> None:
-    """Figures 2 and 4 and Table 1 agree where they measure the same: PGD on one base, judged by that base."""
+    """Figures 2 and 4 and Table 1 agree where they measure the same: PGD on one base, judged by
+    that base."""
     sweep, transfer = (read_rows(finished / part) for part in ("alphas", "transfer"))
     confidence = [row for row in read_rows(finished / "confidence") if isinstance(row, AttackRow)]
     assert {(row.attack, row.alpha) for row in sweep} == {
-        (attack, alpha) for attack in ("clean", "std", "rob", "mix") for alpha in (0.0, 0.5, 1.0)}
+        (attack, alpha) for attack in ("clean", "std", "rob", "mix") for alpha in (0.0, 0.5, 1.0)
+    }
     for alpha, attack, base in ((0.0, "std", "accurate"), (1.0, "rob", "robust")):
-        on_itself = {row.index: row.correct for row in sweep if isinstance(row, AttackRow)
-                     and (row.attack, row.alpha) == (attack, alpha)}
-        assert on_itself == {row.index: row.correct for row in transfer if isinstance(row, AttackRow)
-                             and (row.model, row.alpha) == (base, alpha)}
+        on_itself = {
+            row.index: row.correct
+            for row in sweep
+            if isinstance(row, AttackRow) and (row.attack, row.alpha) == (attack, alpha)
+        }
+        assert on_itself == {
+            row.index: row.correct
+            for row in transfer
+            if isinstance(row, AttackRow) and (row.model, row.alpha) == (base, alpha)
+        }
     assert read_summary(finished / "transfer").crossing is not None
     # A correct prediction has the margin of its class as its gap; a wrong one has a gap too.
     assert {row.attack for row in confidence} == {"clean", "pgd", "smallest-margin"}
-    assert all(row.top_gap == pytest.approx(row.margin, abs=2e-6) for row in confidence if row.correct)
-    assert all(row.top_gap is not None and row.margin is not None and 0 <= row.top_gap <= -row.margin + 2e-6
-               for row in confidence if not row.correct)
+    assert all(
+        row.top_gap == pytest.approx(row.margin, abs=2e-6) for row in confidence if row.correct
+    )
+    assert all(
+        row.top_gap is not None
+        and row.margin is not None
+        and 0 <= row.top_gap <= -row.margin + 2e-6
+        for row in confidence
+        if not row.correct
+    )
     html = (finished / "report.html").read_text()
-    assert all(title in html for title in ("Accuracy against alpha", "Which model an attack on the mixture breaks",
-                                           "Confidence of both models"))
+    assert all(
+        title in html
+        for title in (
+            "Accuracy against alpha",
+            "Which model an attack on the mixture breaks",
+            "Confidence of both models",
+        )
+    )
 
 
 @pytest.mark.usefixtures("figures_once")
 def test_a_repeated_study_changes_nothing(finished: Path, references: tuple[str, str]) -> None:
-    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*.*")
-              if path.suffix in (".jsonl", ".safetensors", ".json")}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in finished.rglob("*.*")
+        if path.suffix in (".jsonl", ".safetensors", ".json")
+    }
     report = (finished / "report.html").read_text()
     assert small_study(finished, references).run().read_text() == report
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -161,7 +240,9 @@ def test_one_part_alone(tmp_path: Path, references: tuple[str, str]) -> None:
     assert {row.model for row in read_rows(tmp_path)} == {"accurate", "robust"}
 
 
-def test_gates_are_trained_with_the_random_seed_of_the_study(tmp_path: Path, references: tuple[str, str]) -> None:
+def test_gates_are_trained_with_the_random_seed_of_the_study(
+    tmp_path: Path, references: tuple[str, str]
+) -> None:
     study = small_study(tmp_path, references)
     study.conditions = replace(study.conditions, seed=4)
     study.train_gate()

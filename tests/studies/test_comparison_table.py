@@ -18,19 +18,45 @@ THREAT = eq.Threat("linf", 0.004)
 
 def exported(folder: Path, count: int, methods: int) -> Comparison:
     """A comparison of random rows, exported."""
-    generator, names = np.random.default_rng(0), [f"method {number}" for number in range(methods - 2)]
+    generator, names = (
+        np.random.default_rng(0),
+        [f"method {number}" for number in range(methods - 2)],
+    )
     rows: list[Row] = []
     for model in ("accurate", "robust", *names):
         for index in range(count):
-            label, predicted = index % 10, int(generator.integers(10)) if generator.random() < 0.15 else index % 10
+            label, predicted = (
+                index % 10,
+                int(generator.integers(10)) if generator.random() < 0.15 else index % 10,
+            )
             survives = label == predicted and generator.random() < 0.5
-            clean = AttackRow(index=index, model=model, attack="clean", label=label, predicted=predicted,
-                                      correct=label == predicted)
-            rows += [clean, replace(clean, attack="attacked", predicted=None, correct=survives,
-                                    broken_by=None if survives else "adaptive/apgd-dlr")]
+            clean = AttackRow(
+                index=index,
+                model=model,
+                attack="clean",
+                label=label,
+                predicted=predicted,
+                correct=label == predicted,
+            )
+            rows += [
+                clean,
+                replace(
+                    clean,
+                    attack="attacked",
+                    predicted=None,
+                    correct=survives,
+                    broken_by=None if survives else "adaptive/apgd-dlr",
+                ),
+            ]
     listed = [eq_method(name) for name in ("accurate", "robust", *names)]
-    result = Comparison(Summary(command="compare-rules", seconds=0, **comparison_table.summarize(
-        rows, listed, THREAT)), rows, None, THREAT)
+    result = Comparison(
+        Summary(
+            command="compare-rules", seconds=0, **comparison_table.summarize(rows, listed, THREAT)
+        ),
+        rows,
+        None,
+        THREAT,
+    )
     result.export(folder)
     return result
 

@@ -18,15 +18,31 @@ from equipoise.studies.local_smoothing import LOSSES, LocalSmoothingStudy, Local
 from equipoise.training import TrainingPlan
 
 TINY = LocalStudySize(
-    neighbours=(1, 3), weighted_neighbours=(3,), neighbour_gammas=(0.1, 10.0), weights=(0.5,), steps=2, long_steps=(2,),
-    policy_width=2, policy_images=16, eps_factors=(0.5, 1.5), theorem_neighbours=3,
-    theorem_gammas=(1.0,), theorem_factors=(1e-3, 0.1), theorem_images=2, suite="fast", suite_images=2, batch_size=8,
+    neighbours=(1, 3),
+    weighted_neighbours=(3,),
+    neighbour_gammas=(0.1, 10.0),
+    weights=(0.5,),
+    steps=2,
+    long_steps=(2,),
+    policy_width=2,
+    policy_images=16,
+    eps_factors=(0.5, 1.5),
+    theorem_neighbours=3,
+    theorem_gammas=(1.0,),
+    theorem_factors=(1e-3, 0.1),
+    theorem_images=2,
+    suite="fast",
+    suite_images=2,
+    batch_size=8,
     policy_plan=TrainingPlan(epochs=1, batch_size=8, optimizer="adamw", lr=1e-3, held_out=0),
-    loss_plan=TrainingPlan(epochs=1, batch_size=16, optimizer="adamw", lr=1e-3, held_out=0))
+    loss_plan=TrainingPlan(epochs=1, batch_size=16, optimizer="adamw", lr=1e-3, held_out=0),
+)
 
 
 def small_study(folder: Path) -> LocalSmoothingStudy:
-    return LocalSmoothingStudy(study_run(folder, "local-smoothing"), untrained_pair(), TINY, conditions())
+    return LocalSmoothingStudy(
+        study_run(folder, "local-smoothing"), untrained_pair(), TINY, conditions()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,25 +60,43 @@ def test_every_part_has_rows(finished: Path) -> None:
     trust = {row.model for row in read_rows(finished / "trust")}
     assert trust >= {"constant, probabilities", "ratio, logits", "accurate"}
     targets = read_rows(finished / "targets")
-    assert len(targets) == 6 * 3 * len(TARGETS) and {row.model for row in targets} == {"accurate", "robust", "adaptive"}
+    assert len(targets) == 6 * 3 * len(TARGETS) and {row.model for row in targets} == {
+        "accurate",
+        "robust",
+        "adaptive",
+    }
     assert {row.attack for row in read_rows(finished / "auto")} == {"clean", "auto"}
     assert {row.attack for row in read_rows(finished / "theorems")} == {"theorem-1", "theorem-2"}
     assert all(result.is_estimate for result in read_summary(finished / "theorems").results)
     assert {row.model for row in read_rows(finished / "losses")} == set(LOSSES.values())
-    assert {row.attack for row in read_rows(finished / "radii")} == {"eps 0.05", "eps 0.1", "eps 0.15"}
+    assert {row.attack for row in read_rows(finished / "radii")} == {
+        "eps 0.05",
+        "eps 0.1",
+        "eps 0.15",
+    }
     assert GradientArrays.load(finished) is not None
 
 
 def test_softened_attacks_on_rules_with_neighbours_of_finite_strength(finished: Path) -> None:
-    softened = {(row.model, row.alpha is not None and row.alpha < 1) for row in read_rows(finished / "neighbours")
-                if row.attack == "pgd-soft"}
-    assert softened == {("1 neighbours, plain", True), ("3 neighbours, plain", True), ("3 neighbours, distance", True)}
+    softened = {
+        (row.model, row.alpha is not None and row.alpha < 1)
+        for row in read_rows(finished / "neighbours")
+        if row.attack == "pgd-soft"
+    }
+    assert softened == {
+        ("1 neighbours, plain", True),
+        ("3 neighbours, plain", True),
+        ("3 neighbours, distance", True),
+    }
 
 
 def test_the_summary_and_the_report(finished: Path) -> None:
     summary = read_summary(finished)
     assert summary.study == "local-smoothing" and summary.crossing is not None
-    assert {row.versus for row in summary.differences if row.model == "adaptive"} == {"accurate", "robust"}
+    assert {row.versus for row in summary.differences if row.model == "adaptive"} == {
+        "accurate",
+        "robust",
+    }
     assert (finished / "report.html").exists()
 
 
@@ -80,7 +114,9 @@ def test_an_interrupted_part_ends_with_the_same_rows(tmp_path: Path) -> None:
     path = tmp_path / "trust" / "rows.jsonl"
     whole = path.read_text().splitlines()
     # Without the rules whose jobs were the first to use attacks that all share.
-    remaining = [line for line in whole if "constant, logits" not in line and "pgd-soft" not in line]
+    remaining = [
+        line for line in whole if "constant, logits" not in line and "pgd-soft" not in line
+    ]
     path.write_text("\n".join(remaining) + "\n")
     (tmp_path / "trust" / "summary.json").unlink()
     small_study(tmp_path).run(["trust"])

@@ -13,7 +13,9 @@ def test_every_study_says_what_it_needs() -> None:
     overviews = list_studies()
     assert [overview.name for overview in overviews] == list(STUDIES)
     for overview in overviews:
-        assert overview.paper and overview.requirements.keys() == STUDIES[overview.name].sizes.keys()
+        assert (
+            overview.paper and overview.requirements.keys() == STUDIES[overview.name].sizes.keys()
+        )
         assert all(all(vars(needed).values()) for needed in overview.requirements.values())
         assert [part.name for part in overview.parts] == list(STUDIES[overview.name].parts)
         assert all(part.description.endswith(".") for part in overview.parts)
@@ -39,8 +41,13 @@ def test_minutes_are_those_of_parts() -> None:
         More.
         """
 
-    overview = study_overview("name", "paper", {"radii": measure, "trust": measure}, {}, {"radii": 2.5})
-    assert (overview.parts[0].description, overview.parts[0].minutes) == ("First sentence, on two lines.", 2.5)
+    overview = study_overview(
+        "name", "paper", {"radii": measure, "trust": measure}, {}, {"radii": 2.5}
+    )
+    assert (overview.parts[0].description, overview.parts[0].minutes) == (
+        "First sentence, on two lines.",
+        2.5,
+    )
     assert [part.time for part in overview.parts] == ["2.5 min", "not measured"]
     overview = study_overview("name", "paper", {"radii": measure}, {}, {"radii": 2.5}, "classifier")
     assert overview.parts[0].time == "2.5 min per classifier"

@@ -1,4 +1,5 @@
-"""The comparison of mixing rules: shared attacks, equal mixtures, resuming, gates, and the exported rows."""
+"""The comparison of mixing rules: shared attacks, equal mixtures, resuming, gates, and the exported
+rows."""
 
 from __future__ import annotations
 
@@ -37,8 +38,16 @@ from equipoise.studies.rule_comparison import name_gates, without_fitting_images
 
 ROOT = Path(__file__).parents[2]
 THREAT = eq.Threat("linf", 0.004)
-QUICK: dict[str, Any] = {"threat": THREAT, "attack": "pgd", "margin_steps": 2, "margin_targets": 1, "candidates": 1,
-                         "range_count": 20, "lose_at_most": 10, "device": "cpu"}
+QUICK: dict[str, Any] = {
+    "threat": THREAT,
+    "attack": "pgd",
+    "margin_steps": 2,
+    "margin_targets": 1,
+    "candidates": 1,
+    "range_count": 20,
+    "lose_at_most": 10,
+    "device": "cpu",
+}
 
 
 class Linear(nn.Module):
@@ -59,21 +68,34 @@ def bases() -> tuple[nn.Module, nn.Module]:
 
 
 def images(count: int = 80, start: int = 0) -> Dataset:
-    pixels = torch.randint(0, 256, (count, 3, 4, 4), generator=torch.Generator().manual_seed(1 + start),
-                           dtype=torch.uint8)
+    pixels = torch.randint(
+        0,
+        256,
+        (count, 3, 4, 4),
+        generator=torch.Generator().manual_seed(1 + start),
+        dtype=torch.uint8,
+    )
     with torch.no_grad():
         labels = bases()[0](pixels.float() / 255).argmax(1)
-    return Dataset("random", "test", pixels, labels, torch.arange(start, start + count), tuple("abcd"))
+    return Dataset(
+        "random", "test", pixels, labels, torch.arange(start, start + count), tuple("abcd")
+    )
 
 
 @pytest.fixture(autouse=True)
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """No report, few ranges of gates, and one step against candidates."""
     monkeypatch.setattr("equipoise.reporting.report", lambda folder: Path(folder) / "report.html")
-    monkeypatch.setattr("equipoise.studies.shared_pool.candidate_attack", lambda model: Apgd(loss="margin", steps=1))
-    monkeypatch.setattr("equipoise.studies.selector.full_attack", lambda model: Apgd(loss="margin", steps=2))
+    monkeypatch.setattr(
+        "equipoise.studies.shared_pool.candidate_attack", lambda model: Apgd(loss="margin", steps=1)
+    )
+    monkeypatch.setattr(
+        "equipoise.studies.selector.full_attack", lambda model: Apgd(loss="margin", steps=2)
+    )
     module = sys.modules["equipoise.studies.rule_comparison"]
-    monkeypatch.setattr(module, "with_ranges", lambda model: gated.with_ranges(model, (0.0, 0.5, 0.9), (0.4,)))
+    monkeypatch.setattr(
+        module, "with_ranges", lambda model: gated.with_ranges(model, (0.0, 0.5, 0.9), (0.4,))
+    )
 
 
 def test_every_rule_of_a_fit_is_compared_under_its_agreed_name() -> None:
@@ -81,22 +103,35 @@ def test_every_rule_of_a_fit_is_compared_under_its_agreed_name() -> None:
     fitted = {"plain", *rule.metadata["among"]}
     assert fitted == {"auto", *RULES} - {"robust"}
     assert set(COMPARED) == fitted
-    assert (RULES["paper"], RULES["nuts"], RULES["switch"]) == ("MixedNUTS", "NUTS map (ours)", "confidence switch")
-    assert ComparisonSettings().listed("rules") == [rule for rule in COMPARED if rule != "cascade"]  # needs views
+    assert (RULES["paper"], RULES["nuts"], RULES["switch"]) == (
+        "MixedNUTS",
+        "NUTS map (ours)",
+        "confidence switch",
+    )
+    assert ComparisonSettings().listed("rules") == [
+        rule for rule in COMPARED if rule != "cascade"
+    ]  # needs views
 
 
-def test_progress_never_goes_back(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_never_goes_back(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not from one rule to the next, nor where a mixture is selected instead of fitted."""
     monkeypatch.setattr(progress_display, "_SECONDS_BETWEEN_LINES", 0.0)
     with progress.display():
-        eq.compare_rules(*bases(), images(), images(12, 500), rules="plain,paper,nuts,switch", **QUICK)
-    fitting = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[1/2 fitting]")]
+        eq.compare_rules(
+            *bases(), images(), images(12, 500), rules="plain,paper,nuts,switch", **QUICK
+        )
+    fitting = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("[1/2 fitting]")
+    ]
     shares = [int(line.partition("; ")[2].partition(" %")[0]) for line in fitting]
     assert shares == sorted(shares) and len(set(shares)) >= 4, fitting
 
 
 def test_one_margin_attack_serves_all_rules_and_equal_mixtures_are_attacked_once(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     attacked, measured = [], []
     run, measure = MarginAttack._run, evaluation.measure
 
@@ -137,8 +172,14 @@ def test_a_cascade_is_compared_with_the_switch_over_all_views() -> None:
     assert views is not None and 1 <= views <= 2
     measured = {row.model for row in result.rows}
     assert measured == {"accurate", "robust", "confidence switch", "cascade of views"}
-    assert {check.model for check in result.summary.promises} == {"confidence switch", "cascade of views"}
-    with pytest.raises(eq.InputError, match="`robust` must have views, such as tta:6:REFERENCE, for the rule cascade"):
+    assert {check.model for check in result.summary.promises} == {
+        "confidence switch",
+        "cascade of views",
+    }
+    with pytest.raises(
+        eq.InputError,
+        match="`robust` must have views, such as tta:6:REFERENCE, for the rule cascade",
+    ):
         eq.compare_rules(accurate, robust, images(), images(12, 500), rules="cascade", **QUICK)
 
 
@@ -147,8 +188,14 @@ def test_the_passes_of_a_cascade_are_limited() -> None:
     pair = accurate, models.TTAClassifier(robust, 2)
     views = []
     for passes in (2, 1.5, 1.05):
-        result = eq.compare_rules(*pair, images(), images(12, 500), rules="cascade", passes=passes,
-                                  **{**QUICK, "lose_at_most": 30})
+        result = eq.compare_rules(
+            *pair,
+            images(),
+            images(12, 500),
+            rules="cascade",
+            passes=passes,
+            **{**QUICK, "lose_at_most": 30},
+        )
         views.append(result.summary.compared[-1].views or 0.0)
     assert 2 > views[0] > views[1] > views[2] >= 1
 
@@ -160,7 +207,9 @@ def saved_pair(folder: Path) -> tuple[list[str], Dataset]:
         network = models.build("cnn_small", num_classes=4, image_shape=(3, 8, 8), seed=seed).eval()
         checkpoint.save(folder / f"{side}.safetensors", network)
         references.append(str(folder / f"{side}.safetensors"))
-    pixels = torch.randint(0, 256, (80, 3, 8, 8), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    pixels = torch.randint(
+        0, 256, (80, 3, 8, 8), generator=torch.Generator().manual_seed(1), dtype=torch.uint8
+    )
     with torch.no_grad():
         labels = load_model(references[0])(pixels.float() / 255).argmax(1)
     return references, Dataset("random", "test", pixels, labels, torch.arange(80), tuple("abcd"))
@@ -171,18 +220,30 @@ def test_a_comparison_is_extended_by_a_cascade(tmp_path: Path) -> None:
     views = f"tta:2:{robust}"
     with torch.no_grad():
         data = replace(data, labels=load_model(views)(data.images.float() / 255).argmax(1))
-    run = partial(eq.compare_rules, accurate, views, data.slice(0, 60), data.slice(60, 10),
-                  out=tmp_path / "C", report=False, **{**QUICK, "threat": eq.Threat("linf", 0.001), "lose_at_most": 60})
+    run = partial(
+        eq.compare_rules,
+        accurate,
+        views,
+        data.slice(0, 60),
+        data.slice(60, 10),
+        out=tmp_path / "C",
+        report=False,
+        **{**QUICK, "threat": eq.Threat("linf", 0.001), "lose_at_most": 60},
+    )
     switch = run(rules="switch")
     both = run(rules="switch,cascade", passes=1.5)
-    assert [method.name for method in both.summary.compared[2:]] == ["confidence switch", "cascade of views"]
+    assert [method.name for method in both.summary.compared[2:]] == [
+        "confidence switch",
+        "cascade of views",
+    ]
     assert run(rules="switch").results == switch.results
     with pytest.raises(eq.InputError, match="belong to this run"):
         run(rules="switch,cascade", passes=1.2)
 
 
-def test_a_comparison_is_resumed_and_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                              capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_is_resumed_and_extended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, (references, data) = tmp_path / "C", saved_pair(tmp_path)
     arguments = {**QUICK, "threat": eq.Threat("linf", 0.001), "lose_at_most": 60}
     pair: tuple[Any, ...] = (*references, data.slice(0, 60), data.slice(60, 10))
@@ -205,14 +266,28 @@ def test_a_comparison_is_resumed_and_extended(tmp_path: Path, monkeypatch: pytes
         gate = new_gate(bases[0], bases[1], example, width=2, seed=seed)
         save_gate(tmp_path / f"seed-{seed}" / "gate.safetensors", gate, bases[0], bases[1])
     gates = [tmp_path / "seed-0", tmp_path / "seed-1" / "gate.safetensors"]
-    one = eq.compare_rules(*pair, out=folder, rules="plain", over="plain", gates=gates[:1], **arguments)
+    one = eq.compare_rules(
+        *pair, out=folder, rules="plain", over="plain", gates=gates[:1], **arguments
+    )
     assert [method.name for method in one.summary.compared][2:] == ["plain mixing", "gate (seed-0)"]
     selected = folder / "mixtures" / "gate-seed-0" / "selection.json"
     written = selected.stat().st_mtime_ns
-    more = eq.compare_rules(*pair, out=folder, rules="plain", over="plain", gates=gates, export=tmp_path / "X",
-                            **arguments)
+    more = eq.compare_rules(
+        *pair,
+        out=folder,
+        rules="plain",
+        over="plain",
+        gates=gates,
+        export=tmp_path / "X",
+        **arguments,
+    )
     assert [method.name for method in more.summary.compared] == [
-        "accurate", "robust", "plain mixing", "gate (seed-0)", "gate (seed-1)"]
+        "accurate",
+        "robust",
+        "plain mixing",
+        "gate (seed-0)",
+        "gate (seed-1)",
+    ]
     assert more.result("plain mixing", "worst") == first.result("plain mixing", "worst")
     assert {row for row in one.rows if row.model == "gate (seed-0)"} <= set(more.rows)
     assert selected.stat().st_mtime_ns == written  # only the second gate was computed
@@ -228,26 +303,47 @@ def test_a_comparison_is_resumed_and_extended(tmp_path: Path, monkeypatch: pytes
 
 def test_gates_are_named_by_what_they_are_over_and_by_their_training(tmp_path: Path) -> None:
     """The robust model is right where it is confident, the accurate one elsewhere."""
-    accurate, robust = (models.build("cnn_small", num_classes=4, image_shape=(3, 8, 8), seed=seed).eval()
-                        for seed in (5, 6))
-    pixels = torch.randint(0, 256, (90, 3, 8, 8), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    accurate, robust = (
+        models.build("cnn_small", num_classes=4, image_shape=(3, 8, 8), seed=seed).eval()
+        for seed in (5, 6)
+    )
+    pixels = torch.randint(
+        0, 256, (90, 3, 8, 8), generator=torch.Generator().manual_seed(1), dtype=torch.uint8
+    )
     with torch.no_grad():
         g, h = accurate(pixels.float() / 255), robust(pixels.float() / 255)
     margin = h.topk(2).values.diff().squeeze(1).neg()
     labels = torch.where(margin > margin.median(), h.argmax(1), g.argmax(1))
     data = Dataset("random", "test", pixels, labels, torch.arange(90), tuple("abcd"))
     path = tmp_path / "one.safetensors"
-    save_gate(path, new_gate(accurate, robust, pixels[:2].float() / 255, width=2, seed=0), accurate, robust)
-    result = eq.compare_rules(accurate, robust, data.slice(0, 80), data.slice(80, 10), rules="switch", over="switch",
-                              gates=[path], **{**QUICK, "threat": eq.Threat("linf", 1e-5)})
-    over = GatedClassifier(accurate, robust, load_gate(path, accurate, robust), logit_map=confidence_switch())
+    save_gate(
+        path,
+        new_gate(accurate, robust, pixels[:2].float() / 255, width=2, seed=0),
+        accurate,
+        robust,
+    )
+    result = eq.compare_rules(
+        accurate,
+        robust,
+        data.slice(0, 80),
+        data.slice(80, 10),
+        rules="switch",
+        over="switch",
+        gates=[path],
+        **{**QUICK, "threat": eq.Threat("linf", 1e-5)},
+    )
+    over = GatedClassifier(
+        accurate, robust, load_gate(path, accurate, robust), logit_map=confidence_switch()
+    )
     (compared,) = (method for method in result.summary.compared if "gate" in method.name)
     assert (compared.name, compared.family) == (f"{over.method} (one)", over.method)
     assert compared.mixture.startswith("switch, ") and over.method.endswith("confidence switch")
 
 
 def test_images_that_are_fitted_on_are_refused() -> None:
-    with pytest.raises(eq.InputError, match="be other images than those that are fitted on, got '70-79'"):
+    with pytest.raises(
+        eq.InputError, match="be other images than those that are fitted on, got '70-79'"
+    ):
         eq.compare_rules(*bases(), images(), images().take(torch.arange(70, 80)), **QUICK)
 
 
@@ -255,45 +351,73 @@ def test_copies_of_fitting_images_are_left_out_with_a_warning() -> None:
     fitted, others = images(), images(12, 500)
     pixels = others.images.clone()
     pixels[[3, 7]] = fitted.images[[0, 5]]
-    with pytest.warns(EquipoiseWarning, match="images 503, 507 are copies of images that are fitted on"):
+    with pytest.warns(
+        EquipoiseWarning, match="images 503, 507 are copies of images that are fitted on"
+    ):
         left, (note,) = without_fitting_images(replace(others, images=pixels), fitted)
     assert left.index.tolist() == [index for index in range(500, 512) if index not in (503, 507)]
     assert note == "images 503, 507 are copies of images that are fitted on, and were left out"
     assert without_fitting_images(others, fitted) == (others, ())
-    with pytest.raises(eq.InputError, match="be other images than those that are fitted on, got '500-501'"):
+    with pytest.raises(
+        eq.InputError, match="be other images than those that are fitted on, got '500-501'"
+    ):
         without_fitting_images(replace(others.slice(0, 2), images=fitted.images[:2]), fitted)
 
 
 def test_class_shares_of_both_image_sets_are_noted() -> None:
     even = (1000, 1000, 1000, 1000)
-    one_class = [replace(part, labels=torch.zeros_like(part.labels), split_counts=even)
-                 for part in (images(12, 500), images())]
+    one_class = [
+        replace(part, labels=torch.zeros_like(part.labels), split_counts=even)
+        for part in (images(12, 500), images())
+    ]
     notes = without_fitting_images(*one_class)[1]
-    assert [note[:32] for note in notes] == ["the class shares of these 12 ima", "fitting images: the class shares"]
+    assert [note[:32] for note in notes] == [
+        "the class shares of these 12 ima",
+        "fitting images: the class shares",
+    ]
 
 
 def test_promises_in_both_senses() -> None:
     settings = ComparisonSettings(promise="probability", confidence=0.9)
     assert settings.fit_settings("switch").target().confidence == 0.9
     assert settings.fit_settings("paper").target().confidence is None
-    with pytest.raises(eq.InputError, match="`promise` must be left out where none of nuts, switch, auto and casc"):
+    with pytest.raises(
+        eq.InputError, match="`promise` must be left out where none of nuts, switch, auto and casc"
+    ):
         ComparisonSettings(rules="plain,paper", promise="probability")
-    with pytest.raises(eq.InputError, match="`confidence` must be left out unless `promise` is probability"):
+    with pytest.raises(
+        eq.InputError, match="`confidence` must be left out unless `promise` is probability"
+    ):
         ComparisonSettings(confidence=0.9)
 
 
 def test_mixtures_are_measured_as_others_only_if_they_are_equal() -> None:
-    """A map keeps a mixture with alpha 1 apart from the robust model: it changes the probabilities."""
+    """A map keeps a mixture with alpha 1 apart from the robust model: it changes the
+    probabilities."""
     accurate, robust = bases()
-    mapped = [eq.MixedClassifier(accurate, robust, 1.0, logit_map=LogitMap(2.0, 1.0, 0.0, "linear")) for _ in range(2)]
+    mapped = [
+        eq.MixedClassifier(accurate, robust, 1.0, logit_map=LogitMap(2.0, 1.0, 0.0, "linear"))
+        for _ in range(2)
+    ]
     alone = eq.MixedClassifier(accurate, robust, 1.0)
-    assert measured_as({"a": alone, "b": mapped[0], "c": mapped[1]}) == {"a": "robust", "b": "b", "c": "b"}
+    assert measured_as({"a": alone, "b": mapped[0], "c": mapped[1]}) == {
+        "a": "robust",
+        "b": "b",
+        "c": "b",
+    }
 
 
 def test_the_table_tells_a_switch_from_a_map_of_the_paper() -> None:
-    maps = {"switch, linear, unit 3, s 5.55, p 1, c 0, alpha 0.7": LogitMap(5.551, 1, 0, "linear", rivals=0, unit=3.0),
-            "linear, rivals 0.5, s 5.55, p 1, c 0, alpha 0.7": LogitMap(5.551, 1, 0, "linear", rivals=0.5),
-            "gelu, s 2, p 3, c -0.1, alpha 0.7": LogitMap(2, 3, -0.1, "gelu"), "alpha 0.7": None}
+    maps = {
+        "switch, linear, unit 3, s 5.55, p 1, c 0, alpha 0.7": LogitMap(
+            5.551, 1, 0, "linear", rivals=0, unit=3.0
+        ),
+        "linear, rivals 0.5, s 5.55, p 1, c 0, alpha 0.7": LogitMap(
+            5.551, 1, 0, "linear", rivals=0.5
+        ),
+        "gelu, s 2, p 3, c -0.1, alpha 0.7": LogitMap(2, 3, -0.1, "gelu"),
+        "alpha 0.7": None,
+    }
     for text, logit_map in maps.items():
         assert describe(eq.MixedClassifier(*bases(), 0.7, logit_map=logit_map)) == text
 
@@ -310,12 +434,28 @@ def test_gates_have_different_names(tmp_path: Path) -> None:
 
 
 def test_the_worst_case_over_a_list_needs_no_second_attack_on_broken_images(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both orders of the list agree with evaluating every attack on every image; adaptive attacks come first."""
-    mixture, threat, data = eq.MixedClassifier(*bases(), 0.6, hard=True), eq.Threat("linf", 0.02), images(24, 500)
-    options: dict[str, Any] = {"source": "mix", "adaptive": ["surrogate", "own-gradients"], "stand_in": None}
-    whole = eq.evaluate(mixture, data, threat=threat, attack=[Pgd(steps=2), Apgd(steps=2)], device="cpu",
-                        adaptive="surrogate,own-gradients")
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both orders of the list agree with evaluating every attack on every image; adaptive attacks
+    come first."""
+    mixture, threat, data = (
+        eq.MixedClassifier(*bases(), 0.6, hard=True),
+        eq.Threat("linf", 0.02),
+        images(24, 500),
+    )
+    options: dict[str, Any] = {
+        "source": "mix",
+        "adaptive": ["surrogate", "own-gradients"],
+        "stand_in": None,
+    }
+    whole = eq.evaluate(
+        mixture,
+        data,
+        threat=threat,
+        attack=[Pgd(steps=2), Apgd(steps=2)],
+        device="cpu",
+        adaptive="surrogate,own-gradients",
+    )
     measured: list[tuple[str, int]] = []
 
     def counted(job: Job, left: Dataset, *arguments: Any) -> Any:
@@ -326,9 +466,20 @@ def test_the_worst_case_over_a_list_needs_no_second_attack_on_broken_images(
     conditions = Conditions(threat, torch.device("cpu"), 0, 128, "fp32")
     for names in (["pgd", "apgd"], ["apgd", "pgd"]):
         attacks = select_attacks(",".join(names), "linf", steps=2)
-        plan = EvaluationPlan({"mixed": mixture}, data, attacks, norm="linf", audit=0, device=conditions.device,
-                              shared_bases=True, **options)
-        for model, adaptive in {"robust": [], "mixed": [f"adaptive-{name}" for name in names]}.items():
+        plan = EvaluationPlan(
+            {"mixed": mixture},
+            data,
+            attacks,
+            norm="linf",
+            audit=0,
+            device=conditions.device,
+            shared_bases=True,
+            **options,
+        )
+        for model, adaptive in {
+            "robust": [],
+            "mixed": [f"adaptive-{name}" for name in names],
+        }.items():
             measured.clear()
             jobs = [job for job in plan.jobs if job.name == model]
             rows = attack_list.measure_list(jobs, data, tmp_path / names[0] / model, conditions)
@@ -338,12 +489,17 @@ def test_the_worst_case_over_a_list_needs_no_second_attack_on_broken_images(
             assert survivors / 24 == pytest.approx(whole.result(model, "worst").value)
 
 
-@pytest.mark.parametrize(("settings", "sentence"), [
-    ({"rules": "nuts,nut"}, "`rules` must be"), ({"over": "auto"}, "`over` must be"),
-    ({"beta": 0.9}, "`target` must be at most one"), ({"candidates": 0}, "`candidates` must be"),
-    ({"passes": 3}, "`passes` must be left out where cascade is not compared, got 3"),
-    ({"rules": "cascade", "passes": 0.5}, "`passes` must be at least 1, got 0.5"),
-])
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"rules": "nuts,nut"}, "`rules` must be"),
+        ({"over": "auto"}, "`over` must be"),
+        ({"beta": 0.9}, "`target` must be at most one"),
+        ({"candidates": 0}, "`candidates` must be"),
+        ({"passes": 3}, "`passes` must be left out where cascade is not compared, got 3"),
+        ({"rules": "cascade", "passes": 0.5}, "`passes` must be at least 1, got 0.5"),
+    ],
+)
 def test_wrong_settings(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(eq.InputError, match=sentence):
         eq.compare_rules(*bases(), images(), images(12, 500), **{**QUICK, **settings})

@@ -31,7 +31,9 @@ class CountedPool(SharedPool):
 
 @pytest.fixture(autouse=True)
 def one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.studies.shared_pool.candidate_attack", lambda model: Apgd(loss="margin", steps=1))
+    monkeypatch.setattr(
+        "equipoise.studies.shared_pool.candidate_attack", lambda model: Apgd(loss="margin", steps=1)
+    )
 
 
 def candidates() -> list[MixedClassifier]:
@@ -58,13 +60,18 @@ def test_an_interrupted_selection_gives_the_same(tmp_path: Path) -> None:
     pool.selection, pool.family = "first", "plain"
     pool.attacked(candidates()[2])  # then it was killed
     resumed = CountedPool(tmp_path / "part").select("first", "plain", candidates(), 0.3, rounds=2)
-    assert resumed.model.alpha == whole.model.alpha and torch.equal(resumed.survived, whole.survived)
+    assert resumed.model.alpha == whole.model.alpha and torch.equal(
+        resumed.survived, whole.survived
+    )
 
 
 def test_other_images_are_refused(tmp_path: Path) -> None:
     pool = CountedPool(tmp_path / "pool")
     (tmp_path / "pool" / "images").mkdir(parents=True)
-    checkpoint.write_safetensors(tmp_path / "pool" / "images" / "0000.safetensors", {"images": torch.zeros(2, 1, 8, 8)},
-                                 {"selection": "a", "family": "b"})
+    checkpoint.write_safetensors(
+        tmp_path / "pool" / "images" / "0000.safetensors",
+        {"images": torch.zeros(2, 1, 8, 8)},
+        {"selection": "a", "family": "b"},
+    )
     with pytest.raises(InputError, match="must hold attacked images of these selections"):
         pool.select("first", "plain", candidates(), 0.0, rounds=1)

@@ -41,12 +41,17 @@ def test_smoke_table(data: str) -> None:
         name = METHODS[method].label.replace(", one-step adversary", ", one-step")
         line = re.search(rf"^\| {re.escape(name)} \|(.*)\|$", smoke, re.MULTILINE)
         assert line is not None, name
-        acr, difference = (cell.strip() for cell in line[1].split("|")[CELLS[data] : CELLS[data] + 2])
+        acr, difference = (
+            cell.strip() for cell in line[1].split("|")[CELLS[data] : CELLS[data] + 2]
+        )
         own = radii[f"{data}_{method}"]
         assert len(own) == 40 and acr == f"{statistics.fmean(own.values()):.3f}"
         if method != "gaussian":
             paired = [own[index] - gaussian[index] for index in own]
-            assert difference.replace("−", "-") == f"{statistics.fmean(paired):+.3f} ± {standard_error(paired):.3f}"
+            assert (
+                difference.replace("−", "-")
+                == f"{statistics.fmean(paired):+.3f} ± {standard_error(paired):.3f}"
+            )
 
 
 @pytest.mark.parametrize(("seed", "images"), [(0, 9500), (1, 9800)])
@@ -54,16 +59,20 @@ def test_macer(seed: int, images: int) -> None:
     (radii,) = kept_radii(f"mnist_macer_seed{seed}").values()
     assert list(radii) == list(range(images))
     rounded = [float(f"{radius:.3}") for radius in radii.values()]  # as in the logs
-    assert (f"| {seed} | 0–{images - 1} | {statistics.fmean(radii.values()):.4f} | {statistics.fmean(rounded):.4f} |"
-            in PAGE.read_text())
+    assert (
+        f"| {seed} | 0–{images - 1} | {statistics.fmean(radii.values()):.4f} | {statistics.fmean(rounded):.4f} |"
+        in PAGE.read_text()
+    )
 
 
 def test_onestep_on_cifar10() -> None:
     (radii,) = kept_radii("cifar10_onestep").values()
     assert list(radii) == list(range(0, 4000, 20))
     own = list(radii.values())
-    assert (f"**{statistics.fmean(own):.3f}** (200 images, standard error {standard_error(own):.3f})"
-            in PAGE.read_text())
+    assert (
+        f"**{statistics.fmean(own):.3f}** (200 images, standard error {standard_error(own):.3f})"
+        in PAGE.read_text()
+    )
 
 
 def test_published_figures_are_those_of_the_logs() -> None:

@@ -29,7 +29,9 @@ class CountingStudy(Study):
 
     def second(self) -> None:
         self.size.append("second")
-        self.measure_part("second", [Job("robust", self.pair.robust, "clean", Clean())], clean_target=0.5)
+        self.measure_part(
+            "second", [Job("robust", self.pair.robust, "clean", Clean())], clean_target=0.5
+        )
 
     def main_jobs(self) -> list[Job]:
         return [Job(name, model, "clean", Clean()) for name, model in self.pair.models.items()]
@@ -82,4 +84,7 @@ def test_the_images_of_a_pair_can_be_sampled(tmp_path: Path) -> None:
     drawn = load_pair(*write_models(tmp_path), "digits", None, count=40, sample="stratified")
     assert drawn.test.sample == drawn.held_out.sample == "stratified, seed 0"
     assert not set(drawn.test.index.tolist()) & set(drawn.held_out.index.tolist())
-    assert drawn.test.index.tolist() != load_pair(*write_models(tmp_path), "digits", None, count=40).test.index.tolist()
+    assert (
+        drawn.test.index.tolist()
+        != load_pair(*write_models(tmp_path), "digits", None, count=40).test.index.tolist()
+    )

@@ -17,7 +17,11 @@ class NormNetwork(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.fc = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8 * 3 * 5, K)
+        self.conv, self.norm, self.fc = (
+            nn.Conv2d(3, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.Linear(8 * 3 * 5, K),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.fc(torch.relu(self.norm(self.conv(x))).flatten(1))

@@ -9,7 +9,17 @@ from equipoise import models
 from equipoise.data.dataset import Dataset
 from equipoise.training import TrainingPlan
 
-PLAN = TrainingPlan(epochs=3, batch_size=16, lr=0.02, held_out=20, pad=1, flip=True, cutout=2, ema=0.9, save_seconds=0)
+PLAN = TrainingPlan(
+    epochs=3,
+    batch_size=16,
+    lr=0.02,
+    held_out=20,
+    pad=1,
+    flip=True,
+    cutout=2,
+    ema=0.9,
+    save_seconds=0,
+)
 METADATA = {"arch": "cnn_small"}
 
 
@@ -32,4 +42,6 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(value, second[key]) for key, value in first.items())
+    return first.keys() == second.keys() and all(
+        torch.equal(value, second[key]) for key, value in first.items()
+    )

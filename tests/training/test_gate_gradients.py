@@ -17,7 +17,11 @@ from equipoise.mixing import GatedClassifier, mix, new_gate
 from equipoise.models import build
 from equipoise.models.layers.tta import TTAClassifier
 from equipoise.training.objectives.gate import GateLoss
-from equipoise.training.objectives.gate_gradients import LossAndGradient, fused_mixture, loss_and_gradient
+from equipoise.training.objectives.gate_gradients import (
+    LossAndGradient,
+    fused_mixture,
+    loss_and_gradient,
+)
 
 B, C, H, W, K = 4, 3, 9, 11, 6
 DEVICES = ("cpu", *(["cuda"] if torch.cuda.is_available() else []))
@@ -29,7 +33,9 @@ def images(count: int = B, seed: int = 2) -> Tensor:
 
 def gated() -> GatedClassifier:
     """In evaluation mode; the gate has the batch statistics of some images."""
-    g, h = (build("resnet8", num_classes=K, image_shape=(C, H, W), seed=seed).eval() for seed in (1, 2))
+    g, h = (
+        build("resnet8", num_classes=K, image_shape=(C, H, W), seed=seed).eval() for seed in (1, 2)
+    )
     model = GatedClassifier(g, h, new_gate(g, h, images(2), width=4, momentum=1.0)).train()
     with torch.no_grad():
         model(images(32, seed=3))
@@ -52,7 +58,9 @@ def example(device: str) -> tuple[GatedClassifier, Tensor, Tensor]:
 
 
 def is_close(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> bool:
-    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(first, second, strict=True))
+    return all(
+        torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(first, second, strict=True)
+    )
 
 
 def fused(model: GatedClassifier, x: Tensor) -> LossAndGradient:
@@ -65,9 +73,13 @@ def automatic(model: GatedClassifier, x: Tensor) -> LossAndGradient:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("make", [fused, automatic])
-def test_values_and_gradients_while_the_gate_is_trained(make: Callable[..., LossAndGradient], device: str) -> None:
+def test_values_and_gradients_while_the_gate_is_trained(
+    make: Callable[..., LossAndGradient], device: str
+) -> None:
     model, x, y = example(device)
-    with devices.full_precision(torch.device(device)):  # TF32 errors would be as large as those looked for
+    with devices.full_precision(
+        torch.device(device)
+    ):  # TF32 errors would be as large as those looked for
         evaluate, before = make(model, x), expected(model, x, y)
         assert all(is_close(evaluate(x, y), before) for _ in range(4))  # CUDA captures the third
         with torch.no_grad():
@@ -82,7 +94,10 @@ def test_values_and_gradients_while_the_gate_is_trained(make: Callable[..., Loss
 def test_batch_norms_of_the_base_classifiers_are_fused() -> None:
     model, x, _ = example("cpu")
     copy = fused_mixture(model, x).model
-    norms = [sum(isinstance(layer, nn.BatchNorm2d) for layer in m.accurate.modules()) for m in (model, copy)]
+    norms = [
+        sum(isinstance(layer, nn.BatchNorm2d) for layer in m.accurate.modules())
+        for m in (model, copy)
+    ]
     assert copy.network is model.network and norms[0] > 0 and norms[1] == 0
 
 
@@ -96,8 +111,10 @@ def test_activations_are_fused_where_precision_is_reduced(views: int) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         copy = fused_mixture(model, x)
         before, after = expected(model, x, y), copy.loss_and_gradient(example_loss, "example")(x, y)
-    kernels = [sum(isinstance(layer, ConvReLU) for layer in base.modules()) for base in (copy.model.accurate,
-                                                                                        copy.model.robust)]
+    kernels = [
+        sum(isinstance(layer, ConvReLU) for layer in base.modules())
+        for base in (copy.model.accurate, copy.model.robust)
+    ]
     assert kernels == [7, 7] and copy.model.network is model.network
     torch.testing.assert_close(after[0], before[0], rtol=0.05, atol=0.05)
     assert torch.cosine_similarity(after[1].flatten(), before[1].flatten(), dim=0) > 0.9
@@ -142,16 +159,22 @@ def test_the_copy_is_freed_with_its_mixture() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("adversary", ["A", "B", "C"])
 @pytest.mark.parametrize("reduced", [False, True], ids=["fp32", "bf16"])
-def test_training_attacks_on_cuda_are_as_strong_as_on_the_cpu(adversary: str, reduced: bool) -> None:
+def test_training_attacks_on_cuda_are_as_strong_as_on_the_cpu(
+    adversary: str, reduced: bool
+) -> None:
     reached: dict[str, float] = {}
     for device in ("cpu", "cuda"):
         model, x = gated().to(device), images(64).to(device)
-        objective = GateLoss(adversary=adversary, eps=0.03, steps=8, alpha_penalty=0.0, untargeted_share=1.0)
+        objective = GateLoss(
+            adversary=adversary, eps=0.03, steps=8, alpha_penalty=0.0, untargeted_share=1.0
+        )
         y, stream = model(x).argmax(dim=1), rng.stream(0, "test", torch.arange(64, device=device))
         with torch.autocast(device, dtype=torch.bfloat16, enabled=reduced and device == "cuda"):
             for _ in range(3):
                 x_adv = objective.attack(model, x, y, stream)
         with torch.no_grad():
-            before, reached[device] = (float(losses.cross_entropy(model(point), y).mean()) for point in (x, x_adv))
+            before, reached[device] = (
+                float(losses.cross_entropy(model(point), y).mean()) for point in (x, x_adv)
+            )
         assert reached[device] > before + 0.005
     assert reached["cuda"] == pytest.approx(reached["cpu"], rel=0.2 if reduced else 0.05)

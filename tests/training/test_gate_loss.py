@@ -1,4 +1,5 @@
-"""The objective of the gate: its formula, its attacks, and that it learns to detect attacked images."""
+"""The objective of the gate: its formula, its attacks, and that it learns to detect attacked
+images."""
 
 from __future__ import annotations
 
@@ -25,13 +26,23 @@ B, C, H, W, K = 48, 1, 8, 8, 5
 
 
 def gated_model(**settings: float) -> GatedClassifier:
-    g, h = (build("cnn_small", num_classes=K, image_shape=(C, H, W), seed=seed).eval() for seed in (1, 2))
-    return GatedClassifier(g, h, new_gate(g, h, torch.rand(2, C, H, W), width=4, momentum=0.3), **settings)  # type: ignore[arg-type]
+    g, h = (
+        build("cnn_small", num_classes=K, image_shape=(C, H, W), seed=seed).eval()
+        for seed in (1, 2)
+    )
+    return GatedClassifier(
+        g,
+        h,
+        new_gate(g, h, torch.rand(2, C, H, W), width=4, momentum=0.3),
+        **settings,  # type: ignore[arg-type]
+    )
 
 
 def images_and_labels() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.rand(B, C, H, W, generator=generator), torch.randint(0, K, (B,), generator=generator)
+    return torch.rand(B, C, H, W, generator=generator), torch.randint(
+        0, K, (B,), generator=generator
+    )
 
 
 def stream(count: int = B) -> rng.Stream:
@@ -41,7 +52,9 @@ def stream(count: int = B) -> rng.Stream:
 @pytest.mark.parametrize("adversary", ["A", "B", "C"])
 def test_the_loss_is_its_formula_whatever_the_range(adversary: str) -> None:
     model, (x, y) = gated_model(alpha_min=0.9, alpha_max=0.95).train(), images_and_labels()
-    objective = GateLoss(adversary=adversary, eps=0.1, steps=3, c_ce=0.3, c_bce=0.7, c_prod=0.2, clean_weight=2.0)
+    objective = GateLoss(
+        adversary=adversary, eps=0.1, steps=3, c_ce=0.3, c_bce=0.7, c_prod=0.2, clean_weight=2.0
+    )
     x_adv = objective.attack(model, x, y, stream())
     output = objective(model, x, y, stream(), {})
     g, h, z = model.log_probabilities_and_gate(torch.cat((x, x_adv)))
@@ -63,7 +76,9 @@ def test_every_image_is_attacked_at_its_own_radius(adversary: str) -> None:
     distance = (objective.attack(model, x, y, stream()) - x).abs().flatten(1).amax(dim=1)
     radius = 0.1 * stream().at("radius").uniform(low=0.5, high=1.5)
     assert bool((distance <= radius + 1e-6).all()) and float(distance.max() / distance.min()) > 1.5
-    assert torch.isclose(distance, radius, atol=1e-5).float().mean() > 0.9  # they reach the boundary
+    assert (
+        torch.isclose(distance, radius, atol=1e-5).float().mean() > 0.9
+    )  # they reach the boundary
 
 
 def test_the_attacks_raise_the_cross_entropy() -> None:
@@ -71,30 +86,53 @@ def test_the_attacks_raise_the_cross_entropy() -> None:
     y = model(x).argmax(dim=1)
     reached = {}
     for adversary in ("A", "B", "C"):
-        objective = GateLoss(adversary=adversary, eps=0.1, steps=8, alpha_penalty=0.0, untargeted_share=1.0,
-                             min_radius=1.0, max_radius=1.0)
-        reached[adversary] = losses.cross_entropy(model(objective.attack(model, x, y, stream())), y).mean()
+        objective = GateLoss(
+            adversary=adversary,
+            eps=0.1,
+            steps=8,
+            alpha_penalty=0.0,
+            untargeted_share=1.0,
+            min_radius=1.0,
+            max_radius=1.0,
+        )
+        reached[adversary] = losses.cross_entropy(
+            model(objective.attack(model, x, y, stream())), y
+        ).mean()
     assert all(value > losses.cross_entropy(model(x), y).mean() for value in reached.values())
     assert min(reached["B"], reached["C"]) > 0.98 * reached["A"]
 
 
 def test_the_penalty_lowers_alpha() -> None:
     model, (x, y) = gated_model().eval(), images_and_labels()
-    objectives = [GateLoss(adversary="C", eps=0.1, steps=8, alpha_penalty=penalty) for penalty in (0.0, 1.0)]
-    alpha = [model.alphas(objective.attack(model, x, y, stream())).mean() for objective in objectives]
+    objectives = [
+        GateLoss(adversary="C", eps=0.1, steps=8, alpha_penalty=penalty) for penalty in (0.0, 1.0)
+    ]
+    alpha = [
+        model.alphas(objective.attack(model, x, y, stream())).mean() for objective in objectives
+    ]
     assert alpha[1] < alpha[0] - 0.05
 
 
 def test_hinges_leave_more_decisions_to_a_wrong_accurate_side() -> None:
-    """Over a switch, runs on the two hinges bring g to the target and h below its own threshold more often."""
+    """Over a switch, runs on the two hinges bring g to the target and h below its own threshold
+    more often."""
     model, (x, _) = gated_model(), images_and_labels()
-    switch = MixedClassifier(model.accurate, model.robust, 0.7, hard=True, logit_map=confidence_switch(1.0, 0.1))
+    switch = MixedClassifier(
+        model.accurate, model.robust, 0.7, hard=True, logit_map=confidence_switch(1.0, 0.1)
+    )
     mixed = model.with_settings_of(switch).with_range(0.55, 1.0).eval()
     y = mixed(x).argmax(dim=1)
     broken = {}
     for share in (0.0, 1.0):
-        objective = GateLoss(eps=0.1, steps=12, alpha_penalty=0.0, untargeted_share=0.0, hinge_share=share,
-                             min_radius=1.0, max_radius=1.0)
+        objective = GateLoss(
+            eps=0.1,
+            steps=12,
+            alpha_penalty=0.0,
+            untargeted_share=0.0,
+            hinge_share=share,
+            min_radius=1.0,
+            max_radius=1.0,
+        )
         attacked = objective.attack(mixed, x, y, stream())
         broken[share] = float((mixed(attacked).argmax(dim=1) != y).float().mean())
     assert broken[1.0] > broken[0.0] > 0
@@ -102,7 +140,9 @@ def test_hinges_leave_more_decisions_to_a_wrong_accurate_side() -> None:
 
 def test_hinge_objective_is_that_of_the_evaluation() -> None:
     model, (x, y) = gated_model(), images_and_labels()
-    switch = MixedClassifier(model.accurate, model.robust, 0.7, hard=True, logit_map=confidence_switch(1.0, 0.1))
+    switch = MixedClassifier(
+        model.accurate, model.robust, 0.7, hard=True, logit_map=confidence_switch(1.0, 0.1)
+    )
     mixed = model.with_settings_of(switch).with_range(0.55, 1.0).eval()
     target, zero = (y + 1) % K, torch.zeros(B)
     sums = hinge_sums(Sides(mixed)(x), y, "mapped", reserve=0.05, rivals=0.0)
@@ -124,13 +164,19 @@ def test_targets_are_drawn_among_the_other_classes() -> None:
 
 def test_the_number_of_steps_is_chi_squared() -> None:
     objective = GateLoss(steps=15)
-    counts = torch.tensor([objective.draw_steps(rng.stream(n, "steps", torch.arange(2))) for n in range(400)]).float()
-    assert float(counts.mean()) == pytest.approx(15, abs=0.8) and float(counts.std()) == pytest.approx(30**0.5, abs=0.8)
+    counts = torch.tensor(
+        [objective.draw_steps(rng.stream(n, "steps", torch.arange(2))) for n in range(400)]
+    ).float()
+    assert float(counts.mean()) == pytest.approx(15, abs=0.8) and float(
+        counts.std()
+    ) == pytest.approx(30**0.5, abs=0.8)
 
 
 def test_gradients_are_finite_with_a_logit_map_and_hard_decisions() -> None:
     model, (x, y) = gated_model(), images_and_labels()
-    mapped = MixedClassifier(model.accurate, model.robust, 0.9, logit_map=LogitMap(2.0, 1.2, 0.2), hard=True)
+    mapped = MixedClassifier(
+        model.accurate, model.robust, 0.9, logit_map=LogitMap(2.0, 1.2, 0.2), hard=True
+    )
     hard = model.with_settings_of(mapped).train()
     output = GateLoss(c_ce=1.0, eps=0.1, steps=3)(hard, x, y, stream(), {})
     output.losses.mean().backward()
@@ -152,20 +198,41 @@ def dataset() -> Dataset:
 
 def test_it_learns_to_detect_attacks_and_does_not_change_the_base_classifiers() -> None:
     model = gated_model()
-    before = {key: value.clone() for key, value in model.state_dict().items() if not key.startswith("network.")}
+    before = {
+        key: value.clone()
+        for key, value in model.state_dict().items()
+        if not key.startswith("network.")
+    }
     objective = GateLoss(adversary="A", eps=0.2, steps=3, min_radius=1.0, max_radius=1.0)
-    plan = TrainingPlan(epochs=12, batch_size=16, optimizer="adamw", lr=5e-3, held_out=0, ema=0.8, clip=10.0,
-                        warmup=0.5)
+    plan = TrainingPlan(
+        epochs=12,
+        batch_size=16,
+        optimizer="adamw",
+        lr=5e-3,
+        held_out=0,
+        ema=0.8,
+        clip=10.0,
+        warmup=0.5,
+    )
     fit_model(model, objective, dataset(), plan)
     x, y = uniform_images()
     with inference(model):
         x_adv = objective.attack(model, x, y, stream())
-        clean, attacked = model.log_probabilities_and_gate(x)[2], model.log_probabilities_and_gate(x_adv)[2]
+        clean, attacked = (
+            model.log_probabilities_and_gate(x)[2],
+            model.log_probabilities_and_gate(x_adv)[2],
+        )
     assert float(attacked.mean() - clean.mean()) > 1.5
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items() if key in before)
+    assert all(
+        torch.equal(value, before[key])
+        for key, value in model.state_dict().items()
+        if key in before
+    )
 
 
-PLAN = TrainingPlan(epochs=2, batch_size=16, optimizer="adamw", lr=5e-3, held_out=0, ema=0.8, save_seconds=0)
+PLAN = TrainingPlan(
+    epochs=2, batch_size=16, optimizer="adamw", lr=5e-3, held_out=0, ema=0.8, save_seconds=0
+)
 
 
 def test_checkpoints_of_a_mixture_need_no_metadata(tmp_path: Path) -> None:
@@ -174,12 +241,18 @@ def test_checkpoints_of_a_mixture_need_no_metadata(tmp_path: Path) -> None:
     model = fit_model(gated_model(), objective, dataset(), PLAN, out=tmp_path / "run")
     assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
     metadata = checkpoint.read_safetensors(tmp_path / "run" / LAST)[1]
-    assert metadata.items() >= {"arch": "GatedClassifier", "num_classes": "5", "image_shape": "1,8,8"}.items()
+    assert (
+        metadata.items()
+        >= {"arch": "GatedClassifier", "num_classes": "5", "image_shape": "1,8,8"}.items()
+    )
 
 
 def test_gates_of_different_layers_are_different_runs(tmp_path: Path) -> None:
     first, second = gated_model(), gated_model()
-    second.network.feature_layers = (("conv1", "conv3"), ("conv1", "conv3"))  # with the same initial weights
+    second.network.feature_layers = (
+        ("conv1", "conv3"),
+        ("conv1", "conv3"),
+    )  # with the same initial weights
     fit_model(first, GateLoss(eps=0.1, steps=2), dataset(), PLAN, out=tmp_path / "run")
     with pytest.raises(InputError, match="feature_layers"):
         fit_model(second, GateLoss(eps=0.1, steps=2), dataset(), PLAN, out=tmp_path / "run")

@@ -58,22 +58,42 @@ def test_statistics_are_averaged_and_infinite_buffers_copied() -> None:
 
 
 def test_clip_bounds_the_step() -> None:
-    """Gradient descent with learning rate 1 moves the weights by the norm of the gradient, at most by `clip`."""
-    plan = TrainingPlan(epochs=1, batch_size=16, lr=1.0, momentum=0.0, weight_decay=0, schedule="constant", clip=1e-3)
+    """Gradient descent with learning rate 1 moves the weights by the norm of the gradient, at most
+    by `clip`."""
+    plan = TrainingPlan(
+        epochs=1,
+        batch_size=16,
+        lr=1.0,
+        momentum=0.0,
+        weight_decay=0,
+        schedule="constant",
+        clip=1e-3,
+    )
     model, device = network(), torch.device("cpu")
     before, loader = weights(model), TrainingLoader(dataset(16), plan, device)
     batch = next(loader.batches(0, 0))
-    Learner(model, plan, device, {}).take_step(Standard(), batch, loader.stream(0, batch.index), loader.schedule(0))
-    moved = torch.cat([(value - before[key]).flatten() for key, value in weights(model).items()]).norm()
+    Learner(model, plan, device, {}).take_step(
+        Standard(), batch, loader.stream(0, batch.index), loader.schedule(0)
+    )
+    moved = torch.cat(
+        [(value - before[key]).flatten() for key, value in weights(model).items()]
+    ).norm()
     assert float(moved) == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_statistics_of_an_epoch() -> None:
     plan, device = TrainingPlan(batch_size=16), torch.device("cpu")
-    loader, learner = TrainingLoader(dataset(32), plan, device), Learner(network(), plan, device, {})
+    loader, learner = (
+        TrainingLoader(dataset(32), plan, device),
+        Learner(network(), plan, device, {}),
+    )
     for step, batch in enumerate(loader.batches(0, 0)):
         learner.take_step(Standard(), batch, loader.stream(0, batch.index), loader.schedule(step))
     statistics = learner.read_statistics()
-    assert statistics.loss > 0 and 0 <= statistics.accuracy <= 1 and statistics.first_nonfinite_step is None
+    assert (
+        statistics.loss > 0
+        and 0 <= statistics.accuracy <= 1
+        and statistics.first_nonfinite_step is None
+    )
     learner.reset_statistics()
     assert learner.read_statistics().loss == 0

@@ -27,13 +27,16 @@ def test_every_image_once_an_epoch_in_a_new_order() -> None:
     batches = [[batch.index for batch in loader.batches(epoch, 0)] for epoch in (0, 1)]
     assert [len(index) for index in batches[0]] == [16, 16, 16, 16, 6]
     first, second = (torch.cat(epoch) for epoch in batches)
-    assert torch.equal(first.sort().values, second.sort().values) and torch.equal(first.sort().values, loader.index)
+    assert torch.equal(first.sort().values, second.sort().values) and torch.equal(
+        first.sort().values, loader.index
+    )
     assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize(("free", "fits"), [(4100, True), (3900, False)])
-def test_images_on_a_gpu_take_a_quarter_of_its_free_memory_at_most(free: int, fits: bool,
-                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_on_a_gpu_take_a_quarter_of_its_free_memory_at_most(
+    free: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2 * free))
     images = torch.zeros(10, 1, 5, 5)  # 1000 bytes
     assert _fits(images, torch.device("cuda")) == fits and _fits(images, CPU)
@@ -57,12 +60,18 @@ def test_cutout_covers_one_square() -> None:
     colour = torch.tensor([1, 2, 3], dtype=torch.uint8).view(1, 3, 1, 1)
     covered = cutout(x, 4, colour, rng.stream(0, "augment", torch.arange(40))) != 200
     area = covered[:, 0].sum(dim=(1, 2))
-    assert covered.all(dim=1).equal(covered.any(dim=1)) and int(area.min()) >= 4 and int(area.max()) == 16
+    assert (
+        covered.all(dim=1).equal(covered.any(dim=1))
+        and int(area.min()) >= 4
+        and int(area.max()) == 16
+    )
     assert len(area.unique()) > 1
 
 
 def test_a_batch_larger_than_the_data_is_refused() -> None:
-    with pytest.raises(InputError, match="`batch_size` must be at most the number of training images, 70, got 71"):
+    with pytest.raises(
+        InputError, match="`batch_size` must be at most the number of training images, 70, got 71"
+    ):
         TrainingLoader(dataset(70), dataclasses.replace(PLAN, batch_size=71), CPU)
 
 

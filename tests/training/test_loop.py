@@ -38,9 +38,13 @@ class CountingObjective(Standard):
     def initial_memory(self, count: int) -> Memory:
         return {"times": torch.zeros(count), "pairs": torch.zeros(count, 2)}
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> ObjectiveOutput:
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory
+    ) -> ObjectiveOutput:
         output = super().__call__(model, x, y, stream, memory)
-        return dataclasses.replace(output, memory={name: value + 1 for name, value in memory.items()})
+        return dataclasses.replace(
+            output, memory={name: value + 1 for name, value in memory.items()}
+        )
 
 
 def test_memory_of_every_image_is_updated_once_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,16 +58,27 @@ def test_memory_of_every_image_is_updated_once_an_epoch(monkeypatch: pytest.Monk
     monkeypatch.setattr(Learner, "take_step", recorded)
     fit_model(network(), CountingObjective(), dataset(), PLAN)
     assert len(learners) == 15
-    assert learners[-1].memory["times"].eq(3).all() and learners[-1].memory["pairs"].shape == (70, 2)
+    assert learners[-1].memory["times"].eq(3).all() and learners[-1].memory["pairs"].shape == (
+        70,
+        2,
+    )
     assert learners[-1].memory["pairs"].eq(3).all()
 
 
-@pytest.mark.parametrize(("error", "expected", "message"), [
-    (torch.OutOfMemoryError("CUDA out of memory"), InputError, "`batch_size` must fit into the memory of this cpu"),
-    (RuntimeError("another error"), RuntimeError, "another error"),
-])
-def test_out_of_memory_names_the_batch_size(error: RuntimeError, expected: type[Exception], message: str,
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "expected", "message"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            InputError,
+            "`batch_size` must fit into the memory of this cpu",
+        ),
+        (RuntimeError("another error"), RuntimeError, "another error"),
+    ],
+)
+def test_out_of_memory_names_the_batch_size(
+    error: RuntimeError, expected: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
@@ -83,14 +98,27 @@ class DivergingObjective(Standard):
     def at_epoch(self, epoch: int, epochs: int) -> DivergingObjective:
         return dataclasses.replace(self, is_nan=epoch >= self.nan_epoch)
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory) -> ObjectiveOutput:
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, stream: Stream, memory: Memory
+    ) -> ObjectiveOutput:
         output = super().__call__(model, x, y, stream, memory)
-        return dataclasses.replace(output, losses=output.losses * (float("nan") if self.is_nan else 1.0))
+        return dataclasses.replace(
+            output, losses=output.losses * (float("nan") if self.is_nan else 1.0)
+        )
 
 
 def test_a_diverged_run_keeps_its_last_good_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"got NaN or infinity at step 5 \(epoch 1\); the last good checkpoint"):
-        fit_model(network(), DivergingObjective(), dataset(), PLAN, out=tmp_path / "run", metadata=METADATA)
+    with pytest.raises(
+        InputError, match=r"got NaN or infinity at step 5 \(epoch 1\); the last good checkpoint"
+    ):
+        fit_model(
+            network(),
+            DivergingObjective(),
+            dataset(),
+            PLAN,
+            out=tmp_path / "run",
+            metadata=METADATA,
+        )
     last = models.load(str(tmp_path / "run" / "last.safetensors"))
     assert all(value.isfinite().all() for value in weights(last).values())
     assert torch.load(tmp_path / "run" / "state.pt", weights_only=True)["progress"]["step"] == 5
@@ -99,21 +127,36 @@ def test_a_diverged_run_keeps_its_last_good_checkpoint(tmp_path: Path) -> None:
 def test_a_diverged_run_keeps_the_best_epoch_since_the_last_save(tmp_path: Path) -> None:
     plan = dataclasses.replace(PLAN, save_seconds=1e6)
     with pytest.raises(InputError, match=r"the last good checkpoint in .* was kept"):
-        fit_model(network(), DivergingObjective(), dataset(), plan, out=tmp_path / "run", metadata=METADATA)
+        fit_model(
+            network(),
+            DivergingObjective(),
+            dataset(),
+            plan,
+            out=tmp_path / "run",
+            metadata=METADATA,
+        )
     best = models.load(str(tmp_path / "run" / "best.safetensors"))
     assert all(value.isfinite().all() for value in weights(best).values())
 
 
 def test_a_run_that_diverges_at_once_has_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"at step 0 \(epoch 0\); no checkpoint had been saved"):
-        fit_model(network(), DivergingObjective(nan_epoch=0), dataset(), dataclasses.replace(PLAN, save_seconds=1e6),
-                  out=tmp_path / "run", metadata=METADATA)
+        fit_model(
+            network(),
+            DivergingObjective(nan_epoch=0),
+            dataset(),
+            dataclasses.replace(PLAN, save_seconds=1e6),
+            out=tmp_path / "run",
+            metadata=METADATA,
+        )
     assert not list((tmp_path / "run").glob("*.safetensors"))
 
 
 def test_without_held_out_images_the_last_epoch_is_the_best(tmp_path: Path) -> None:
     plan = dataclasses.replace(PLAN, held_out=0)
-    model = fit_model(network(), Standard(), dataset(), plan, out=tmp_path / "run", metadata=METADATA)
+    model = fit_model(
+        network(), Standard(), dataset(), plan, out=tmp_path / "run", metadata=METADATA
+    )
     assert same(weights(models.load(str(tmp_path / "run" / "best.safetensors"))), weights(model))
 
 
@@ -124,5 +167,7 @@ def test_objectives_that_detect_attacks_refuse_blank_pixels(setting: dict[str, i
         detects_attacks = True
 
     objective: Objective = Detector()
-    with pytest.raises(InputError, match="must be 0 for the objective detector, which learns to detect attacks"):
+    with pytest.raises(
+        InputError, match="must be 0 for the objective detector, which learns to detect attacks"
+    ):
         fit_model(network(), objective, dataset(), TrainingPlan(epochs=1, batch_size=16, **setting))  # type: ignore[arg-type]

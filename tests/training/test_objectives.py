@@ -32,9 +32,16 @@ def test_output(name: str) -> None:
     memory = objective.initial_memory(B)
     output = objective(model, images(), LABELS, stream(), memory)
     assert output.losses.shape == output.correct.shape == (B,)
-    assert output.correct.dtype == torch.bool and output.losses.isfinite().all() and not output.correct.requires_grad
+    assert (
+        output.correct.dtype == torch.bool
+        and output.losses.isfinite().all()
+        and not output.correct.requires_grad
+    )
     assert output.memory.keys() == memory.keys()
-    assert all(value.shape == memory[key].shape and not value.requires_grad for key, value in output.memory.items())
+    assert all(
+        value.shape == memory[key].shape and not value.requires_grad
+        for key, value in output.memory.items()
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,13 +96,18 @@ def test_description_has_name_version_and_settings(name: str) -> None:
     assert objective.describe() == {"name": name, "version": version, **objective.to_dict()}
 
 
-@pytest.mark.parametrize(("objective", "settings", "message"), [
-    (Adversarial, {"steps": 0}, "`steps` must be a whole number of at least 1"),
-    (Adversarial, {"norm": "linfy"}, "did you mean 'linf'"),
-    (Gaussian, {"sigma": -1}, "`sigma` must not be negative"),
-    (SmoothMix, {"form": "codes"}, "`form` must be one of code, paper"),
-])
-def test_wrong_settings_are_refused(objective: type[Objective], settings: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("objective", "settings", "message"),
+    [
+        (Adversarial, {"steps": 0}, "`steps` must be a whole number of at least 1"),
+        (Adversarial, {"norm": "linfy"}, "did you mean 'linf'"),
+        (Gaussian, {"sigma": -1}, "`sigma` must not be negative"),
+        (SmoothMix, {"form": "codes"}, "`form` must be one of code, paper"),
+    ],
+)
+def test_wrong_settings_are_refused(
+    objective: type[Objective], settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         objective(**settings)
 
@@ -128,9 +140,12 @@ def external_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     (tmp_path / "my_objectives.py").write_text(EXTERNAL_OBJECTIVE)
     information = tmp_path / "my_objectives-1.0.dist-info"
     information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: my-objectives\nVersion: 1.0\n")
+    (information / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: my-objectives\nVersion: 1.0\n"
+    )
     (information / "entry_points.txt").write_text(
-        "[equipoise.objectives]\nsquared-logits = my_objectives:SquaredLogits\n")
+        "[equipoise.objectives]\nsquared-logits = my_objectives:SquaredLogits\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     yield
@@ -139,8 +154,12 @@ def external_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 @pytest.mark.usefixtures("external_package")
 def test_an_installed_package_adds_an_objective() -> None:
-    registry: Registry[type[Objective]] = Registry(OBJECTIVES.group, OBJECTIVES.noun, OBJECTIVES.builtin)
+    registry: Registry[type[Objective]] = Registry(
+        OBJECTIVES.group, OBJECTIVES.noun, OBJECTIVES.builtin
+    )
     objective = registry.get_entry("squared-logits")
-    result = train(objective, data="digits", arch="cnn_small", epochs=1, scale=2.0, held_out=1000, device="cpu")
+    result = train(
+        objective, data="digits", arch="cnn_small", epochs=1, scale=2.0, held_out=1000, device="cpu"
+    )
     assert objective().describe() == {"name": "squared-logits", "version": 1, "scale": 1.0}
     assert [r.metric for r in result.results] == ["clean", "clean"]

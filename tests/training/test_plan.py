@@ -15,7 +15,10 @@ PER_EPOCH = 10
 
 
 def rates(plan: TrainingPlan) -> list[float]:
-    return [float(plan.schedule_at(step, PER_EPOCH).learning_rate) for step in range(plan.epochs * PER_EPOCH)]
+    return [
+        float(plan.schedule_at(step, PER_EPOCH).learning_rate)
+        for step in range(plan.epochs * PER_EPOCH)
+    ]
 
 
 def test_step_schedule_drops_by_its_factor() -> None:
@@ -24,7 +27,8 @@ def test_step_schedule_drops_by_its_factor() -> None:
 
 
 def test_step_schedule_with_late_drops() -> None:
-    """The official SmoothMix code steps its scheduler after epoch e with e: epoch e has the factor of epoch e − 1."""
+    """The official SmoothMix code steps its scheduler after epoch e with e: epoch e has the factor
+    of epoch e − 1."""
     plan = TrainingPlan(epochs=8, lr=1.0, schedule="step", step_epochs=3, step_delay=1)
     official = [0.1 ** (max(epoch - 1, 0) // 3) for epoch in range(8) for _ in range(PER_EPOCH)]
     assert rates(plan) == pytest.approx(official) and rates(plan)[39:41] == [1.0, 0.1]
@@ -51,7 +55,9 @@ def test_one_cycle_with_a_given_rise() -> None:
 
 def test_warmup_rises_to_the_schedule() -> None:
     values = rates(TrainingPlan(epochs=4, lr=1.0, schedule="constant", warmup=1))
-    assert values[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)]) and set(values[10:]) == {1.0}
+    assert values[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)]) and set(
+        values[10:]
+    ) == {1.0}
 
 
 @pytest.mark.parametrize(("step", "weight"), [(0, 0.9), (10_000, 1 - 0.99)])
@@ -59,11 +65,14 @@ def test_the_average_forgets_the_initial_weights(step: int, weight: float) -> No
     assert TrainingPlan(ema=0.99).schedule_at(step, PER_EPOCH).average_weight == weight
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"schedule": "cosin"}, "did you mean 'cosine'"),
-    ({"momentum": 1.0, "optimizer": "adamw"}, "`momentum` must be less than 1 for adamw"),
-    ({"momentum": 0.0, "nesterov": True}, "`momentum` must be positive for nesterov"),
-])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"schedule": "cosin"}, "did you mean 'cosine'"),
+        ({"momentum": 1.0, "optimizer": "adamw"}, "`momentum` must be less than 1 for adamw"),
+        ({"momentum": 0.0, "nesterov": True}, "`momentum` must be positive for nesterov"),
+    ],
+)
 def test_wrong_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         TrainingPlan(**settings)  # type: ignore[arg-type]
@@ -77,10 +86,15 @@ def test_identity_leaves_out_what_only_changes_the_speed() -> None:
 
 def test_bf16_becomes_fp32_on_a_cpu() -> None:
     with pytest.warns(UserWarning, match="bf16 is for GPUs; training in fp32 on this CPU"):
-        assert downgrade_precision(TrainingPlan(precision="bf16"), torch.device("cpu")).precision == "fp32"
+        assert (
+            downgrade_precision(TrainingPlan(precision="bf16"), torch.device("cpu")).precision
+            == "fp32"
+        )
 
 
-@pytest.mark.parametrize(("precision", "device"), [("bf16", "cuda"), ("auto", "cpu"), ("fp32", "cpu")])
+@pytest.mark.parametrize(
+    ("precision", "device"), [("bf16", "cuda"), ("auto", "cpu"), ("fp32", "cpu")]
+)
 def test_other_precisions_stay(precision: str, device: str) -> None:
     plan = TrainingPlan(precision=precision)
     assert downgrade_precision(plan, torch.device(device)) is plan

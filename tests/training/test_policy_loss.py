@@ -1,4 +1,5 @@
-"""The objective of the policy: its formula, its kinds of images, and that it learns which classifier to trust."""
+"""The objective of the policy: its formula, its kinds of images, and that it learns which
+classifier to trust."""
 
 from __future__ import annotations
 
@@ -18,13 +19,18 @@ B, C, H, W, K = 64, 1, 8, 8, 4
 
 
 def adaptive_model() -> AdaptiveSmoothing:
-    g, h = (build("cnn_small", num_classes=K, image_shape=(C, H, W), seed=seed).eval() for seed in (1, 2))
+    g, h = (
+        build("cnn_small", num_classes=K, image_shape=(C, H, W), seed=seed).eval()
+        for seed in (1, 2)
+    )
     return AdaptiveSmoothing(g, h, example=torch.rand(1, C, H, W), width=4, trust="constant")
 
 
 def images_and_labels() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.rand(B, C, H, W, generator=generator), torch.randint(0, K, (B,), generator=generator)
+    return torch.rand(B, C, H, W, generator=generator), torch.randint(
+        0, K, (B,), generator=generator
+    )
 
 
 def stream() -> rng.Stream:
@@ -51,11 +57,15 @@ def test_the_loss_is_its_formula(loss: str) -> None:
     output = objective(model, x, y, stream(), {})
     logits, beta = model.logits_and_beta(x_adv)
     ce = F.cross_entropy(logits, y, reduction="none")
-    # Clean images and attacks with targets beyond γ_0 should trust g (a small β), other targeted attacks h.
+    # Clean images and attacks with targets beyond γ_0 should trust g (a small β), other targeted
+    # attacks h.
     side = torch.where((kinds == TARGETED_ATTACK) & (targets <= 10), 1, -1)
     hinge = torch.relu(3.2 - side * beta)
-    expected = {"composite": torch.where(kinds == POLICY_ATTACK, ce, (ce + 0.5) * (0.8 + hinge)), "direct": ce,
-                "supervised": torch.where(kinds == POLICY_ATTACK, 0.0, hinge)}[loss]
+    expected = {
+        "composite": torch.where(kinds == POLICY_ATTACK, ce, (ce + 0.5) * (0.8 + hinge)),
+        "direct": ce,
+        "supervised": torch.where(kinds == POLICY_ATTACK, 0.0, hinge),
+    }[loss]
     torch.testing.assert_close(output.losses, expected, rtol=1e-4, atol=1e-4)
     assert output.losses.requires_grad
 
@@ -64,24 +74,36 @@ def test_images_are_attacked_according_to_their_kind() -> None:
     model, (x, y) = adaptive_model().train(), images_and_labels()
     objective = PolicyLoss(eps=0.05, steps=4)
     kinds, targets = objective.draw_kinds(stream())
-    distance = (objective.attack(model, x, y, targets, kinds, stream()) - x).abs().flatten(1).amax(dim=1)
+    distance = (
+        (objective.attack(model, x, y, targets, kinds, stream()) - x).abs().flatten(1).amax(dim=1)
+    )
     assert bool((distance[kinds == 0] == 0).all()) and bool((distance[kinds != 0] > 0).all())
     assert float(distance.max()) <= 0.05 + 1e-6
     step = 2.5 * 0.05 / 4  # attacks through the policy have a random number of steps, some only one
-    assert bool((distance[kinds == 1] < 1.01 * step).any()) and bool((distance[kinds == 2] > 1.01 * step).any())
+    assert bool((distance[kinds == 1] < 1.01 * step).any()) and bool(
+        (distance[kinds == 2] > 1.01 * step).any()
+    )
     assert model.policy.training
 
 
-@pytest.mark.parametrize(("clean_share", "gamma_0", "side"), [(1.0, 10.0, -1), (0.0, 1e9, 1), (0.0, 1e-9, -1)],
-                         ids=["clean", "weak targets", "strong targets"])
+@pytest.mark.parametrize(
+    ("clean_share", "gamma_0", "side"),
+    [(1.0, 10.0, -1), (0.0, 1e9, 1), (0.0, 1e-9, -1)],
+    ids=["clean", "weak targets", "strong targets"],
+)
 def test_it_learns_which_classifier_to_trust(clean_share: float, gamma_0: float, side: int) -> None:
-    """Clean images: g. Targeted attacks: h where nearly all targets are up to γ_0, g where nearly all are beyond."""
+    """Clean images: g. Targeted attacks: h where nearly all targets are up to γ_0, g where nearly
+    all are beyond."""
     x, y = images_and_labels()
     data = whole_split("noise", "train", (x * 255).to(torch.uint8), y, tuple("abcd"))
     model = adaptive_model()
     before = {key: value.clone() for key, value in model.rule.state_dict().items()}
-    plan = TrainingPlan(epochs=15, batch_size=32, optimizer="adamw", lr=0.02, held_out=0, weight_decay=0.0)
-    objective = PolicyLoss(clean_share=clean_share, policy_share=0.0, gamma_0=gamma_0, eps=0.1, steps=1)
+    plan = TrainingPlan(
+        epochs=15, batch_size=32, optimizer="adamw", lr=0.02, held_out=0, weight_decay=0.0
+    )
+    objective = PolicyLoss(
+        clean_share=clean_share, policy_share=0.0, gamma_0=gamma_0, eps=0.1, steps=1
+    )
     fit_model(model, objective, data, plan)
     assert bool((side * model.logits_and_beta(x)[1] > 1).all())
     assert all(torch.equal(value, before[key]) for key, value in model.rule.state_dict().items())

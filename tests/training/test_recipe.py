@@ -21,7 +21,9 @@ TEXT = 'data = "digits"\narch = "cnn_small"\nmean = "0.3"\nstd = "0.4"\nepochs =
 def test_a_recipe_is_what_its_name_says(path: Path) -> None:
     recipe = Recipe.read(path)
     data, arch, objective, *rest = path.stem.split("_")
-    assert (recipe.data, recipe.arch) == (data, arch) and isinstance(recipe.objective, OBJECTIVES[objective])
+    assert (recipe.data, recipe.arch) == (data, arch) and isinstance(
+        recipe.objective, OBJECTIVES[objective]
+    )
     for word in rest:
         if word.startswith("sigma"):
             assert recipe.objective.to_dict()["sigma"] == int(word[5:]) / 100
@@ -40,8 +42,12 @@ def test_recipes_of_the_official_code_use_all_images_and_its_late_drops(path: Pa
 
 
 @pytest.mark.parametrize(("objective", "mode"), [("smoothmix", "both"), ("macer", "auto")])
-def test_steps_on_mnist_are_compiled_and_captured_where_that_was_measured(objective: str, mode: str) -> None:
-    modes = {Recipe.read(path).plan.compile for path in CONFIGS.glob(f"mnist_lenet_{objective}_*.toml")}
+def test_steps_on_mnist_are_compiled_and_captured_where_that_was_measured(
+    objective: str, mode: str
+) -> None:
+    modes = {
+        Recipe.read(path).plan.compile for path in CONFIGS.glob(f"mnist_lenet_{objective}_*.toml")
+    }
     assert modes == {mode}
 
 
@@ -58,17 +64,22 @@ def test_changed_settings_go_to_the_objective_and_to_the_plan() -> None:
 def test_training_by_a_recipe_is_repeatable(tmp_path: Path) -> None:
     path = tmp_path / "a_b_gaussian_small.toml"
     path.write_text(TEXT + "sigma = 0.25\n")
-    models = [Recipe.read(path).train(dataset(), "cpu", tmp_path / name).model for name in ("x", "y", "x")]
+    models = [
+        Recipe.read(path).train(dataset(), "cpu", tmp_path / name).model for name in ("x", "y", "x")
+    ]
     first, *others = ([p.detach() for p in model.parameters()] for model in models)
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
 
 
-@pytest.mark.parametrize(("name", "text", "message"), [
-    ("gaussian.toml", TEXT, "`recipe` must be named DATA_ARCH_OBJECTIVE.toml"),
-    ("a_b_gausian.toml", TEXT, "did you mean 'gaussian'"),
-    ("a_b_gaussian.toml", TEXT + "sigm = 1\n", "did you mean 'sigma'"),
-    ("a_b_gaussian.toml", TEXT.replace("mean", "centre"), "`mean` must be text"),
-])
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("gaussian.toml", TEXT, "`recipe` must be named DATA_ARCH_OBJECTIVE.toml"),
+        ("a_b_gausian.toml", TEXT, "did you mean 'gaussian'"),
+        ("a_b_gaussian.toml", TEXT + "sigm = 1\n", "did you mean 'sigma'"),
+        ("a_b_gaussian.toml", TEXT.replace("mean", "centre"), "`mean` must be text"),
+    ],
+)
 def test_a_wrong_recipe_is_refused(name: str, text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=message):

@@ -1,6 +1,8 @@
-"""Attacks: an :class:`Attack` is an algorithm with its settings, and a :class:`Suite` of attacks is an attack.
+"""Attacks: an :class:`Attack` is an algorithm with its settings, and a :class:`Suite` of attacks is
+an attack.
 
-`attack(model, x, y, threat=…, stream=…)` attacks one batch, :func:`attack_dataset` a whole data set.
+`attack(model, x, y, threat=…, stream=…)` attacks one batch, :func:`attack_dataset` a whole data
+set.
 """
 
 from equipoise.attacks.adapters import from_callable as from_callable

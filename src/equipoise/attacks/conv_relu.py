@@ -1,7 +1,9 @@
-"""Copies of a network for CUDA in reduced precision: convolution, bias, residual and ReLU are one cuDNN kernel.
+"""Copies of a network for CUDA in reduced precision: convolution, bias, residual and ReLU are one
+cuDNN kernel.
 
-Most of the time of a small residual network goes into elementwise kernels between its convolutions. Finding the
-patterns with `torch.fx` and calling cuDNN's fused kernels is as fast as a compiled network, without the compilation.
+Most of the time of a small residual network goes into elementwise kernels between its convolutions.
+Finding the patterns with `torch.fx` and calling cuDNN's fused kernels is as fast as a compiled
+network, without the compilation.
 """
 
 from __future__ import annotations
@@ -26,15 +28,18 @@ _RELU_METHODS, _ADD_METHODS = ("relu", "relu_"), ("add", "add_")
 
 
 def fuse_activations(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy whose convolutions have weights of `dtype` and take the ReLU that follows them into one kernel.
+    """A copy whose convolutions have weights of `dtype` and take the ReLU that follows them into
+    one kernel.
 
-    Wherever the code of a module cannot be followed symbolically, its submodules are tried instead. Everything but the
-    convolutions keeps its precision: call the copy under autocast.
+    Wherever the code of a module cannot be followed symbolically, its submodules are tried instead.
+    Everything but the convolutions keeps its precision: call the copy under autocast.
     """
     return _fuse(copy.deepcopy(model), dtype)
 
 
-def fuse_activations_if(accept: Callable[[nn.Module], bool], model: nn.Module, dtype: torch.dtype) -> nn.Module | None:
+def fuse_activations_if(
+    accept: Callable[[nn.Module], bool], model: nn.Module, dtype: torch.dtype
+) -> nn.Module | None:
     """The copy of :func:`fuse_activations` if it runs and is accepted, else None."""
     try:
         copy_ = fuse_activations(model, dtype)
@@ -87,7 +92,11 @@ def _fuse_children(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, FullPrecision) or _has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
+        return (
+            isinstance(m, FullPrecision)
+            or _has_hooks(m)
+            or super().is_leaf_module(m, module_qualified_name)
+        )
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -100,8 +109,12 @@ def _fill_up_channels(traced: fx.GraphModule, node: fx.Node) -> None:
     Only where windows overlap: those of a ViT, which cover every pixel once, become slower.
     """
     conv = traced.get_submodule(str(node.target)) if _is_fusable(traced, node) else None
-    if (not isinstance(conv, nn.Conv2d) or conv.in_channels != 3 or conv.kernel_size[0] <= conv.stride[0]
-            or _has_readers(traced, node)):
+    if (
+        not isinstance(conv, nn.Conv2d)
+        or conv.in_channels != 3
+        or conv.kernel_size[0] <= conv.stride[0]
+        or _has_readers(traced, node)
+    ):
         return
     conv, filling = _own_convolution(traced, node), (0, 0, 0, 0, 0, CHANNELS - 3)
     conv.in_channels = CHANNELS
@@ -111,7 +124,8 @@ def _fill_up_channels(traced: fx.GraphModule, node: fx.Node) -> None:
 
 
 def _fuse_into_convolution(traced: fx.GraphModule, relu: fx.Node, dtype: torch.dtype) -> None:
-    """Replace relu(conv(x)) or relu(conv(x) + z) by one call, if nothing else reads what lies between."""
+    """Replace relu(conv(x)) or relu(conv(x) + z) by one call, if nothing else reads what lies
+    between."""
     if not _is_relu(traced, relu):
         return
     inner: Any = relu.args[0]
@@ -133,9 +147,14 @@ def _fuse_into_convolution(traced: fx.GraphModule, relu: fx.Node, dtype: torch.d
 
 
 def _move_bias(traced: fx.GraphModule, source: fx.Node, node: fx.Node) -> None:
-    """Move the bias of a convolution to the one whose output is added to its own: adding it would be a kernel more."""
-    if (len(source.users) != 1 or not _is_fusable(traced, source)
-            or _has_readers(traced, source) or _has_readers(traced, node)):
+    """Move the bias of a convolution to the one whose output is added to its own: adding it would
+    be a kernel more."""
+    if (
+        len(source.users) != 1
+        or not _is_fusable(traced, source)
+        or _has_readers(traced, source)
+        or _has_readers(traced, node)
+    ):
         return
     conv, other = _own_convolution(traced, source), _own_convolution(traced, node)
     if conv.bias is not None and conv.out_channels == other.out_channels:
@@ -144,12 +163,15 @@ def _move_bias(traced: fx.GraphModule, source: fx.Node, node: fx.Node) -> None:
 
 
 def _split_for_readers(traced: fx.GraphModule, node: fx.Node) -> None:
-    """Give two readers of a fused convolution an output each: their gradients are then summed in its own kernel."""
+    """Give two readers of a fused convolution an output each: their gradients are then summed in
+    its own kernel."""
     conv = traced.get_submodule(str(node.target)) if node.op == "call_module" else None
     if isinstance(conv, ConvReLU) and len(node.users) == 2:
         conv.readers, readers = 2, list(node.users)
         with traced.graph.inserting_after(node):
-            outputs = [traced.graph.call_function(operator.getitem, (node, number)) for number in range(2)]
+            outputs = [
+                traced.graph.call_function(operator.getitem, (node, number)) for number in range(2)
+            ]
         for reader, output in zip(readers, outputs, strict=True):
             reader.replace_input_with(node, output)
 
@@ -157,31 +179,49 @@ def _split_for_readers(traced: fx.GraphModule, node: fx.Node) -> None:
 def _is_relu(traced: fx.GraphModule, node: fx.Node) -> bool:
     if node.op == "call_module":
         return isinstance(traced.get_submodule(str(node.target)), nn.ReLU)
-    return ((node.op == "call_function" and node.target in _RELU) or
-            (node.op == "call_method" and node.target in _RELU_METHODS)) and isinstance(node.args[0], fx.Node)
+    return (
+        (node.op == "call_function" and node.target in _RELU)
+        or (node.op == "call_method" and node.target in _RELU_METHODS)
+    ) and isinstance(node.args[0], fx.Node)
 
 
 def _is_sum(node: fx.Node) -> bool:
     """Check for a plain sum of two tensors; a sum with a factor or a number is something else."""
-    known = ((node.op == "call_function" and node.target in _ADD) or
-             (node.op == "call_method" and node.target in _ADD_METHODS))
-    return known and not node.kwargs and len(node.args) == 2 and all(isinstance(arg, fx.Node) for arg in node.args)
+    known = (node.op == "call_function" and node.target in _ADD) or (
+        node.op == "call_method" and node.target in _ADD_METHODS
+    )
+    return (
+        known
+        and not node.kwargs
+        and len(node.args) == 2
+        and all(isinstance(arg, fx.Node) for arg in node.args)
+    )
 
 
 def _is_fusable(traced: fx.GraphModule, node: fx.Node) -> bool:
     """Check for an ordinary convolution that the forward pass calls once."""
     if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
         return False
-    calls = sum(other.op == "call_module" and other.target == node.target for other in traced.graph.nodes)
+    calls = sum(
+        other.op == "call_module" and other.target == node.target for other in traced.graph.nodes
+    )
     module = traced.get_submodule(str(node.target))
-    return (calls == 1 and type(module) is nn.Conv2d and not _has_hooks(module) and module.padding_mode == "zeros"
-            and not isinstance(module.padding, str) and module.groups == 1)
+    return (
+        calls == 1
+        and type(module) is nn.Conv2d
+        and not _has_hooks(module)
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+        and module.groups == 1
+    )
 
 
 def _has_readers(traced: fx.GraphModule, node: fx.Node) -> bool:
     """Check whether the code reads the weight or the bias of a convolution itself."""
-    return any(other.op == "get_attr" and str(other.target).startswith(f"{node.target}.")
-               for other in traced.graph.nodes)
+    return any(
+        other.op == "get_attr" and str(other.target).startswith(f"{node.target}.")
+        for other in traced.graph.nodes
+    )
 
 
 def _own_convolution(traced: fx.GraphModule, node: fx.Node) -> nn.Conv2d:
@@ -193,7 +233,14 @@ def _own_convolution(traced: fx.GraphModule, node: fx.Node) -> nn.Conv2d:
 
 
 def _reduce_convolution(conv: nn.Conv2d, dtype: torch.dtype) -> nn.Module:
-    """The convolution with weights of `dtype`; the 1×1 convolution with a stride of a shortcut as a projection."""
-    is_projection = (type(conv) is nn.Conv2d and not _has_hooks(conv) and conv.kernel_size == (1, 1)
-                     and conv.stride != (1, 1) and conv.padding == (0, 0) and conv.groups == 1)
+    """The convolution with weights of `dtype`; the 1×1 convolution with a stride of a shortcut as a
+    projection."""
+    is_projection = (
+        type(conv) is nn.Conv2d
+        and not _has_hooks(conv)
+        and conv.kernel_size == (1, 1)
+        and conv.stride != (1, 1)
+        and conv.padding == (0, 0)
+        and conv.groups == 1
+    )
     return Projection(conv, dtype) if is_projection else conv.to(dtype)

@@ -1,4 +1,5 @@
-"""A function of fixed shapes, recorded once as a CUDA graph and replayed: no launch costs per step."""
+"""A function of fixed shapes, recorded once as a CUDA graph and replayed: no launch costs per
+step."""
 
 from __future__ import annotations
 
@@ -15,17 +16,22 @@ from torch import Tensor
 from equipoise.core import device
 
 MAX_GRAPHS = 4  # per function; a graph holds on to its memory
-FIRST_CALLS = 2  # with the same shapes, which are not recorded: TorchScript compiles in its second pass
+FIRST_CALLS = (
+    2  # with the same shapes, which are not recorded: TorchScript compiles in its second pass
+)
 TensorFunction = Callable[..., tuple[Tensor, ...]]
-Recorded = tuple[torch.cuda.CUDAGraph, list[Tensor], tuple[Tensor, ...]]  # graph, its inputs, its outputs
+Recorded = tuple[
+    torch.cuda.CUDAGraph, list[Tensor], tuple[Tensor, ...]
+]  # graph, its inputs, its outputs
 
 
 class CudaGraphFunction:
-    """Calls `function` on tensors; on CUDA the third call with the same shapes records, later ones replay.
+    """Calls `function` on tensors; on CUDA the third call with the same shapes records, later ones
+    replay.
 
-    Anything that cannot be recorded (a model that copies to the host, or branches on values) is simply called, as on
-    the CPU. Dropping the object frees its graphs. Functions that never run at the same time can share the memory of a
-    `pool`, which is a `torch.cuda.graph_pool_handle()`.
+    Anything that cannot be recorded (a model that copies to the host, or branches on values) is
+    simply called, as on the CPU. Dropping the object frees its graphs. Functions that never run at
+    the same time can share the memory of a `pool`, which is a `torch.cuda.graph_pool_handle()`.
     """
 
     def __init__(self, function: TensorFunction, pool: Any = None) -> None:
@@ -59,19 +65,25 @@ class CudaGraphFunction:
         try:
             graph = torch.cuda.CUDAGraph()
             with warnings.catch_warnings():
-                # A model that computes on the host raises an error, and before that the graph warns that it is empty.
+                # A model that computes on the host raises an error, and before that the graph warns
+                # that it is empty.
                 warnings.filterwarnings("ignore", "The CUDA Graph is empty")
-                # The stream is restored also where the end of the recording fails. Other threads may allocate memory
-                # meanwhile.
-                with without_collection(), torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(
-                        graph, pool=self.pool, capture_error_mode="thread_local"):
+                # The stream is restored also where the end of the recording fails. Other threads
+                # may allocate memory meanwhile.
+                with (
+                    without_collection(),
+                    torch.cuda.stream(torch.cuda.current_stream()),
+                    torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"),
+                ):
                     outputs = self.function(*buffers)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             torch.cuda.synchronize()
             device.stay_on_one_stream()
-            if isinstance(error.__context__, torch.OutOfMemoryError):  # after which the recording could not end either
+            if isinstance(
+                error.__context__, torch.OutOfMemoryError
+            ):  # after which the recording could not end either
                 raise error.__context__ from None
             return None
         return graph, buffers, outputs
@@ -79,7 +91,8 @@ class CudaGraphFunction:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """A context without garbage collection: graphs that it would free may not be freed while another is recorded."""
+    """A context without garbage collection: graphs that it would free may not be freed while
+    another is recorded."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

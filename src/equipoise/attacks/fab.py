@@ -1,12 +1,14 @@
-r"""FAB-T [Croce2020b]: adversarial points of small norm by projecting onto linearised decision boundaries.
+r"""FAB-T [Croce2020b]: adversarial points of small norm by projecting onto linearised decision
+boundaries.
 
-With d₁, d₂ the smallest moves inside [0, 1] that take the current point and the clean image onto the hyperplane where
-the linearised logits of y and the target are equal, and a = min(‖d₁‖/(‖d₁‖ + ‖d₂‖), 0.1):
+With d₁, d₂ the smallest moves inside [0, 1] that take the current point and the clean image onto
+the hyperplane where the linearised logits of y and the target are equal, and a = min(‖d₁‖/(‖d₁‖ +
+‖d₂‖), 0.1):
 
 .. math:: x_{t+1} = (1 - a)(x_t + 1.05\,d_1) + a\,(x_0 + 1.05\,d_2)
 
-A point that fools the model goes back towards the image by a tenth. Only points of size eps or less count; the result
-is the smallest perturbation, projected into the ball.
+A point that fools the model goes back towards the image by a tenth. Only points of size eps or less
+count; the result is the smallest perturbation, projected into the ball.
 """
 
 from __future__ import annotations
@@ -58,18 +60,34 @@ class Fab(Attack):
 
     def describe(self) -> dict[str, Any]:
         """Without the usual order, which runs of earlier versions do not name."""
-        return {key: value for key, value in super().describe().items() if (key, value) != ("order", "logits")}
+        return {
+            key: value
+            for key, value in super().describe().items()
+            if (key, value) != ("order", "logits")
+        }
 
     def stages(self) -> tuple[Stage, ...]:
         """One per target, such as fab-1@30; a step also has a pass without gradients."""
         suffix = "" if self.steps == 100 else f"@{self.steps}"
         suffix += "" if self.order == "logits" else f"-{self.order}"
-        return tuple(self.stage(f"fab-{rank}{suffix}", partial(self._search, rank), 1.5 * self.steps,
-                                group=(self.name, self.steps))
-                     for rank in self.ranks)
+        return tuple(
+            self.stage(
+                f"fab-{rank}{suffix}",
+                partial(self._search, rank),
+                1.5 * self.steps,
+                group=(self.name, self.steps),
+            )
+            for rank in self.ranks
+        )
 
-    def _search(self, rank: int, source: GradientSource, threat: Threat, stop_at_success: bool) -> FabSearch | None:
-        return FabSearch(source, threat, self.steps, self.order, rank) if rank < source.classes else None
+    def _search(
+        self, rank: int, source: GradientSource, threat: Threat, stop_at_success: bool
+    ) -> FabSearch | None:
+        return (
+            FabSearch(source, threat, self.steps, self.order, rank)
+            if rank < source.classes
+            else None
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -85,20 +103,36 @@ class FabState(SearchState):
 class FabSearch:
     """FAB towards the class of one rank."""
 
-    def __init__(self, source: GradientSource, threat: Threat, steps: int, order: str, rank: int) -> None:
+    def __init__(
+        self, source: GradientSource, threat: Threat, steps: int, order: str, rank: int
+    ) -> None:
         self.threat, self.passes = threat, steps
         self.choose_targets = partial(choose_targets, source, threat.norm, order, rank)
-        self.value_and_gradient = source.value_and_gradient("difference", logit_difference, with_extra=False)
+        self.value_and_gradient = source.value_and_gradient(
+            "difference", logit_difference, with_extra=False
+        )
         self.margins = source.margins()
 
     def start(self, x: Tensor, y: Tensor, stream: Stream) -> FabState:
         """Every row at its clean image."""
         target = self.choose_targets(x, y, stream)
         unknown = x.new_full((len(x),), torch.inf)
-        return FabState(x=x, y=y, index=stream.index, nearest=x, margin=unknown, logit_margin=unknown, target=target,
-                         point=x, size=unknown, age=torch.zeros_like(y))
+        return FabState(
+            x=x,
+            y=y,
+            index=stream.index,
+            nearest=x,
+            margin=unknown,
+            logit_margin=unknown,
+            target=target,
+            point=x,
+            size=unknown,
+            age=torch.zeros_like(y),
+        )
 
-    def advance(self, state: FabState, stream: Stream, ages: Sequence[int], passes: int) -> FabState:
+    def advance(
+        self, state: FabState, stream: Stream, ages: Sequence[int], passes: int
+    ) -> FabState:
         """`passes` steps; nothing is random."""
         for _ in range(passes):
             state = self._step(state)
@@ -109,8 +143,9 @@ class FabSearch:
         value, w, *_ = self.value_and_gradient(point, state.y, state.target)
         # The hyperplane {p : value + w·(p − point) = 0}, from the point and from the clean image.
         value_at_x = value + (w * (x - point)).sum(dim=(1, 2, 3))
-        d1, d2 = geometry.move_to_hyperplane(torch.cat([point, x]), torch.cat([w, w]), torch.cat([value, value_at_x]),
-                                             norm).chunk(2)
+        d1, d2 = geometry.move_to_hyperplane(
+            torch.cat([point, x]), torch.cat([w, w]), torch.cat([value, value_at_x]), norm
+        ).chunk(2)
         a1, a2 = (geometry.size(d, norm).clamp_min(1e-8) for d in (d1, d2))
         a = geometry.per_example((a1 / (a1 + a2)).clamp(max=MAX_BIAS), point)
         moved = ((1 - a) * (point + OVERSHOOT * d1) + a * (x + OVERSHOOT * d2)).clamp(0, 1)
@@ -121,7 +156,11 @@ class FabSearch:
         # Outside the ball a point proves nothing: its projection is judged once, at the end.
         in_ball = smaller & (size <= self.threat.eps * (1 + 1e-6))
         return replace(
-            state, nearest=where_rows(smaller, geometry.project(moved, x, self.threat), state.nearest),
-            size=torch.where(smaller, size, state.size), margin=torch.where(in_ball, margin, state.margin),
+            state,
+            nearest=where_rows(smaller, geometry.project(moved, x, self.threat), state.nearest),
+            size=torch.where(smaller, size, state.size),
+            margin=torch.where(in_ball, margin, state.margin),
             logit_margin=torch.where(in_ball, logit_margin, state.logit_margin),
-            point=where_rows(fooled, x + BACKWARD * (moved - x), moved), age=state.age + 1)
+            point=where_rows(fooled, x + BACKWARD * (moved - x), moved),
+            age=state.age + 1,
+        )

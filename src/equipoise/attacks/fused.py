@@ -1,8 +1,9 @@
 """Faster copies of a network, for the thousands of passes of an attack.
 
-Batch norms are folded into the convolutions before them, channels lie last in memory, and the last layer keeps full
-precision where the others are reduced. A success on a copy counts only after the network itself has confirmed it, so a
-copy may differ slightly; one that differs clearly is not used.
+Batch norms are folded into the convolutions before them, channels lie last in memory, and the last
+layer keeps full precision where the others are reduced. A success on a copy counts only after the
+network itself has confirmed it, so a copy may differ slightly; one that differs clearly is not
+used.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ from torch import Tensor, nn
 
 from equipoise.models.feature_hooks import active_hooks
 
-_tracing = threading.Lock()  # torch traces one module at a time, and warnings of all threads are recorded together
+_tracing = (
+    threading.Lock()
+)  # torch traces one module at a time, and warnings of all threads are recorded together
 # Code in which a forward pass branches only on shapes and settings, never on values.
 _TRUSTED = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
 def fuse(model: nn.Module, x: Tensor, heads: Sequence[int] | None = None) -> nn.Module:
-    """A faster copy of a model in evaluation mode, which must agree with it on the images x; or the model itself.
+    """A faster copy of a model in evaluation mode, which must agree with it on the images x; or the
+    model itself.
 
-    `heads` are the numbers of outputs of its last layers; all columns that the model returns if not given.
+    `heads` are the numbers of outputs of its last layers; all columns that the model returns if not
+    given.
     """
     if not any(isinstance(sub, nn.Conv2d) for sub in model.modules()):
         return model
@@ -49,12 +54,15 @@ def fuse(model: nn.Module, x: Tensor, heads: Sequence[int] | None = None) -> nn.
 
 
 def trace(model: nn.Module, x: Tensor) -> nn.Module:
-    """A copy for forward passes on the CPU alone, traced and with fused layers; or the model itself.
+    """A copy for forward passes on the CPU alone, traced and with fused layers; or the model
+    itself.
 
-    A trace follows one path: the copy must agree with the model also on fewer images, and a foreign model that turns
-    tensors into Python numbers or branches on them is not traced at all.
+    A trace follows one path: the copy must agree with the model also on fewer images, and a foreign
+    model that turns tensors into Python numbers or branches on them is not traced at all.
     """
-    x = x[torch.arange(max(len(x), 4), device=x.device) % len(x)]  # at least 4, so that 3 is another batch size
+    x = x[
+        torch.arange(max(len(x), 4), device=x.device) % len(x)
+    ]  # at least 4, so that 3 is another batch size
     try:
         with _tracing, torch.no_grad(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -62,7 +70,9 @@ def trace(model: nn.Module, x: Tensor) -> nn.Module:
             if any(_is_value_dependent(warning) for warning in caught):
                 return model
             copy_: nn.Module = torch.jit.optimize_for_inference(torch.jit.freeze(traced))
-            if all(agree(copy_(part), model(part)) for part in (x, x, x[:3], x[:3])):  # twice: the second is optimised
+            if all(
+                agree(copy_(part), model(part)) for part in (x, x, x[:3], x[:3])
+            ):  # twice: the second is optimised
                 return copy_
     except Exception:
         pass
@@ -70,18 +80,27 @@ def trace(model: nn.Module, x: Tensor) -> nn.Module:
 
 
 def _is_value_dependent(warning: warnings.WarningMessage) -> bool:
-    """Check whether a trace took a number out of a tensor, in code that is neither ours nor torch's."""
+    """Check whether a trace took a number out of a tensor, in code that is neither ours nor
+    torch's."""
     trusted = warning.filename.startswith(_TRUSTED)
-    return not trusted and warning.category.__name__ == "TracerWarning" and "to a Python" in str(warning.message)
+    return (
+        not trusted
+        and warning.category.__name__ == "TracerWarning"
+        and "to a Python" in str(warning.message)
+    )
 
 
-def agree(z: Tensor, expected: Tensor, tolerance: float = 1e-3, columns: Sequence[int] | None = None) -> bool:
+def agree(
+    z: Tensor, expected: Tensor, tolerance: float = 1e-3, columns: Sequence[int] | None = None
+) -> bool:
     """Check whether logits differ by less than a part of their spread; infinite ones must be equal.
 
     Outputs that stand side by side in so many `columns` each have their own spread.
     """
     if columns is not None:
-        parts = zip(z.split(list(columns), dim=1), expected.split(list(columns), dim=1), strict=True)
+        parts = zip(
+            z.split(list(columns), dim=1), expected.split(list(columns), dim=1), strict=True
+        )
         return all(agree(one, other, tolerance) for one, other in parts)
     z, finite = z.to(expected.dtype), expected.isfinite()
     same_infinities, values = torch.equal(z[~finite], expected[~finite]), expected[finite]
@@ -92,7 +111,8 @@ def agree(z: Tensor, expected: Tensor, tolerance: float = 1e-3, columns: Sequenc
 
 
 def _fold_batch_norms(model: nn.Module, x: Tensor) -> None:
-    """Set w ← w·γ/σ, b ← (b − μ)·γ/σ + β in every convolution that feeds a batch norm, which is removed."""
+    """Set w ← w·γ/σ, b ← (b − μ)·γ/σ + β in every convolution that feeds a batch norm, which is
+    removed."""
     names = {sub: name for name, sub in model.named_modules()}
     for convolution, norm in _foldable_pairs(model, x):
         mean, variance = norm.running_mean, norm.running_var
@@ -104,7 +124,9 @@ def _fold_batch_norms(model: nn.Module, x: Tensor) -> None:
         bias = -mean * scale if convolution.bias is None else (convolution.bias - mean) * scale
         if norm.bias is not None:
             bias = bias + norm.bias
-        convolution.weight = nn.Parameter(convolution.weight * scale.view(-1, 1, 1, 1), requires_grad=False)
+        convolution.weight = nn.Parameter(
+            convolution.weight * scale.view(-1, 1, 1, 1), requires_grad=False
+        )
         convolution.bias = nn.Parameter(bias, requires_grad=False)
         parent, _, leaf = names[norm].rpartition(".")
         setattr(model.get_submodule(parent), leaf, nn.Identity())
@@ -113,8 +135,9 @@ def _fold_batch_norms(model: nn.Module, x: Tensor) -> None:
 def _foldable_pairs(model: nn.Module, x: Tensor) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
     """Convolutions whose output goes into a batch norm in a forward pass, each of both used once.
 
-    Observed with hooks, whatever the code of the module looks like. A convolution with another hook (of a gate that
-    reads its features) is left out. Other readers of the tensor are not noticed here; the copy is compared afterwards.
+    Observed with hooks, whatever the code of the module looks like. A convolution with another hook
+    (of a gate that reads its features) is left out. Other readers of the tensor are not noticed
+    here; the copy is compared afterwards.
     """
     outputs: dict[int, tuple[nn.Conv2d, Tensor]] = {}
     pairs: list[tuple[nn.Conv2d, nn.BatchNorm2d]] = []
@@ -123,7 +146,10 @@ def _foldable_pairs(model: nn.Module, x: Tensor) -> list[tuple[nn.Conv2d, nn.Bat
     def after(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         calls.append(module)
         if isinstance(module, nn.Conv2d) and len(active_hooks(module)) == 1:
-            outputs[id(output)] = (module, output)  # holding the tensor keeps its id from being used again
+            outputs[id(output)] = (
+                module,
+                output,
+            )  # holding the tensor keeps its id from being used again
 
     def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if isinstance(module, nn.BatchNorm2d) and id(inputs[0]) in outputs:
@@ -137,12 +163,16 @@ def _foldable_pairs(model: nn.Module, x: Tensor) -> list[tuple[nn.Conv2d, nn.Bat
     finally:
         for hook in hooks:
             hook.remove()
-    return [(convolution, norm) for convolution, norm in pairs
-            if calls.count(convolution) == 1 and calls.count(norm) == 1]
+    return [
+        (convolution, norm)
+        for convolution, norm in pairs
+        if calls.count(convolution) == 1 and calls.count(norm) == 1
+    ]
 
 
 class FullPrecision(nn.Module):
-    """A layer that computes in the precision of its weights inside a region of reduced precision."""
+    """A layer that computes in the precision of its weights inside a region of reduced
+    precision."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()

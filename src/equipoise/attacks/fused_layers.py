@@ -1,4 +1,5 @@
-"""Layers of the faster copies of a network: a convolution with its ReLU as one cuDNN kernel, and their gradients."""
+"""Layers of the faster copies of a network: a convolution with its ReLU as one cuDNN kernel, and
+their gradients."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 
 
 class Projection(nn.Module):
-    """A 1×1 convolution with a stride on every stride-th pixel alone; the gradient flows to the images.
+    """A 1×1 convolution with a stride on every stride-th pixel alone; the gradient flows to the
+    images.
 
-    For some shapes cuDNN takes a slow kernel for the stride: 190 instead of 40 µs for 512 × 64 × 32 × 32 on an H200.
+    For some shapes cuDNN takes a slow kernel for the stride: 190 instead of 40 µs for 512 × 64 × 32
+    × 32 on an H200.
     """
 
     def __init__(self, conv: nn.Conv2d, dtype: torch.dtype) -> None:
@@ -41,11 +44,16 @@ class _Projection(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        return _gradient_to_input(gradients[0].to(x.dtype), x, weight, (ctx.stride, (0, 0), (1, 1))), None, None
+        return (
+            _gradient_to_input(gradients[0].to(x.dtype), x, weight, (ctx.stride, (0, 0), (1, 1))),
+            None,
+            None,
+        )
 
 
 class ConvReLU(nn.Module):
-    """relu(conv(x) + z) with weights of one precision; gradients flow to x and z, not to the weights.
+    """relu(conv(x) + z) with weights of one precision; gradients flow to x and z, not to the
+    weights.
 
     For two `readers` the result is returned twice.
     """
@@ -65,7 +73,8 @@ class ConvReLU(nn.Module):
         x, z = x.to(weight.dtype), None if z is None else z.to(weight.dtype)
         if x.is_cuda:
             outputs: tuple[Tensor, ...] = _CudnnConvReLU.apply(  # type: ignore[no-untyped-call]
-                x, z, weight, bias, self.settings, self.readers)
+                x, z, weight, bias, self.settings, self.readers
+            )
         else:
             sums = F.conv2d(x, weight, bias, *self.settings)
             outputs = (F.relu(sums if z is None else sums + z),) * self.readers
@@ -74,8 +83,15 @@ class ConvReLU(nn.Module):
 
 class _CudnnConvReLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, z: Tensor | None, weight: Tensor, bias: Tensor, settings: tuple[Any, ...],
-                readers: int) -> Any:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        z: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        settings: tuple[Any, ...],
+        readers: int,
+    ) -> Any:
         if z is None:
             out = torch.ops.aten.cudnn_convolution_relu(x, weight, bias, *settings, 1)
         else:
@@ -101,21 +117,32 @@ class _CudnnConvReLU(torch.autograd.Function):
 
 @cache
 def masked_sum() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-    """a, b, out → a + b where out > 0, else 0: the gradient of a ReLU with two readers in one kernel, if it compiles.
+    """a, b, out → a + b where out > 0, else 0: the gradient of a ReLU with two readers in one
+    kernel, if it compiles.
 
-    In two kernels it takes 97 instead of 63 µs for the largest layers of a ResNet-18 (512 images, H200).
+    In two kernels it takes 97 instead of 63 µs for the largest layers of a ResNet-18 (512 images,
+    H200).
     """
-    code = "template <typename T> T masked_sum(T a, T b, T out) { return out > T(0) ? a + b : T(0); }"
+    code = (
+        "template <typename T> T masked_sum(T a, T b, T out) { return out > T(0) ? a + b : T(0); }"
+    )
     try:
-        kernel: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.cuda.jiterator._create_jit_fn(code)
-        a, b, out = torch.tensor([[1.5, 2, -3], [0.25, -4, 5], [1, 0, 2]], dtype=torch.bfloat16, device="cuda")
+        kernel: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.cuda.jiterator._create_jit_fn(
+            code
+        )
+        a, b, out = torch.tensor(
+            [[1.5, 2, -3], [0.25, -4, 5], [1, 0, 2]], dtype=torch.bfloat16, device="cuda"
+        )
         return kernel if kernel(a, b, out).tolist() == [1.75, 0, 2] else None
     except Exception:  # without CUDA, or without its compiler at run time
         return None
 
 
-def _gradient_to_input(gradient: Tensor, x: Tensor, weight: Tensor, settings: tuple[Any, ...]) -> Tensor:
-    gradients = torch.ops.aten.convolution_backward(gradient, x, weight, None, *settings, False, (0, 0), 1,
-                                                    (True, False, False))
+def _gradient_to_input(
+    gradient: Tensor, x: Tensor, weight: Tensor, settings: tuple[Any, ...]
+) -> Tensor:
+    gradients = torch.ops.aten.convolution_backward(
+        gradient, x, weight, None, *settings, False, (0, 0), 1, (True, False, False)
+    )
     to_x: Tensor = gradients[0]
     return to_x

@@ -5,10 +5,12 @@ r"""Gradient ascent with momentum, as in [Dong2018], and with decaying steps.
     x_{t+1} &= \Pi\big(x_t + s_t \cdot \mathrm{steepest}(v_{t+1})\big), \quad
     s_t = \varepsilon \big(\tfrac12 (1 - t/T)^{3/2} + \tfrac1{200}\big)
 
-Auto-PGD goes back to its best point and so stays on one side of a constraint; this one does not, and so passes between
-two constraints that take turns, such as both sides of a mixture. Each breaks images that the other does not.
+Auto-PGD goes back to its best point and so stays on one side of a constraint; this one does not,
+and so passes between two constraints that take turns, such as both sides of a mixture. Each breaks
+images that the other does not.
 
-In ℓ1 a step changes ever fewer values, none of which is at the limit of [0, 1] that it moves towards.
+In ℓ1 a step changes ever fewer values, none of which is at the limit of [0, 1] that it moves
+towards.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 
 MOMENTUM = 0.75
-# Values that a step changes in ℓ1 per unit of eps, at first and at last. The best point changes about two, and equal
-# steps over many more bring each only part of the way.
+# Values that a step changes in ℓ1 per unit of eps, at first and at last. The best point changes
+# about two, and equal steps over many more bring each only part of the way.
 L1_VALUES, LAST_L1_VALUES = 4.0, 0.3
 
 
@@ -42,22 +44,46 @@ class MomentumState(SearchState):
 
 
 class MomentumSearch:
-    """Ascent of an objective from random points; the arguments are those of :class:`~.apgd.ApgdSearch`."""
+    """Ascent of an objective from random points; the arguments are those of
+    :class:`~.apgd.ApgdSearch`."""
 
-    def __init__(self, source: GradientSource, threat: Threat, steps: int, purpose: str, objective_name: str,
-                 objective: Objective, choose_targets: Callable[[Tensor, Tensor, Stream], Tensor]) -> None:
-        self.threat, self.purpose, self.choose_targets, self.passes = threat, purpose, choose_targets, steps + 1
+    def __init__(
+        self,
+        source: GradientSource,
+        threat: Threat,
+        steps: int,
+        purpose: str,
+        objective_name: str,
+        objective: Objective,
+        choose_targets: Callable[[Tensor, Tensor, Stream], Tensor],
+    ) -> None:
+        self.threat, self.purpose, self.choose_targets, self.passes = (
+            threat,
+            purpose,
+            choose_targets,
+            steps + 1,
+        )
         self.value_and_gradient = source.value_and_gradient(objective_name, objective)
 
     def start(self, x: Tensor, y: Tensor, stream: Stream) -> MomentumState:
         """Every row at a random point of the sphere, at rest."""
         unknown = x.new_full((len(x),), torch.inf)
         return MomentumState(
-            x=x, y=y, index=stream.index, nearest=x, margin=unknown, logit_margin=unknown,
-            point=geometry.surface(x, self.threat, stream.at(self.purpose)), velocity=torch.zeros_like(x),
-            target=self.choose_targets(x, y, stream), age=torch.zeros_like(y))
+            x=x,
+            y=y,
+            index=stream.index,
+            nearest=x,
+            margin=unknown,
+            logit_margin=unknown,
+            point=geometry.surface(x, self.threat, stream.at(self.purpose)),
+            velocity=torch.zeros_like(x),
+            target=self.choose_targets(x, y, stream),
+            age=torch.zeros_like(y),
+        )
 
-    def advance(self, state: MomentumState, stream: Stream, ages: Sequence[int], passes: int) -> MomentumState:
+    def advance(
+        self, state: MomentumState, stream: Stream, ages: Sequence[int], passes: int
+    ) -> MomentumState:
         """`passes` steps; nothing is random after the start."""
         for _ in range(passes):
             state = self._step(state)
@@ -76,7 +102,8 @@ class MomentumSearch:
         return replace(state, point=moved, velocity=velocity, age=state.age + 1)
 
     def _direction(self, velocity: Tensor, point: Tensor, left: Tensor) -> Tensor:
-        """The steepest direction of size one; `left` (B,) is the share of the run that is still to come."""
+        """The steepest direction of size one; `left` (B,) is the share of the run that is still to
+        come."""
         if self.threat.norm != "l1":
             return geometry.steepest(velocity, self.threat.norm)
         # Values at their limit would take the place of others, and the step would lead nowhere.

@@ -24,12 +24,14 @@ from equipoise.core.threat import Threat
 
 @dataclass(frozen=True)
 class Pgd(BatchAttack):
-    """Maximise a loss over the ball, and keep what fools the model, or else what comes nearest to it.
+    """Maximise a loss over the ball, and keep what fools the model, or else what comes nearest to
+    it.
 
     Args:
         steps: gradient steps per start.
         step_size: of one step in the norm of the threat; 2.5·eps/steps if not given.
-        restarts: starts per image; images already broken are left out of later ones, unless the model is randomised.
+        restarts: starts per image; images already broken are left out of later ones, unless the
+            model is randomised.
         loss: ce, dlr or margin (of probabilities).
     """
 
@@ -46,7 +48,9 @@ class Pgd(BatchAttack):
         if self.step_size is not None:
             checks.positive("step_size", self.step_size)
 
-    def run(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
+    def run(
+        self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream
+    ) -> Tensor:
         """Attack images that survived the starts before."""
         step_size = 2.5 * threat.eps / self.steps if self.step_size is None else self.step_size
         source = model if self.surrogate is None else self.surrogate
@@ -56,8 +60,18 @@ class Pgd(BatchAttack):
             if len(rows) == 0:
                 break
             labels, start = y[rows], stream[rows].at("start", restart)
-            x_adv = _ascend(source, x[rows], labels, threat, start, self.steps, step_size, self.loss, self.extra,
-                            self.eot)
+            x_adv = _ascend(
+                source,
+                x[rows],
+                labels,
+                threat,
+                start,
+                self.steps,
+                step_size,
+                self.loss,
+                self.extra,
+                self.eot,
+            )
             reached = _margin(model, x_adv, labels, self.repeats)
             nearer = reached < margin[rows]
             best[rows[nearer]], margin[rows[nearer]] = x_adv[nearer], reached[nearer]
@@ -66,7 +80,8 @@ class Pgd(BatchAttack):
 
 @dataclass(frozen=True)
 class TransferPgd(BatchAttack):
-    """PGD on `source` alone: the model is never queried, so the last step of every image serves against any model."""
+    """PGD on `source` alone: the model is never queried, so the last step of every image serves
+    against any model."""
 
     name: ClassVar[str] = "transfer-pgd"
     source: nn.Module
@@ -77,22 +92,54 @@ class TransferPgd(BatchAttack):
         checks.whole("steps", self.steps, least=1, most=checks.MAX_STEPS)
         checks.one_of("loss", self.loss, losses.LOSSES)
 
-    def run(self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream) -> Tensor:
+    def run(
+        self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream
+    ) -> Tensor:
         """Attack `source`."""
         with inference(self.source):
-            return _ascend(self.source, x, y, threat, stream.at("start", 0), self.steps, 2.5 * threat.eps / self.steps,
-                           self.loss, None)
+            return _ascend(
+                self.source,
+                x,
+                y,
+                threat,
+                stream.at("start", 0),
+                self.steps,
+                2.5 * threat.eps / self.steps,
+                self.loss,
+                None,
+            )
 
 
-def _ascend(source: nn.Module, x: Tensor, y: Tensor, threat: Threat, stream: Stream, steps: int, step_size: float,
-            loss: str, extra: Extra | None, eot: int | None = None) -> Tensor:
+def _ascend(
+    source: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    stream: Stream,
+    steps: int,
+    step_size: float,
+    loss: str,
+    extra: Extra | None,
+    eot: int | None = None,
+) -> Tensor:
     """The last iterate from a random start."""
+
     def objective(point: Tensor) -> Tensor:
-        value = torch.stack([losses.LOSSES[loss](source(point), y) for _ in range(eot or 1)]).mean(dim=0)
+        value = torch.stack([losses.LOSSES[loss](source(point), y) for _ in range(eot or 1)]).mean(
+            dim=0
+        )
         return value if extra is None else value + extra(point)
 
-    return last(ascend(objective, geometry.draw(x, threat, stream), norm=threat.norm, step_size=step_size, steps=steps,
-                       project=partial(geometry.project, x=x, threat=threat)))
+    return last(
+        ascend(
+            objective,
+            geometry.draw(x, threat, stream),
+            norm=threat.norm,
+            step_size=step_size,
+            steps=steps,
+            project=partial(geometry.project, x=x, threat=threat),
+        )
+    )
 
 
 @torch.no_grad()
@@ -102,4 +149,8 @@ def _margin(model: nn.Module, x: Tensor, y: Tensor, repeats: int | None) -> Tens
         checks.labels(y, z.shape[1], len(x))
         return z
 
-    return losses.signed_margin(logits(), y) if repeats is None else judge_repeatedly(logits, y, repeats).margin
+    return (
+        losses.signed_margin(logits(), y)
+        if repeats is None
+        else judge_repeatedly(logits, y, repeats).margin
+    )

@@ -1,8 +1,9 @@
 """Queries of a random search that are made ahead, in place of copies that would fill up a pass.
 
-Few candidates of a random search are kept. After one that is not, the next query starts from the same point and can be
-made ahead, in the same pass; after one that is kept, queries made ahead are discarded. So the result is that of one
-query after another. A GPU does not wait for the outcome of a pass: rows and their queries are chosen on the device.
+Few candidates of a random search are kept. After one that is not, the next query starts from the
+same point and can be made ahead, in the same pass; after one that is kept, queries made ahead are
+discarded. So the result is that of one query after another. A GPU does not wait for the outcome of
+a pass: rows and their queries are chosen on the device.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ class AgedState(SearchState):
 
 
 def copies_of_first(state: AgedState) -> Tensor:
-    """(B,) the rows that fill up a batch: copies of the first one, whose outcome is that of the first.
+    """(B,) the rows that fill up a batch: copies of the first one, whose outcome is that of the
+    first.
 
-    Images may share the number of their random stream, so that the number alone does not make a row a copy.
+    Images may share the number of their random stream, so that the number alone does not make a row
+    a copy.
     """
     same = (state.index == state.index[0]) & (state.y == state.y[0]) & (state.age == state.age[0])
     same &= (state.x == state.x[:1]).flatten(1).all(dim=1)
@@ -36,7 +39,8 @@ def copies_of_first(state: AgedState) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """The queries of one pass, S in all: one of each of R rows, and more of those with most queries left."""
+    """The queries of one pass, S in all: one of each of R rows, and more of those with most queries
+    left."""
 
     rows: Tensor  # (R,) different rows; query s is of row s mod R
     row: Tensor  # (S,)
@@ -55,10 +59,13 @@ class Schedule:
         """Which query of every row takes its place, the first that is kept (S,).
 
         Returns:
-            (R,) the number of that query, whether there is one, and how many of its queries are finished then.
+            (R,) the number of that query, whether there is one, and how many of its queries are
+                finished then.
         """
         count, rows = len(self.row), len(self.rows)
-        kept, is_remaining = (F.pad(values, (0, -count % rows)).view(-1, rows) for values in (kept, self.is_remaining))
+        kept, is_remaining = (
+            F.pad(values, (0, -count % rows)).view(-1, rows) for values in (kept, self.is_remaining)
+        )
         first, is_moved = kept.long().argmax(dim=0), kept.any(dim=0)
         number = (first * rows + torch.arange(rows, device=first.device)).clamp_max(count - 1)
         return number, is_moved, torch.where(is_moved, first + 1, is_remaining.sum(dim=0))

@@ -1,7 +1,8 @@
 """Randomised models: expectation over transformation [Athalye2018] and repeated verdicts.
 
-A randomised model classifies an image correctly with some probability, and an adversary lowers that probability: each
-gradient is the mean over several passes, and a verdict counts over how many passes an image is classified correctly.
+A randomised model classifies an image correctly with some probability, and an adversary lowers that
+probability: each gradient is the mean over several passes, and a verdict counts over how many
+passes an image is classified correctly.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from equipoise.attacks.cuda_graphs import TensorFunction
 from equipoise.core import losses, rng
 from equipoise.core.rng import Stream
 
-EOT, REPEATS = 20, 50  # passes per gradient, as in the "rand" version of AutoAttack, and passes per verdict
+EOT, REPEATS = (
+    20,
+    50,
+)  # passes per gradient, as in the "rand" version of AutoAttack, and passes per verdict
 MAX_PASSES = 100_000
 
 
 def average_passes(function: TensorFunction, passes: int) -> TensorFunction:
     """The mean of the outputs of a random function; one pass at a time is in memory."""
+
     def average(*inputs: Tensor) -> tuple[Tensor, ...]:
         total = function(*inputs)
         for _ in range(passes - 1):
@@ -47,19 +52,34 @@ def judge_repeatedly(logits: Callable[[], Tensor], y: Tensor, repeats: int) -> R
     verdicts = []
     for _ in range(repeats):
         z = logits()
-        verdicts.append((z.argmax(dim=1), losses.probability_margin(z, y), losses.signed_margin(z, y).nan_to_num()))
-    predicted, margin, logit_margin = (torch.stack(values) for values in zip(*verdicts, strict=True))
-    return RepeatedVerdict((predicted == y).double().mean(dim=0), predicted.mode(dim=0).values, margin.mean(dim=0),
-                           (logit_margin / repeats).sum(dim=0))
+        verdicts.append(
+            (
+                z.argmax(dim=1),
+                losses.probability_margin(z, y),
+                losses.signed_margin(z, y).nan_to_num(),
+            )
+        )
+    predicted, margin, logit_margin = (
+        torch.stack(values) for values in zip(*verdicts, strict=True)
+    )
+    return RepeatedVerdict(
+        (predicted == y).double().mean(dim=0),
+        predicted.mode(dim=0).values,
+        margin.mean(dim=0),
+        (logit_margin / repeats).sum(dim=0),
+    )
 
 
-def judge_with_new_passes(logits: Callable[[], Tensor], y: Tensor, stream: Stream,
-                          repeats: int | None) -> RepeatedVerdict:
-    """The verdict on attacked images; for a randomised model by passes that the attack has not seen.
+def judge_with_new_passes(
+    logits: Callable[[], Tensor], y: Tensor, stream: Stream, repeats: int | None
+) -> RepeatedVerdict:
+    """The verdict on attacked images; for a randomised model by passes that the attack has not
+    seen.
 
-    An attack selects points that were misclassified in its own passes, partly by chance: only new passes estimate the
-    probability of a correct prediction without bias. The margins, by which the worst of several attacks is selected,
-    have passes of their own for the same reason. Without `repeats` it is the verdict of one pass.
+    An attack selects points that were misclassified in its own passes, partly by chance: only new
+    passes estimate the probability of a correct prediction without bias. The margins, by which the
+    worst of several attacks is selected, have passes of their own for the same reason. Without
+    `repeats` it is the verdict of one pass.
     """
     if repeats is None:
         return judge_repeatedly(logits, y, 1)

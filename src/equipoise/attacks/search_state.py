@@ -16,7 +16,8 @@ from equipoise.core.rng import Stream
 
 
 class Rows:
-    """Base class of dataclasses of tensors (B, …), with the same first axes, that are selected and joined together."""
+    """Base class of dataclasses of tensors (B, …), with the same first axes, that are selected and
+    joined together."""
 
     def select(self, rows: Tensor | slice | tuple[Tensor | slice | int, ...]) -> Self:
         """The given rows."""
@@ -33,7 +34,9 @@ class Rows:
             return function(mine, theirs) if isinstance(mine, Tensor) else mine
 
         names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
-        return type(self)(**{name: apply(getattr(self, name), getattr(other, name)) for name in names})
+        return type(self)(
+            **{name: apply(getattr(self, name), getattr(other, name)) for name in names}
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,16 +53,25 @@ class SearchState(Rows):
     def is_nearer(self, logit_margin: Tensor, margin: Tensor) -> Tensor:
         """(B,) whether points with these margins come nearer than `nearest`.
 
-        Probabilities are equal in float32 where logits are very small or very large; there the logits decide.
+        Probabilities are equal in float32 where logits are very small or very large; there the
+        logits decide.
         """
-        return (margin < self.margin) | ((margin == self.margin) & (logit_margin < self.logit_margin))
+        return (margin < self.margin) | (
+            (margin == self.margin) & (logit_margin < self.logit_margin)
+        )
 
-    def with_nearer(self, point: Tensor, logit_margin: Tensor, margin: Tensor, counts: Tensor) -> Self:
-        """With these points (B, C, H, W) in place of `nearest` where they come nearer, of the rows that count (B,)."""
+    def with_nearer(
+        self, point: Tensor, logit_margin: Tensor, margin: Tensor, counts: Tensor
+    ) -> Self:
+        """With these points (B, C, H, W) in place of `nearest` where they come nearer, of the rows
+        that count (B,)."""
         nearer = self.is_nearer(logit_margin, margin) & counts
         return dataclasses.replace(
-            self, nearest=where_rows(nearer, point, self.nearest), margin=torch.where(nearer, margin, self.margin),
-            logit_margin=torch.where(nearer, logit_margin, self.logit_margin))
+            self,
+            nearest=where_rows(nearer, point, self.nearest),
+            margin=torch.where(nearer, margin, self.margin),
+            logit_margin=torch.where(nearer, logit_margin, self.logit_margin),
+        )
 
 
 State = TypeVar("State", bound=SearchState)
@@ -86,10 +98,13 @@ class AttackBatch:
     stream: Stream
 
     def checked(self) -> AttackBatch:
-        """The batch, detached and on one device; an error unless images, labels and random streams match."""
+        """The batch, detached and on one device; an error unless images, labels and random streams
+        match."""
         checks.images(self.x)
         for name, values in (("labels", self.y), ("stream", self.stream)):
-            checks.require(len(values) == len(self.x), name, f"be those of {len(self.x)} images", len(values))
+            checks.require(
+                len(values) == len(self.x), name, f"be those of {len(self.x)} images", len(values)
+            )
         return AttackBatch(self.x.detach(), self.y, self.stream.to(self.x.device))
 
     def select(self, rows: Tensor) -> AttackBatch:
@@ -109,7 +124,9 @@ class SearchResult(Rows):
     logit_margin: Tensor  # (B,) signed logit margins there
     broken: Tensor  # (B,) whether another class wins
     share: Tensor  # (B,) of the passes of the search that were made, on the CPU
-    observed: Tensor | None = None  # (B, …) what the observed part of the model returned there, if there is one
+    observed: Tensor | None = (
+        None  # (B, …) what the observed part of the model returned there, if there is one
+    )
 
 
 @dataclass(frozen=True)

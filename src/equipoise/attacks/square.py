@@ -1,8 +1,9 @@
 """Square attack [Andriushchenko2020]: random search with square patches, no gradients.
 
-A random patch of new colours is kept whenever it lowers the margin between y and the best other class. The norms
-propose differently: ℓ∞ squares of ±eps per channel, ℓ2 bumps that take their mass from another window, and ℓ1 the same
-with steeper bumps, projected onto the intersection of ball and [0, 1] [Croce2021].
+A random patch of new colours is kept whenever it lowers the margin between y and the best other
+class. The norms propose differently: ℓ∞ squares of ±eps per channel, ℓ2 bumps that take their mass
+from another window, and ℓ1 the same with steeper bumps, projected onto the intersection of ball and
+[0, 1] [Croce2021].
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from torch import Tensor
 from equipoise.attacks.engine import Stage
 from equipoise.attacks.gradients import GradientSource
 from equipoise.attacks.queries_ahead import AgedState, Schedule, copies_of_first
-from equipoise.attacks.square_patches import BumpPatches, SquarePatches, Window, make_bumps, signs_of
+from equipoise.attacks.square_patches import (
+    BumpPatches,
+    SquarePatches,
+    Window,
+    make_bumps,
+    signs_of,
+)
 from equipoise.attacks.suite import Attack
 from equipoise.core import checks, geometry
 from equipoise.core.geometry import where_rows
@@ -29,7 +36,8 @@ from equipoise.core.threat import Threat
 
 # The share of pixels in a patch is halved after each of these numbers of queries.
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
-# Share of copies in a batch from which on queries ahead replace them: on a GPU choosing them takes a fifth of a pass.
+# Share of copies in a batch from which on queries ahead replace them: on a GPU choosing them takes
+# a fifth of a pass.
 CPU_COPIES, CUDA_COPIES = 0.0, 1 / 3
 
 
@@ -57,12 +65,18 @@ class Square(Attack):
         """One per start, such as square, square-2@100 and square-0.5."""
         suffix = "" if self.queries == 5000 else f"@{self.queries}"
         suffix += "" if self.share == 0.8 else f"-{self.share:g}"
-        names = [f"square{f'-{restart + 1}' if restart else ''}{suffix}" for restart in range(self.restarts)]
-        return tuple(self.stage(name, partial(self._search, restart), self.queries / 3)
-                     for restart, name in enumerate(names))
+        names = [
+            f"square{f'-{restart + 1}' if restart else ''}{suffix}"
+            for restart in range(self.restarts)
+        ]
+        return tuple(
+            self.stage(name, partial(self._search, restart), self.queries / 3)
+            for restart, name in enumerate(names)
+        )
 
-    def _search(self, restart: int, source: GradientSource, threat: Threat,
-                stop_at_success: bool) -> _SquareSearch[Any]:
+    def _search(
+        self, restart: int, source: GradientSource, threat: Threat, stop_at_success: bool
+    ) -> _SquareSearch[Any]:
         return SEARCHES[threat.norm](source, threat, self, restart, stop_at_success)
 
 
@@ -78,34 +92,62 @@ Patches = TypeVar("Patches", SquarePatches, BumpPatches)
 class _SquareSearch(ABC, Generic[Patches]):
     """What all norms share: a candidate is kept if its margin is smaller.
 
-    The margin of logits, as in the paper; where the smallest margin of all is searched, that of probabilities.
+    The margin of logits, as in the paper; where the smallest margin of all is searched, that of
+    probabilities.
     """
 
     words: int  # random words per query, besides a sign for every channel
 
-    def __init__(self, source: GradientSource, threat: Threat, attack: Square, restart: int,
-                 stop_at_success: bool) -> None:
+    def __init__(
+        self,
+        source: GradientSource,
+        threat: Threat,
+        attack: Square,
+        restart: int,
+        stop_at_success: bool,
+    ) -> None:
         self.threat, self.restart, self.stop_at_success = threat, restart, stop_at_success
         self.passes = attack.queries + 1  # the start is queried too
         self.margins, self.example, self.block = source.margins(), source.example, source.block or 1
-        self.queries_ahead = not source.settings.is_randomized  # which would draw other numbers in other passes
+        self.queries_ahead = (
+            not source.settings.is_randomized
+        )  # which would draw other numbers in other passes
         height, width = self.example.shape[2:]
-        pixels = [attack.share * height * width / 2**halvings for halvings in range(len(HALVINGS) + 1)]
+        pixels = [
+            attack.share * height * width / 2**halvings for halvings in range(len(HALVINGS) + 1)
+        ]
         sides = [min(self.round_side(round(math.sqrt(count))), height, width) for count in pixels]
-        self.sides = torch.tensor(sides, device=self.example.device)  # edge of a patch by the number of halvings
+        self.sides = torch.tensor(
+            sides, device=self.example.device
+        )  # edge of a patch by the number of halvings
         self.halvings = torch.tensor(HALVINGS, device=self.example.device)
 
     def start(self, x: Tensor, y: Tensor, stream: Stream) -> _SquareState:
         unknown = x.new_full((len(x),), torch.inf)
         low, high = geometry.reusable_bounds(x, self.threat)
-        pattern = geometry.project(self.pattern(x, stream.at("square", self.restart)), x, self.threat)
-        return _SquareState(x=x, y=y, index=stream.index, nearest=pattern, margin=unknown, logit_margin=unknown,
-                            age=torch.zeros_like(y), low=low, high=high)
+        pattern = geometry.project(
+            self.pattern(x, stream.at("square", self.restart)), x, self.threat
+        )
+        return _SquareState(
+            x=x,
+            y=y,
+            index=stream.index,
+            nearest=pattern,
+            margin=unknown,
+            logit_margin=unknown,
+            age=torch.zeros_like(y),
+            low=low,
+            high=high,
+        )
 
-    def advance(self, state: _SquareState, stream: Stream, ages: Sequence[int], passes: int) -> _SquareState:
+    def advance(
+        self, state: _SquareState, stream: Stream, ages: Sequence[int], passes: int
+    ) -> _SquareState:
         """`passes` queries; all their random words are drawn at once."""
         words = self._draw(stream, ages, passes, self.words + state.x.shape[1])
-        before = state.age.unsqueeze(1) + torch.arange(passes, device=state.y.device)  # queries; the first is the start
+        before = state.age.unsqueeze(1) + torch.arange(
+            passes, device=state.y.device
+        )  # queries; the first is the start
         is_counted = before < self.passes  # (B, passes)
         patches = self.patches(torch.bucketize(before - 1, self.halvings), words)
         copies = copies_of_first(state)
@@ -114,25 +156,48 @@ class _SquareSearch(ABC, Generic[Patches]):
             return self._advance_ahead(state, ages, passes, patches, copies)
         for done in range(passes):
             at = slice(None), done
-            candidate, logit_margin, margin, kept = self._query(state, patches.select(at), is_counted[at],
-                                                                done == 0 and 0 in ages)
+            candidate, logit_margin, margin, kept = self._query(
+                state, patches.select(at), is_counted[at], done == 0 and 0 in ages
+            )
             state = replace(
-                state, nearest=where_rows(kept, candidate, state.nearest),
+                state,
+                nearest=where_rows(kept, candidate, state.nearest),
                 margin=torch.where(kept, margin, state.margin),
-                logit_margin=torch.where(kept, logit_margin, state.logit_margin))
+                logit_margin=torch.where(kept, logit_margin, state.logit_margin),
+            )
         return replace(state, age=state.age + passes)
 
-    def _advance_ahead(self, state: _SquareState, ages: Sequence[int], passes: int, patches: Patches,
-                       copies: Tensor) -> _SquareState:
-        """The same, with further queries of the rows in place of the copies (B,) that would fill up a pass."""
-        state = replace(state, nearest=state.nearest.clone(), margin=state.margin.clone(),
-                        logit_margin=state.logit_margin.clone())
+    def _advance_ahead(
+        self,
+        state: _SquareState,
+        ages: Sequence[int],
+        passes: int,
+        patches: Patches,
+        copies: Tensor,
+    ) -> _SquareState:
+        """The same, with further queries of the rows in place of the copies (B,) that would fill up
+        a pass."""
+        state = replace(
+            state,
+            nearest=state.nearest.clone(),
+            margin=state.margin.clone(),
+            logit_margin=state.logit_margin.clone(),
+        )
         rows = (~copies).nonzero().squeeze(1)
-        done, ends, any_starts = torch.zeros_like(state.age), (self.passes - state.age).clamp(0, passes), 0 in ages
+        done, ends, any_starts = (
+            torch.zeros_like(state.age),
+            (self.passes - state.age).clamp(0, passes),
+            0 in ages,
+        )
         while len(rows := rows[self._remaining(state, done, ends)[rows] > 0]):
             count = len(rows) + -len(rows) % self.block
-            # A GPU waits where rows are counted again: not before the passes that follow if none is fooled meanwhile.
-            passes_ahead = int(self._remaining(state, done, ends)[rows].sum()) // count if state.x.is_cuda else 1
+            # A GPU waits where rows are counted again: not before the passes that follow if none is
+            # fooled meanwhile.
+            passes_ahead = (
+                int(self._remaining(state, done, ends)[rows].sum()) // count
+                if state.x.is_cuda
+                else 1
+            )
             for _ in range(max(passes_ahead, 1)):
                 schedule = Schedule.new(rows, self._remaining(state, done, ends)[rows], count)
                 self._query_ahead(state, schedule, done, patches, any_starts)
@@ -145,21 +210,34 @@ class _SquareSearch(ABC, Generic[Patches]):
         """(B,) queries that the rows still have; none if the model seems to be fooled."""
         return torch.where((state.logit_margin > 0) | (not self.stop_at_success), ends - done, 0)
 
-    def _query_ahead(self, state: _SquareState, schedule: Schedule, done: Tensor, patches: Patches,
-                     any_starts: bool) -> None:
-        """One pass of the rows, which are changed in place, like the numbers of their queries that are `done` (B,)."""
+    def _query_ahead(
+        self,
+        state: _SquareState,
+        schedule: Schedule,
+        done: Tensor,
+        patches: Patches,
+        any_starts: bool,
+    ) -> None:
+        """One pass of the rows, which are changed in place, like the numbers of their queries that
+        are `done` (B,)."""
         which = done[schedule.row] + schedule.ahead
         part = state.select(schedule.row)
         own = patches.select((schedule.row, which.clamp_max(patches.window.top.shape[1] - 1)))
-        *queried, kept = self._query(replace(part, age=part.age + which), own, schedule.is_remaining, any_starts)
+        *queried, kept = self._query(
+            replace(part, age=part.age + which), own, schedule.is_remaining, any_starts
+        )
         number, is_moved, finished = schedule.outcome(kept)
-        for old, values in zip((state.nearest, state.logit_margin, state.margin), queried, strict=True):
+        for old, values in zip(
+            (state.nearest, state.logit_margin, state.margin), queried, strict=True
+        ):
             old[schedule.rows] = where_rows(is_moved, values[number], old[schedule.rows])
         done[schedule.rows] += finished
 
-    def _query(self, state: _SquareState, patches: Patches, is_counted: Tensor,
-               any_starts: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The next candidates, their two margins, and whether they are kept (B,); at age 0 it is the start itself."""
+    def _query(
+        self, state: _SquareState, patches: Patches, is_counted: Tensor, any_starts: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The next candidates, their two margins, and whether they are kept (B,); at age 0 it is
+        the start itself."""
         candidate = self.propose(state, patches)
         if any_starts:
             candidate = where_rows(state.age == 0, state.nearest, candidate)
@@ -171,11 +249,16 @@ class _SquareSearch(ABC, Generic[Patches]):
         return candidate, logit_margin, margin, kept & is_counted
 
     def _draw(self, stream: Stream, ages: Sequence[int], passes: int, words: int) -> Tensor:
-        """(B, passes, words) in one draw per age: thousands of small draws would cost more than the queries."""
+        """(B, passes, words) in one draw per age: thousands of small draws would cost more than the
+        queries."""
         drawn = torch.empty(len(ages), passes, words, dtype=torch.int64, device=stream.index.device)
         for age in set(ages):
-            rows = torch.tensor([row for row, other in enumerate(ages) if other == age], device=stream.index.device)
-            drawn[rows] = stream[rows].at("square", self.restart, "queries", age).words(passes, words)
+            rows = torch.tensor(
+                [row for row, other in enumerate(ages) if other == age], device=stream.index.device
+            )
+            drawn[rows] = (
+                stream[rows].at("square", self.restart, "queries", age).words(passes, words)
+            )
         return drawn
 
     @abstractmethod
@@ -196,7 +279,8 @@ class _SquareSearch(ABC, Generic[Patches]):
 
 
 class _LinfSquareSearch(_SquareSearch[SquarePatches]):
-    """ℓ∞: vertical stripes of ±eps, then squares in which every channel is at one end of its range."""
+    """ℓ∞: vertical stripes of ±eps, then squares in which every channel is at one end of its
+    range."""
 
     words = 2
 
@@ -205,7 +289,9 @@ class _LinfSquareSearch(_SquareSearch[SquarePatches]):
 
     def pattern(self, x: Tensor, stream: Stream) -> Tensor:
         channels, _, width = x.shape[1:]
-        return x + self.threat.eps * signs_of(stream.words(channels, width)).to(x.dtype).unsqueeze(2)
+        return x + self.threat.eps * signs_of(stream.words(channels, width)).to(x.dtype).unsqueeze(
+            2
+        )
 
     def patches(self, halvings: Tensor, words: Tensor) -> SquarePatches:
         window = Window.draw(words[..., :2], self.sides[halvings], *self.example.shape[2:])
@@ -238,21 +324,29 @@ class _L2SquareSearch(_SquareSearch[BumpPatches]):
         signs = signs_of(stream.words(channels, tall, wide)).to(x.dtype)
         turned = stream.at("turn").words(tall, wide) >> 31
         bump = make_bumps([side], side, side, x, self.norm)[0]
-        bumps = torch.where((turned == 1).view(-1, 1, tall, wide, 1, 1), bump.T, bump)  # (B, 1, tall, wide, s, s)
+        bumps = torch.where(
+            (turned == 1).view(-1, 1, tall, wide, 1, 1), bump.T, bump
+        )  # (B, 1, tall, wide, s, s)
         tiles = (signs.view(-1, channels, tall, wide, 1, 1) * bumps).permute(0, 1, 2, 4, 3, 5)
         delta = torch.zeros_like(x)
         top, left = (height - tall * side) // 2, (width - wide * side) // 2
         delta[:, :, top : top + tall * side, left : left + wide * side] = tiles.reshape(
-            len(x), channels, tall * side, wide * side)
+            len(x), channels, tall * side, wide * side
+        )
         return self.fill_ball(x, delta)
 
     def patches(self, halvings: Tensor, words: Tensor) -> BumpPatches:
         side, size = self.sides[halvings], self.example.shape[2:]
-        window, emptied = (Window.draw(words[..., first : first + 2], side, *size) for first in (0, 2))
-        return BumpPatches(halvings, window, emptied, (words[..., 4] >> 31) == 1, signs_of(words[..., 5:]))
+        window, emptied = (
+            Window.draw(words[..., first : first + 2], side, *size) for first in (0, 2)
+        )
+        return BumpPatches(
+            halvings, window, emptied, (words[..., 4] >> 31) == 1, signs_of(words[..., 5:])
+        )
 
     def propose(self, state: _SquareState, patches: BumpPatches) -> Tensor:
-        """A new bump in one window, with the mass that another window and the rest of the ball give."""
+        """A new bump in one window, with the mass that another window and the rest of the ball
+        give."""
         x, delta = state.x, state.nearest - state.x
         inside, emptied = patches.window.mask(), patches.emptied.mask()
         bump = patches.place(self.bumps) * inside
@@ -268,7 +362,9 @@ class _L2SquareSearch(_SquareSearch[BumpPatches]):
 
     def new_length(self, delta: Tensor, windows: Tensor) -> Tensor:
         """Length per channel of a new bump: what is in both windows, and what the ball leaves."""
-        spare = (self.threat.eps**2 - self.length(delta, (1, 2, 3)) ** 2).clamp_min(0) / delta.shape[1]
+        spare = (self.threat.eps**2 - self.length(delta, (1, 2, 3)) ** 2).clamp_min(
+            0
+        ) / delta.shape[1]
         return (spare + self.length(delta * windows) ** 2).sqrt()
 
     def fill_ball(self, x: Tensor, delta: Tensor) -> Tensor:
@@ -277,7 +373,8 @@ class _L2SquareSearch(_SquareSearch[BumpPatches]):
 
 
 class _L1SquareSearch(_L2SquareSearch):
-    """ℓ1: new bumps get more than the ball holds; the projection takes it from all pixels, and most become zero."""
+    """ℓ1: new bumps get more than the ball holds; the projection takes it from all pixels, and most
+    become zero."""
 
     norm = "l1"
 
@@ -290,8 +387,13 @@ class _L1SquareSearch(_L2SquareSearch):
 
     def fill_ball(self, x: Tensor, delta: Tensor) -> Tensor:
         """As it is, or scaled up if it is too small; both are projected afterwards."""
-        return x + delta * (self.threat.eps / self.length(delta, (1, 2, 3)).clamp_min(1e-12)).clamp_min(1)
+        return x + delta * (
+            self.threat.eps / self.length(delta, (1, 2, 3)).clamp_min(1e-12)
+        ).clamp_min(1)
 
 
 SEARCHES: dict[str, type[_SquareSearch[Any]]] = {
-    "linf": _LinfSquareSearch, "l2": _L2SquareSearch, "l1": _L1SquareSearch}
+    "linf": _LinfSquareSearch,
+    "l2": _L2SquareSearch,
+    "l1": _L1SquareSearch,
+}

@@ -1,6 +1,8 @@
-"""The patches of Square [Andriushchenko2020]: their places and signs from random words, and the bumps of ℓ2 and ℓ1.
+"""The patches of Square [Andriushchenko2020]: their places and signs from random words, and the
+bumps of ℓ2 and ℓ1.
 
-Those of many queries are computed at once: a query then launches few kernels besides those of the network.
+Those of many queries are computed at once: a query then launches few kernels besides those of the
+network.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ class Window(Rows):
     @classmethod
     def draw(cls, words: Tensor, side: Tensor, height: int, width: int) -> Window:
         """Uniform places from random words (…, 2), for edges of `side` (…,) pixels."""
-        top, left = (uniform_below(words[..., axis], size - side + 1) for axis, size in enumerate((height, width)))
+        top, left = (
+            uniform_below(words[..., axis], size - side + 1)
+            for axis, size in enumerate((height, width))
+        )
         return cls(top, left, _covered(top, side, height), _covered(left, side, width))
 
     def mask(self) -> Tensor:
@@ -44,20 +49,26 @@ class SquarePatches(Rows):
 
 @dataclass(frozen=True, eq=False)
 class BumpPatches(Rows):
-    """Patches of ℓ2 and ℓ1 for every query: a bump in one window takes the mass of another, which is emptied."""
+    """Patches of ℓ2 and ℓ1 for every query: a bump in one window takes the mass of another, which
+    is emptied."""
 
-    halvings: Tensor  # (…,) how often the share of pixels was halved; it gives the edge of both windows
+    halvings: (
+        Tensor  # (…,) how often the share of pixels was halved; it gives the edge of both windows
+    )
     window: Window
     emptied: Window
     is_turned: Tensor  # (…,) whether the bump is transposed
     signs: Tensor  # (…, C) ±1
 
     def place(self, bumps: Tensor) -> Tensor:
-        """(B, 1, H, W) the bumps of :func:`make_bumps` at the places of patches (B,); correct inside `window` only."""
+        """(B, 1, H, W) the bumps of :func:`make_bumps` at the places of patches (B,); correct
+        inside `window` only."""
         height, width = bumps.shape[1:]
         last, flip = min(height, width) - 1, self.is_turned.view(-1, 1, 1)
-        i, j = ((torch.arange(size, device=bumps.device) - start.unsqueeze(1)).clamp(0, last)
-                for size, start in ((height, self.window.top), (width, self.window.left)))
+        i, j = (
+            (torch.arange(size, device=bumps.device) - start.unsqueeze(1)).clamp(0, last)
+            for size, start in ((height, self.window.top), (width, self.window.left))
+        )
         i, j = i.unsqueeze(2), j.unsqueeze(1)  # (B, H, 1) and (B, 1, W)
         # A turned bump is a transposed one: rows and columns change places.
         which = self.halvings.view(-1, 1, 1), torch.where(flip, j, i), torch.where(flip, i, j)
@@ -80,10 +91,13 @@ def signs_of(words: Tensor) -> Tensor:
     return (words >> 31).to(torch.float32) * 2 - 1
 
 
-def make_bumps(sides: Sequence[int], height: int, width: int, like: Tensor, norm: str = "l2") -> Tensor:
+def make_bumps(
+    sides: Sequence[int], height: int, width: int, like: Tensor, norm: str = "l2"
+) -> Tensor:
     """(S, H, W) one bump per edge in the upper left corner, each of length one in the norm.
 
-    The upper half is a positive bump, the lower half a negative one [Andriushchenko2020, section 3.4].
+    The upper half is a positive bump, the lower half a negative one [Andriushchenko2020, section
+    3.4].
     """
     table = torch.zeros(len(sides), height, width, dtype=torch.float64)
     for number, side in enumerate(sides):
@@ -95,12 +109,14 @@ def make_bumps(sides: Sequence[int], height: int, width: int, like: Tensor, norm
 
 
 def _half_bump(height: int, width: int, norm: str) -> Tensor:
-    """Rings around the centre, the k-th adding 1/k² (in ℓ1 1/k⁴) to itself and everything inside it."""
+    """Rings around the centre, the k-th adding 1/k² (in ℓ1 1/k⁴) to itself and everything inside
+    it."""
     bump = torch.zeros(height, width, dtype=torch.float64)
     top, left = height // 2, width // 2
     for ring in range(max(top, left) + 1):
-        bump[max(top - ring, 0) : top + ring + 1, max(left - ring, 0) : left + ring + 1] += (
-            1 / (ring + 1) ** (2 if norm == "l2" else 4))
+        bump[max(top - ring, 0) : top + ring + 1, max(left - ring, 0) : left + ring + 1] += 1 / (
+            ring + 1
+        ) ** (2 if norm == "l2" else 4)
     return bump / _length(bump, norm) if height else bump
 
 

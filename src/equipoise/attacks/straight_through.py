@@ -31,7 +31,8 @@ class _StraightThrough(nn.Module):
 
 
 def straight_through(model: nn.Module, surrogate: nn.Module) -> nn.Module:
-    """A module with exactly the logits of `model` and the gradients of `surrogate`, for attacks of other libraries.
+    """A module with exactly the logits of `model` and the gradients of `surrogate`, for attacks of
+    other libraries.
 
     The usual s + (m − s).detach() would round, and be NaN where a logit is −inf.
     """

@@ -1,4 +1,5 @@
-"""APGD-T [Croce2020]: APGD on the targeted difference of logits ratio, one target class after another."""
+"""APGD-T [Croce2020]: APGD on the targeted difference of logits ratio, one target class after
+another."""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ class TargetedApgd(Attack):
     Args:
         steps: gradient steps per target.
         ranks: which classes, 1 being the likeliest; those that a model does not have are left out.
-        order: likeliest by the logits of the clean image, or by the distance to the linearised boundary [MALT2024],
-            which is better where some classes are far more sensitive than others.
+        order: likeliest by the logits of the clean image, or by the distance to the linearised
+            boundary [MALT2024], which is better where some classes are far more sensitive than
+            others.
     """
 
     name: ClassVar[str] = "targeted"
@@ -44,30 +46,52 @@ class TargetedApgd(Attack):
         checks.one_of("order", self.order, ORDERS)
 
     def stages(self) -> tuple[Stage, ...]:
-        """One per target, such as targeted-1@20-distance; the random start has the same purpose in both orders."""
-        starts = {rank: f"targeted-{rank}" + ("" if self.steps == 100 else f"@{self.steps}") for rank in self.ranks}
+        """One per target, such as targeted-1@20-distance; the random start has the same purpose in
+        both orders."""
+        starts = {
+            rank: f"targeted-{rank}" + ("" if self.steps == 100 else f"@{self.steps}")
+            for rank in self.ranks
+        }
         suffix = "" if self.order == "logits" else f"-{self.order}"
-        return tuple(self.stage(start + suffix, partial(self._search, rank, start), self.steps,
-                                group=(self.name, self.steps))
-                     for rank, start in starts.items())
+        return tuple(
+            self.stage(
+                start + suffix,
+                partial(self._search, rank, start),
+                self.steps,
+                group=(self.name, self.steps),
+            )
+            for rank, start in starts.items()
+        )
 
-    def _search(self, rank: int, purpose: str, source: GradientSource, threat: Threat,
-                stop_at_success: bool) -> ApgdSearch | None:
+    def _search(
+        self, rank: int, purpose: str, source: GradientSource, threat: Threat, stop_at_success: bool
+    ) -> ApgdSearch | None:
         if rank >= source.classes:
             return None
 
-        return ApgdSearch(source, threat, self.steps, purpose, "targeted", losses.targeted_dlr,
-                          partial(choose_targets, source, threat.norm, self.order, rank))
+        return ApgdSearch(
+            source,
+            threat,
+            self.steps,
+            purpose,
+            "targeted",
+            losses.targeted_dlr,
+            partial(choose_targets, source, threat.norm, self.order, rank),
+        )
 
 
-def choose_targets(source: GradientSource, norm: str, order: str, rank: int, x: Tensor, y: Tensor,
-                   stream: Stream) -> Tensor:
+def choose_targets(
+    source: GradientSource, norm: str, order: str, rank: int, x: Tensor, y: Tensor, stream: Stream
+) -> Tensor:
     """(B,) the class of that rank for every image."""
     if rank > MAX_RANKED:
         return classes_by_logit(source.logits(x), y)[:, rank - 1]
     if order == "logits":
-        return source.once_per_image("classes by logit", stream.index,
-                                     lambda: classes_by_logit(source.logits(x), y)[:, :MAX_RANKED])[:, rank - 1]
+        return source.once_per_image(
+            "classes by logit",
+            stream.index,
+            lambda: classes_by_logit(source.logits(x), y)[:, :MAX_RANKED],
+        )[:, rank - 1]
     return classes_by_distance(source, x, y, stream.index, norm)[:, rank - 1]
 
 
@@ -88,19 +112,29 @@ def logit_difference(z: Tensor, y: Tensor, target: Tensor) -> Tensor:
 
 def classes_by_logit(logits: Tensor, y: Tensor) -> Tensor:
     """(B, K − 1) the classes other than y, from the highest logit to the lowest."""
-    # A hard decision has logits of −inf; they still rank above the true class, which comes last and is cut off.
-    others = logits.nan_to_num(neginf=torch.finfo(logits.dtype).min).scatter(1, y.unsqueeze(1), -torch.inf)
+    # A hard decision has logits of −inf; they still rank above the true class, which comes last and
+    # is cut off.
+    others = logits.nan_to_num(neginf=torch.finfo(logits.dtype).min).scatter(
+        1, y.unsqueeze(1), -torch.inf
+    )
     return others.argsort(dim=1, descending=True, stable=True)[:, :-1]
 
 
-def classes_by_distance(source: GradientSource, x: Tensor, y: Tensor, index: Tensor, norm: str) -> Tensor:
-    """(B, R) likeliest other classes by (z_y − z_j) / ‖∇(z_y − z_j)‖ in the dual norm [MALT2024], smallest first.
+def classes_by_distance(
+    source: GradientSource, x: Tensor, y: Tensor, index: Tensor, norm: str
+) -> Tensor:
+    """(B, R) likeliest other classes by (z_y − z_j) / ‖∇(z_y − z_j)‖ in the dual norm [MALT2024],
+    smallest first.
 
-    R is K − 1, but at most :data:`MAX_RANKED`. Every target needs it, so it is computed once per image.
+    R is K − 1, but at most :data:`MAX_RANKED`. Every target needs it, so it is computed once per
+    image.
     """
+
     def compute() -> Tensor:
         order = classes_by_logit(source.logits(x), y)[:, :MAX_RANKED]
-        value_and_gradient = source.value_and_gradient("difference", logit_difference, with_extra=False)
+        value_and_gradient = source.value_and_gradient(
+            "difference", logit_difference, with_extra=False
+        )
         distances = []
         for rank in range(order.shape[1]):
             difference, gradient, *_ = value_and_gradient(x, y, order[:, rank])

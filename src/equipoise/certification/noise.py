@@ -1,13 +1,15 @@
-"""Noise as a function of (seed, purpose, image index, sample number): Gaussian, or sound in floating point.
+"""Noise as a function of (seed, purpose, image index, sample number): Gaussian, or sound in
+floating point.
 
-A sample has its own place in the counter space of Philox, so that batch size, order, device, resumption and the
-number of processes do not change any noisy image.
+A sample has its own place in the counter space of Philox, so that batch size, order, device,
+resumption and the number of processes do not change any noisy image.
 
-In floating point x + noise is rounded, and the rounding depends on x: a classifier can tell from the last bits which
-image it was given, so the theorem about Gaussian noise does not cover it [Voracek2023]. With sound noise the base
-classifier is, by definition, the network behind rounding to integer pixel levels of 1/255. That is a function on all
-of ℝᵈ, so the theorem holds for it; and on an 8-bit image rounding x + ε is the same as adding integer levels drawn
-with the probabilities of round(ε), which integer arithmetic does exactly.
+In floating point x + noise is rounded, and the rounding depends on x: a classifier can tell from
+the last bits which image it was given, so the theorem about Gaussian noise does not cover it
+[Voracek2023]. With sound noise the base classifier is, by definition, the network behind rounding
+to integer pixel levels of 1/255. That is a function on all of ℝᵈ, so the theorem holds for it; and
+on an 8-bit image rounding x + ε is the same as adding integer levels drawn with the probabilities
+of round(ε), which integer arithmetic does exactly.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from torch import Tensor
 from equipoise.core import checks, rng
 
 LEVELS = 255
-# Total variation error of one pixel's sound noise in doubles: some thousand cells, each within 2⁻⁵².
+# Total variation error of one pixel's sound noise in doubles: some thousand cells, each within
+# 2⁻⁵².
 ERROR_PER_PIXEL = 1e-12
 
 
@@ -33,16 +36,20 @@ def gaussian(key: Tensor, index: Tensor, sample: Tensor, shape: torch.Size) -> T
 
 @dataclass(frozen=True)
 class AliasTable:
-    """Alias table [Walker1977] of a distribution on integers: one uniform column, one biased coin."""
+    """Alias table [Walker1977] of a distribution on integers: one uniform column, one biased
+    coin."""
 
     lowest: int
     bits: int  # 2^bits columns
-    threshold: Tensor  # (2^bits,) int64: a coin below it keeps the column; coins lie in [0, 2^(64 − bits))
+    threshold: (
+        Tensor  # (2^bits,) int64: a coin below it keeps the column; coins lie in [0, 2^(64 − bits))
+    )
     alias: Tensor  # (2^bits,) int64: the column taken otherwise
 
 
 def rounded_normal(std: float) -> tuple[int, list[float]]:
-    """Lowest integer and P(round(std·z) = k) from there on; the first and last cells hold the tails."""
+    """Lowest integer and P(round(std·z) = k) from there on; the first and last cells hold the
+    tails."""
     reach = math.ceil(9.5 * std) + 1
 
     def tail(level: float) -> float:
@@ -69,19 +76,27 @@ def alias_table(sigma: float, device: torch.device | None = None) -> AliasTable:
         mass[donor] -= full - mass[receiver]
         if mass[donor] < full:
             small.append(large.pop())
-    return AliasTable(lowest, bits, torch.tensor(threshold, device=device), torch.tensor(alias, device=device))
+    return AliasTable(
+        lowest, bits, torch.tensor(threshold, device=device), torch.tensor(alias, device=device)
+    )
 
 
 def levels(x: Tensor) -> Tensor:
     """(B, C, H, W) images as integer pixel levels; images that are not 8-bit are refused."""
     rounded = (x.double() * LEVELS).round()
     worst = float((x.double() * LEVELS - rounded).abs().max()) if x.numel() else 0.0
-    checks.require(worst < 1e-3, "images", "be multiples of 1/255 for the sound sampler", f"off by {worst:.3g} levels")
+    checks.require(
+        worst < 1e-3,
+        "images",
+        "be multiples of 1/255 for the sound sampler",
+        f"off by {worst:.3g} levels",
+    )
     return rounded.to(torch.int32)
 
 
-def noisy_levels(level: Tensor, key: Tensor, index: Tensor, sample: Tensor, table: AliasTable,
-                 dtype: torch.dtype) -> Tensor:
+def noisy_levels(
+    level: Tensor, key: Tensor, index: Tensor, sample: Tensor, table: AliasTable, dtype: torch.dtype
+) -> Tensor:
     """(R, C, H, W) images: (level + integer noise) / 255, the same bits for the same integers."""
     size = math.prod(level.shape[1:])
     first, second, third, fourth = rng.random_blocks(key, index, 2 * size, sample)

@@ -1,4 +1,5 @@
-"""Logits of a model at many noisy copies of many images, in memory that does not grow with their number."""
+"""Logits of a model at many noisy copies of many images, in memory that does not grow with their
+number."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from equipoise.core.rng import Stream
 
 _MAX_WORKERS = 8  # more would wait for Python's lock
 MapBatches = Callable[[Callable[[slice], Any], Iterable[slice]], Iterator[Any]]
-Accumulate = Callable[[Tensor, Tensor, Tensor], None]  # position (R,), logits (R, K), False where padding (R,)
+Accumulate = Callable[
+    [Tensor, Tensor, Tensor], None
+]  # position (R,), logits (R, K), False where padding (R,)
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,10 @@ class SamplerOptions:
     """How the forward passes are done; nothing here changes a certificate beyond rounding.
 
     Args:
-        batch_size: noisy images per forward pass; halved when memory runs out. If not given, 64 on a CPU (more does
-            not fit its caches) and 4096 on a GPU.
-        compiled: fuse noise and model with `torch.compile` and keep every batch the same shape. It costs about half a
-            minute once and pays off for millions of samples.
+        batch_size: noisy images per forward pass; halved when memory runs out. If not given, 64 on
+            a CPU (more does not fit its caches) and 4096 on a GPU.
+        compiled: fuse noise and model with `torch.compile` and keep every batch the same shape. It
+            costs about half a minute once and pays off for millions of samples.
         on_samples: called with the number of samples drawn since the last call.
     """
 
@@ -48,14 +51,22 @@ class SamplerOptions:
 class Sampler:
     """Draws any range of the noisy copies of B images, for any purpose, and classifies them.
 
-    The arguments are those of :func:`~equipoise.certification.certify`; of the plan only the noise matters, and whether
-    bounds are randomised.
+    The arguments are those of :func:`~equipoise.certification.certify`; of the plan only the noise
+    matters, and whether bounds are randomised.
     """
 
-    def __init__(self, model: nn.Module, x: Tensor, stream: Stream, plan: SmoothingPlan,
-                 options: SamplerOptions | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        stream: Stream,
+        plan: SmoothingPlan,
+        options: SamplerOptions | None = None,
+    ) -> None:
         checks.images(x)
-        checks.require(len(stream) == len(x), "stream", f"have one index per image, {len(x)}", len(stream))
+        checks.require(
+            len(stream) == len(x), "stream", f"have one index per image, {len(x)}", len(stream)
+        )
         self.model, self.x, self.plan, self.options = model, x, plan, options or SamplerOptions()
         self.stream = stream.to(x.device)
         self.table = noise.alias_table(plan.sigma, x.device) if plan.sound else None
@@ -71,24 +82,31 @@ class Sampler:
         return 0.0 if self.table is None else self.x[0].numel() * noise.ERROR_PER_PIXEL
 
     def uniforms(self) -> NDArray[np.float64] | None:
-        """(B,) uniform numbers that are independent of the votes, if the plan randomises its bounds."""
+        """(B,) uniform numbers that are independent of the votes, if the plan randomises its
+        bounds."""
         if not self.plan.randomized:
             return None
         # In (0, 1]: drawn from 24 bits, a number stands for itself and the gap below it.
         return np.asarray(self.stream.at("randomize").uniform().double().cpu().numpy() + 2.0**-24)
 
     def votes(self, purpose: str, start: Tensor, stop: Tensor) -> Tensor:
-        """(B, K) int64 on the CPU: how often each class won among the samples start … stop − 1 of each image."""
-        counts = torch.zeros(len(self.x) * self.num_classes, dtype=torch.int64, device=self.x.device)
+        """(B, K) int64 on the CPU: how often each class won among the samples start … stop − 1 of
+        each image."""
+        counts = torch.zeros(
+            len(self.x) * self.num_classes, dtype=torch.int64, device=self.x.device
+        )
 
         def count(position: Tensor, logits: Tensor, valid: Tensor) -> None:
-            counts.scatter_add_(0, position * self.num_classes + logits.argmax(dim=1), valid.to(torch.int64))
+            counts.scatter_add_(
+                0, position * self.num_classes + logits.argmax(dim=1), valid.to(torch.int64)
+            )
 
         self.accumulate(purpose, start, stop, count)
         return counts.view(-1, self.num_classes).cpu()
 
     def accumulate(self, purpose: str, start: Tensor, stop: Tensor, use: Accumulate) -> None:
-        """Pass the logits of samples start … stop − 1 of every image to `use`, many images per forward pass.
+        """Pass the logits of samples start … stop − 1 of every image to `use`, many images per
+        forward pass.
 
         Nothing is read back from the device before the end, so that it never waits.
         """
@@ -101,24 +119,44 @@ class Sampler:
         forward = _compiled_forward() if self.options.compiled else _forward
 
         def classify(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-            width = size if self.options.compiled and rows.stop - rows.start <= size else rows.stop - rows.start
+            width = (
+                size
+                if self.options.compiled and rows.stop - rows.start <= size
+                else rows.stop - rows.start
+            )
             row = torch.arange(rows.start, rows.start + width, device=device)
             valid = row < total
             row = row.clamp(max=total - 1)
             position = torch.bucketize(row, ends, right=True)
             sample = row - ends[position] + lengths[position] + start[position]
-            logits = forward(self.model, self.clean[position], self.stream.index[position], sample, key, self.sigma,
-                             self.table)
+            logits = forward(
+                self.model,
+                self.clean[position],
+                self.stream.index[position],
+                sample,
+                key,
+                self.sigma,
+                self.table,
+            )
             return position, logits, valid
 
         with workers(device) as (map_batches, batches_ahead):
+
             def work(rows: slice) -> None:
-                parts = [slice(at, min(at + size, rows.stop)) for at in range(rows.start, rows.stop, size)]
-                # All are computed before the first is used, so that nothing counts twice if memory runs out.
+                parts = [
+                    slice(at, min(at + size, rows.stop))
+                    for at in range(rows.start, rows.stop, size)
+                ]
+                # All are computed before the first is used, so that nothing counts twice if memory
+                # runs out.
                 for position, logits, valid in list(map_batches(classify, parts)):
                     # A single row would be broadcast, and count as a vote of every sample.
-                    checks.require(logits.shape == (len(position), self.num_classes), "logits",
-                                   f"have shape {(len(position), self.num_classes)}", tuple(logits.shape))
+                    checks.require(
+                        logits.shape == (len(position), self.num_classes),
+                        "logits",
+                        f"have shape {(len(position), self.num_classes)}",
+                        tuple(logits.shape),
+                    )
                     self.has_softmax &= logits.amax(dim=1).isfinite().all()
                     use(position, logits, valid)
 
@@ -132,8 +170,9 @@ class Sampler:
 def workers(device: torch.device) -> Iterator[tuple[MapBatches, int]]:
     """A function that maps over batches, in order, and how many batches to give it at a time.
 
-    On a CPU each batch is computed by one thread. Operations as small as these gain little from being shared by several
-    cores, and where other processes use the cores too, every one of them waits for the slowest.
+    On a CPU each batch is computed by one thread. Operations as small as these gain little from
+    being shared by several cores, and where other processes use the cores too, every one of them
+    waits for the slowest.
     """
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     if threads == 1:
@@ -141,7 +180,11 @@ def workers(device: torch.device) -> Iterator[tuple[MapBatches, int]]:
         return
     count = min(threads, _MAX_WORKERS)
     # All three are per thread, so they are passed on.
-    grad, cast, dtype = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    grad, cast, dtype = (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+    )
 
     def map_batches(function: Callable[[slice], Any], batches: Iterable[slice]) -> Iterator[Any]:
         def call(rows: slice) -> Any:
@@ -151,14 +194,23 @@ def workers(device: torch.device) -> Iterator[tuple[MapBatches, int]]:
         return pool.map(call, batches)
 
     try:
-        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(threads // count,)) as pool:
+        with ThreadPoolExecutor(
+            count, initializer=torch.set_num_threads, initargs=(threads // count,)
+        ) as pool:
             yield map_batches, 4 * count
     finally:
         torch.set_num_threads(threads)  # also the default of threads that start later
 
 
-def _forward(model: nn.Module, x: Tensor, index: Tensor, sample: Tensor, key: Tensor, sigma: Tensor,
-             table: noise.AliasTable | None) -> Tensor:
+def _forward(
+    model: nn.Module,
+    x: Tensor,
+    index: Tensor,
+    sample: Tensor,
+    key: Tensor,
+    sigma: Tensor,
+    table: noise.AliasTable | None,
+) -> Tensor:
     """(R, K) logits of x plus the noise of (index, sample); nothing is clamped."""
     if table is None:
         noisy = x + sigma * noise.gaussian(key, index, sample, x.shape[1:]).to(x.dtype)

@@ -1,1 +1,2 @@
-"""The command line: each command parses options, calls the public function of its name, and prints the result."""
+"""The command line: each command parses options, calls the public function of its name, and prints
+the result."""

@@ -1,4 +1,5 @@
-"""The commands, except `train`: each calls the public function of the same name and prints its result."""
+"""The commands, except `train`: each calls the public function of the same name and prints its
+result."""
 
 from __future__ import annotations
 
@@ -23,14 +24,33 @@ from equipoise.fitting import FitSettings
 from equipoise.models import LoadOptions
 from equipoise.studies import STUDIES, ComparisonSettings, FitImages, StudySettings
 
-Frontier = Annotated[bool, typer.Option("--frontier", help="Also show the mixtures for other targets.",
-                                         rich_help_panel=OUTPUT)]
-Study = Annotated[str, typer.Argument(help=f"Study: {', '.join(STUDIES.builtin)}.", rich_help_panel="Study")]
-StudyOut = Annotated[Path | None, typer.Option(help="Run folder; repeating the command resumes it. runs/NAME if not "
-                                               "given.", show_default=False, rich_help_panel=OUTPUT)]
+Frontier = Annotated[
+    bool,
+    typer.Option(
+        "--frontier", help="Also show the mixtures for other targets.", rich_help_panel=OUTPUT
+    ),
+]
+Study = Annotated[
+    str, typer.Argument(help=f"Study: {', '.join(STUDIES.builtin)}.", rich_help_panel="Study")
+]
+StudyOut = Annotated[
+    Path | None,
+    typer.Option(
+        help="Run folder; repeating the command resumes it. runs/NAME if not given.",
+        show_default=False,
+        rich_help_panel=OUTPUT,
+    ),
+]
 _PARTS = "; ".join(f"{', '.join(study.parts)} ({name})" for name, study in STUDIES.builtin.items())
-Parts = Annotated[list[str] | None, typer.Option("--part", help=f"Only this part, may be repeated: {_PARTS}.",
-                                                 show_default=False, rich_help_panel="Study")]
+Parts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--part",
+        help=f"Only this part, may be repeated: {_PARTS}.",
+        show_default=False,
+        rich_help_panel="Study",
+    ),
+]
 
 
 def _list_studies(requested: bool) -> None:
@@ -39,82 +59,221 @@ def _list_studies(requested: bool) -> None:
         raise typer.Exit
 
 
-ListStudies = Annotated[bool, typer.Option("--list", callback=_list_studies, is_eager=True,
-                                           help="List the papers and their parts, what each needs and how long it "
-                                                "takes, and exit.", rich_help_panel="Study")]
+ListStudies = Annotated[
+    bool,
+    typer.Option(
+        "--list",
+        callback=_list_studies,
+        is_eager=True,
+        help="List the papers and their parts, what each needs and how long it takes, and exit.",
+        rich_help_panel="Study",
+    ),
+]
 
 
 @command
-def demo(out: options.Out = Path("runs/demo"), device: options.Device = "auto", seed: options.Seed = 0,
-         no_report: options.NoReport = False) -> Outcome:
+def demo(
+    out: options.Out = Path("runs/demo"),
+    device: options.Device = "auto",
+    seed: options.Seed = 0,
+    no_report: options.NoReport = False,
+) -> Outcome:
     """Train, fit a mixture, attack and report on embedded data, in about six minutes."""
-    return Outcome(studies.run_demo(out, device, seed, report=not no_report), out, next=["open", out])
+    return Outcome(
+        studies.run_demo(out, device, seed, report=not no_report), out, next=["open", out]
+    )
 
 
 @partial(command, in_processes=True)
-def evaluate(model: options.Models, out: options.Out, data: DataSettings, threat: ThreatSettings,
-             settings: EvaluationSettings, load: LoadOptions, device: options.Device = "auto",
-             no_report: options.NoReport = False, config: options.Config = None) -> Outcome:
+def evaluate(
+    model: options.Models,
+    out: options.Out,
+    data: DataSettings,
+    threat: ThreatSettings,
+    settings: EvaluationSettings,
+    load: LoadOptions,
+    device: options.Device = "auto",
+    no_report: options.NoReport = False,
+    config: options.Config = None,
+) -> Outcome:
     """Clean and attacked accuracy of models on the same images; resumes where it stopped."""
-    result = evaluation.evaluate(model, data.load(), threat=threat.threat(), out=out, device=device, load_options=load,
-                                 command=options.typed_command(), **settings.to_dict())
-    images = {"attacked images": out / ADVERSARIAL, "for RobustBench": ", ".join(
-        map(str, sorted(out.glob("*.pt"))))} if settings.save_adversarial else {}
-    return Outcome(result, out, {"results": out / "summary.json", **images, **write_report(out, no_report)},
-                   next_commands.after_evaluate(result.summary, out, settings.attack))
+    result = evaluation.evaluate(
+        model,
+        data.load(),
+        threat=threat.threat(),
+        out=out,
+        device=device,
+        load_options=load,
+        command=options.typed_command(),
+        **settings.to_dict(),
+    )
+    images = (
+        {
+            "attacked images": out / ADVERSARIAL,
+            "for RobustBench": ", ".join(map(str, sorted(out.glob("*.pt")))),
+        }
+        if settings.save_adversarial
+        else {}
+    )
+    return Outcome(
+        result,
+        out,
+        {"results": out / "summary.json", **images, **write_report(out, no_report)},
+        next_commands.after_evaluate(result.summary, out, settings.attack),
+    )
 
 
 @command
-def fit(accurate: options.Reference, robust: options.Reference, out: options.Out, data: DataSettings,
-        threat: ThreatSettings, settings: FitSettings, load: LoadOptions, frontier: Frontier = False,
-        device: options.Device = "auto", no_report: options.NoReport = False, config: options.Config = None) -> Outcome:
-    """Fit a mixture to a target on images that are never evaluated on, and write it as `mixture:DIR`."""
-    images = data.load() if settings.alpha is None and settings.published is None else None  # else nothing is fitted
-    result = fitting.fit(accurate, robust, images, threat=threat.threat(), out=out, device=device, load_options=load,
-                         command=options.typed_command(), **settings.to_dict())
+def fit(
+    accurate: options.Reference,
+    robust: options.Reference,
+    out: options.Out,
+    data: DataSettings,
+    threat: ThreatSettings,
+    settings: FitSettings,
+    load: LoadOptions,
+    frontier: Frontier = False,
+    device: options.Device = "auto",
+    no_report: options.NoReport = False,
+    config: options.Config = None,
+) -> Outcome:
+    """Fit a mixture to a target on images that are never evaluated on, and write it as
+    `mixture:DIR`."""
+    images = (
+        data.load() if settings.alpha is None and settings.published is None else None
+    )  # else nothing is fitted
+    result = fitting.fit(
+        accurate,
+        robust,
+        images,
+        threat=threat.threat(),
+        out=out,
+        device=device,
+        load_options=load,
+        command=options.typed_command(),
+        **settings.to_dict(),
+    )
     following = next_commands.after_fit(out, data, threat, load, images is not None)
-    return Outcome(result, out, {"mixture": f"mixture:{out}", **write_report(out, no_report)}, following,
-                   result.frontier_table() if frontier else "")
+    return Outcome(
+        result,
+        out,
+        {"mixture": f"mixture:{out}", **write_report(out, no_report)},
+        following,
+        result.frontier_table() if frontier else "",
+    )
 
 
 @partial(command, in_processes=True)
-def certify(model: options.Models, out: options.Out, data: DataSettings, settings: CertificationSettings,
-            load: LoadOptions, device: options.Device = "auto", no_report: options.NoReport = False,
-            config: options.Config = None) -> Outcome:
+def certify(
+    model: options.Models,
+    out: options.Out,
+    data: DataSettings,
+    settings: CertificationSettings,
+    load: LoadOptions,
+    device: options.Device = "auto",
+    no_report: options.NoReport = False,
+    config: options.Config = None,
+) -> Outcome:
     """Certified ℓ2 radii (in [0, 1] pixels) by randomized smoothing; resumes where it stopped."""
     split = None if settings.clean is None else replace(data, start=0, count=None, every=1).load()
-    result = evaluation.certify(model, data.load(), selection_images=split, out=out, device=device, load_options=load,
-                                command=options.typed_command(), **settings.to_dict())
-    return Outcome(result, out, {"results": out / "summary.json", **write_report(out, no_report)}, ["open", out])
+    result = evaluation.certify(
+        model,
+        data.load(),
+        selection_images=split,
+        out=out,
+        device=device,
+        load_options=load,
+        command=options.typed_command(),
+        **settings.to_dict(),
+    )
+    return Outcome(
+        result,
+        out,
+        {"results": out / "summary.json", **write_report(out, no_report)},
+        ["open", out],
+    )
 
 
 COMPARED_DATA, FIT_IMAGES = DataSettings(count=128), FitImages()
-Gates = Annotated[list[Path] | None, typer.Option("--gate", help="A gate from `equipoise train gate`, file or folder; "
-                                                  "may be repeated.", show_default=False, rich_help_panel=MODELS)]
-Export = Annotated[Path | None, typer.Option(help="Folder for the rows of all methods as small compressed files.",
-                                             show_default=False, rich_help_panel=OUTPUT)]
+Gates = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--gate",
+        help="A gate from `equipoise train gate`, file or folder; may be repeated.",
+        show_default=False,
+        rich_help_panel=MODELS,
+    ),
+]
+Export = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for the rows of all methods as small compressed files.",
+        show_default=False,
+        rich_help_panel=OUTPUT,
+    ),
+]
 
 
 @command
-def compare_rules(accurate: options.Reference, robust: options.Reference, out: options.Out, threat: ThreatSettings,
-                  settings: ComparisonSettings, load: LoadOptions, data: DataSettings = COMPARED_DATA,
-                  fit_images: FitImages = FIT_IMAGES, gate: Gates = None, export: Export = None,
-                  device: options.Device = "auto", no_report: options.NoReport = False) -> Outcome:
-    """Fit several rules for mixing one pair, and evaluate them all under the same attacks; resumes where it stopped.
-    For a page of existing runs: `compare`."""
+def compare_rules(
+    accurate: options.Reference,
+    robust: options.Reference,
+    out: options.Out,
+    threat: ThreatSettings,
+    settings: ComparisonSettings,
+    load: LoadOptions,
+    data: DataSettings = COMPARED_DATA,
+    fit_images: FitImages = FIT_IMAGES,
+    gate: Gates = None,
+    export: Export = None,
+    device: options.Device = "auto",
+    no_report: options.NoReport = False,
+) -> Outcome:
+    """Fit several rules for mixing one pair, and evaluate them all under the same attacks; resumes
+    where it stopped. For a page of existing runs: `compare`."""
     images = data.load()
-    result = studies.compare_rules(accurate, robust, fit_images.load(data, images), images, threat=threat.threat(),
-                                   gates=gate or (), out=out, export=export, device=device, load_options=load,
-                                   report=False, command=options.typed_command(), **settings.to_dict())
-    return Outcome(result, out, {"results": out / "summary.json", **write_report(out, no_report)}, ["open", out])
+    result = studies.compare_rules(
+        accurate,
+        robust,
+        fit_images.load(data, images),
+        images,
+        threat=threat.threat(),
+        gates=gate or (),
+        out=out,
+        export=export,
+        device=device,
+        load_options=load,
+        report=False,
+        command=options.typed_command(),
+        **settings.to_dict(),
+    )
+    return Outcome(
+        result,
+        out,
+        {"results": out / "summary.json", **write_report(out, no_report)},
+        ["open", out],
+    )
 
 
-DataName = Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10 or cifar100.", metavar="NAME",
-                                               rich_help_panel=DATA)]
-DataDir = Annotated[Path | None, typer.Option(help="Where the data are; else $EQUIPOISE_DATA.", show_default=False,
-                                              rich_help_panel=DATA)]
-data_app = typer.Typer(name="data", cls=GroupedCommands, no_args_is_help=True, rich_markup_mode=None,
-                       help="Work with the official data sets.")
+DataName = Annotated[
+    str,
+    typer.Argument(
+        help="mnist, fashion-mnist, cifar10 or cifar100.", metavar="NAME", rich_help_panel=DATA
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where the data are; else $EQUIPOISE_DATA.", show_default=False, rich_help_panel=DATA
+    ),
+]
+data_app = typer.Typer(
+    name="data",
+    cls=GroupedCommands,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Work with the official data sets.",
+)
 
 
 @data_app.callback()
@@ -128,11 +287,18 @@ def verify_data(name: DataName, data_dir: DataDir = None) -> Outcome:
     """Compare the files of an official data set with their recorded SHA-256 checksums."""
     parallel.require_one_process("verify")
     result = verify(name, data_dir)
-    return Outcome(result, check=lambda: checks.require(result.ok, name, "have the official files",
-                                                        ", ".join(result.wrong)))
+    return Outcome(
+        result,
+        check=lambda: checks.require(
+            result.ok, name, "have the official files", ", ".join(result.wrong)
+        ),
+    )
 
 
-Folder = Annotated[Path, typer.Argument(help="A run folder, finished or not.", metavar="DIR", rich_help_panel="Runs")]
+Folder = Annotated[
+    Path,
+    typer.Argument(help="A run folder, finished or not.", metavar="DIR", rich_help_panel="Runs"),
+]
 
 
 @command
@@ -142,11 +308,22 @@ def report(folder: Folder) -> Outcome:
     return Outcome("", files={"report": reporting.report(folder)}, next=["open", folder])
 
 
-Folders = Annotated[list[Path], typer.Argument(help="Run folders of one kind, at least two; the others are compared "
-                                               "with the first.", metavar="DIR", show_default=False,
-                                               rich_help_panel="Runs")]
-ComparisonOut = Annotated[Path, typer.Option(help="HTML file, outside of runs; an earlier comparison is replaced.",
-                                             rich_help_panel=OUTPUT)]
+Folders = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Run folders of one kind, at least two; the others are compared with the first.",
+        metavar="DIR",
+        show_default=False,
+        rich_help_panel="Runs",
+    ),
+]
+ComparisonOut = Annotated[
+    Path,
+    typer.Option(
+        help="HTML file, outside of runs; an earlier comparison is replaced.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 
 
 @command
@@ -157,11 +334,21 @@ def compare(folders: Folders, out: ComparisonOut = reporting.COMPARISON) -> Outc
     return Outcome("", files={"comparison": path}, next=["open", path])
 
 
-RunsFolder = Annotated[Path, typer.Argument(help="A folder with run folders in it, at any depth.", metavar="DIR",
-                                            rich_help_panel="Runs")]
-IndexOut = Annotated[Path | None, typer.Option(help="HTML file, outside of runs; DIR/index.html if not given. An "
-                                               "earlier index is replaced.", show_default=False,
-                                               rich_help_panel=OUTPUT)]
+RunsFolder = Annotated[
+    Path,
+    typer.Argument(
+        help="A folder with run folders in it, at any depth.", metavar="DIR", rich_help_panel="Runs"
+    ),
+]
+IndexOut = Annotated[
+    Path | None,
+    typer.Option(
+        help="HTML file, outside of runs; DIR/index.html if not given. An "
+        "earlier index is replaced.",
+        show_default=False,
+        rich_help_panel=OUTPUT,
+    ),
+]
 
 
 @command
@@ -172,24 +359,43 @@ def index(folder: RunsFolder, out: IndexOut = None) -> Outcome:
     return Outcome("", files={"index": path}, next=["open", path])
 
 
-Opened = Annotated[Path, typer.Argument(help="A run folder, finished or not, a folder of runs, or an HTML page.",
-                                        metavar="DIR", rich_help_panel="Runs")]
+Opened = Annotated[
+    Path,
+    typer.Argument(
+        help="A run folder, finished or not, a folder of runs, or an HTML page.",
+        metavar="DIR",
+        rich_help_panel="Runs",
+    ),
+]
 
 
 @command
 def open_report(folder: Opened) -> Outcome:
-    """Open the report of a run, or the index of a folder of runs, in the browser; it is written first where it is
-    missing or out of date."""
+    """Open the report of a run, or the index of a folder of runs, in the browser; it is written
+    first where it is missing or out of date."""
     parallel.require_one_process("open")
     return Outcome("", files={"report": reporting.open_report(folder)})
 
 
 @command
-def reproduce(name: Study, settings: StudySettings, out: StudyOut = None, parts: Parts = None,
-              device: options.Device = "auto", no_report: options.NoReport = False,
-              list_studies: ListStudies = False) -> Outcome:
+def reproduce(
+    name: Study,
+    settings: StudySettings,
+    out: StudyOut = None,
+    parts: Parts = None,
+    device: options.Device = "auto",
+    no_report: options.NoReport = False,
+    list_studies: ListStudies = False,
+) -> Outcome:
     """Run a study of a paper and write its report."""
-    written = studies.reproduce(name, out=out, parts=parts or (), device=device, report=not no_report,
-                                command=options.typed_command(), **settings.to_dict())
+    written = studies.reproduce(
+        name,
+        out=out,
+        parts=parts or (),
+        device=device,
+        report=not no_report,
+        command=options.typed_command(),
+        **settings.to_dict(),
+    )
     folder, kind = written.parent, "results" if no_report else "report"
     return Outcome(studies.results_table(folder), folder, {kind: written}, ["open", folder])

@@ -1,6 +1,7 @@
 """The command `equipoise`: a user's mistake is one sentence and exit code 2.
 
-Commands import torch, which takes seconds, so they are loaded when one is called: `equipoise --help` needs none.
+Commands import torch, which takes seconds, so they are loaded when one is called: `equipoise
+--help` needs none.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ COMMANDS = {
     "evaluate": "Clean and attacked accuracy of models on the same images; resumes where it stopped.",
     "fit": "Fit a mixture to a target on images that are never evaluated on, and write it as `mixture:DIR`.",
     "compare-rules": "Fit several rules for mixing one pair, and evaluate them all under the same attacks; resumes "
-                     "where it stopped. For a page of existing runs: `compare`.",
+    "where it stopped. For a page of existing runs: `compare`.",
     "certify": "Certified ℓ2 radii (in [0, 1] pixels) by randomized smoothing; resumes where it stopped.",
     "report": "Write report.html into a run folder.",
     "compare": "Compare existing runs on one page. Fits and attacks nothing; `compare-rules` does that.",
     "index": "List all runs below a folder on one page, with main figures and links to their reports.",
     "open": "Open the report of a run, or the index of a folder of runs, in the browser; it is written first where it "
-            "is missing or out of date.",
+    "is missing or out of date.",
     "reproduce": "Run a study of a paper and write its report.",
     "train": "Train a classifier with an objective, or the gate of two classifiers; repeating the command resumes it.",
     "data": "Work with the official data sets.",
@@ -57,7 +58,9 @@ def load_command(name: str) -> Any:
     elif name == "data":
         loaded.add_typer(commands.data_app)
     else:
-        function = "open_report" if name == "open" else name.replace("-", "_")  # `open` is Python's own
+        function = (
+            "open_report" if name == "open" else name.replace("-", "_")
+        )  # `open` is Python's own
         loaded.command(name, cls=GroupedCommand)(getattr(commands, function))
         loaded.callback()(_listed)  # without it, the one command would take the place of the group
     return typer.main.get_command(loaded).commands[name]  # type: ignore[attr-defined]
@@ -77,7 +80,11 @@ class _Commands(GroupedCommands):
 
 
 app = typer.Typer(
-    name="equipoise", cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    name="equipoise",
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="One classifier that is both accurate and robust, out of two: mix, tune, attack, certify, report.",
 )
@@ -92,21 +99,30 @@ def _version(requested: bool) -> None:
 
 
 @app.callback()
-def _common(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
-                                                  help="Print the version and exit.")] = False) -> None:
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
     pass
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
-    if (count := launch.requested(arguments, IN_PROCESSES)) > 1:  # before this process imports torch
+    if (
+        count := launch.requested(arguments, IN_PROCESSES)
+    ) > 1:  # before this process imports torch
         return launch.run(arguments, count)
     with interrupts.as_exceptions() as received:
         return _run(arguments, received)
 
 
 def _usage_message(error: Exception) -> str:
-    """The message of Typer in one line, with the value that it could not read, which it leaves out."""
+    """The message of Typer in one line, with the value that it could not read, which it leaves
+    out."""
     message = " ".join(error.format_message().split())  # type: ignore[attr-defined]
     if type(error.__cause__).__name__ != "ValidationError":
         return message
@@ -120,7 +136,9 @@ def _run(arguments: Sequence[str], received: interrupts.Received) -> int:
             warnings.showwarning = _print_warning
             result = app(list(arguments), standalone_mode=False)
         # Some releases of Typer turn Ctrl-C into this code themselves, without a message.
-        return _print_error(received.message or _STOPPED, received.exit_code) if result == 130 else 0
+        return (
+            _print_error(received.message or _STOPPED, received.exit_code) if result == 130 else 0
+        )
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message(), file=sys.stderr)  # type: ignore[attr-defined]
@@ -132,7 +150,9 @@ def _run(arguments: Sequence[str], received: interrupts.Received) -> int:
         return _print_error(received.message or _STOPPED, received.exit_code)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _print_error("the disk is full; free some space and repeat the command to resume it", 2)
+            return _print_error(
+                "the disk is full; free some space and repeat the command to resume it", 2
+            )
         if error.errno is None:
             raise
         return _print_error(f"{error.filename or 'input or output'}: {error.strerror}", 2)
@@ -141,11 +161,15 @@ def _run(arguments: Sequence[str], received: interrupts.Received) -> int:
 
         if isinstance(error, RuntimeError) and not memory.is_out_of_memory(error):
             raise
-        return _print_error("out of memory even for one image at a time; use a smaller model or another device", 2)
+        return _print_error(
+            "out of memory even for one image at a time; use a smaller model or another device", 2
+        )
 
 
 def _print_error(sentence: str, code: int) -> int:
-    if os.environ.get("RANK", "0") == "0" or launch.started_here() > 1:  # which shows what others than the first say
+    if (
+        os.environ.get("RANK", "0") == "0" or launch.started_here() > 1
+    ):  # which shows what others than the first say
         print(f"equipoise: {literal(shorten(sentence))}", file=sys.stderr)
     return code
 

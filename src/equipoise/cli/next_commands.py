@@ -29,20 +29,29 @@ def after_evaluate(summary: Summary, out: Path, attack: str) -> list[object]:
     """
     is_random = any(check.alarm and check.name == "randomness" for check in summary.sanity_checks)
     covered = format.covered_by_adaptive(summary.sanity_checks)
-    nothing_left = {result.model for result in summary.results if result.metric == "worst" and result.value == 0}
+    nothing_left = {
+        result.model for result in summary.results if result.metric == "worst" and result.value == 0
+    }
     is_doubtful = any(audit.is_poor for audit in summary.audits) or any(
-        check.alarm and check.model not in covered | nothing_left and f"--attack {STRONG}" in (check.advice or "")
-        for check in summary.sanity_checks)
-    if not is_random and (not is_doubtful or not STRONGEST.isdisjoint(name.strip() for name in attack.split(","))):
+        check.alarm
+        and check.model not in covered | nothing_left
+        and f"--attack {STRONG}" in (check.advice or "")
+        for check in summary.sanity_checks
+    )
+    if not is_random and (
+        not is_doubtful or not STRONGEST.isdisjoint(name.strip() for name in attack.split(","))
+    ):
         return ["open", out]
     stronger = RANDOMIZED if is_random else STRONG
     same = without(sys.argv[1:], "--attack", "--audit", "--out", "--steps", "--restarts")
     return [*same, "--attack", stronger, "--out", f"{out}-{stronger}"]
 
 
-def after_fit(out: Path, data: DataSettings, threat: ThreatSettings, load: LoadOptions,
-              used_images: bool) -> list[object]:
-    """An evaluation of the mixture, on images that the fit did not use if it used some but not all."""
+def after_fit(
+    out: Path, data: DataSettings, threat: ThreatSettings, load: LoadOptions, used_images: bool
+) -> list[object]:
+    """An evaluation of the mixture, on images that the fit did not use if it used some but not
+    all."""
     other: list[object] = []
     if used_images:
         if data.start == 0 and data.count is None:
@@ -51,11 +60,21 @@ def after_fit(out: Path, data: DataSettings, threat: ThreatSettings, load: LoadO
         other = ["--count", min(data.start, MANY)] if data.start else ["--start", data.count]
     code = ["--allow-code"] if load.allow_code else []
     images = typed(data, leave_out=("start", "count", "every"))
-    return ["evaluate", f"mixture:{out}", *images, *other, *typed(threat), *code, "--out", f"{out}-evaluation"]
+    return [
+        "evaluate",
+        f"mixture:{out}",
+        *images,
+        *other,
+        *typed(threat),
+        *code,
+        "--out",
+        f"{out}-evaluation",
+    ]
 
 
 def after_train(checkpoint: Path, data: DataSettings, objective: Settings) -> list[object]:
-    """Certificates for training with noise, else an evaluation under the attack that it was trained against.
+    """Certificates for training with noise, else an evaluation under the attack that it was trained
+    against.
 
     Images from files have no test split, so that other ones are the user's to name.
     """
@@ -64,20 +83,54 @@ def after_train(checkpoint: Path, data: DataSettings, objective: Settings) -> li
         return ["open", out]
     images = typed(data, leave_out=("start", "count", "every", "split"))
     if "sigma" in values:
-        return ["certify", checkpoint, "--sigma", values["sigma"], *images, "--count", FEW,
-                "--out", f"{out}-certificates"]
+        return [
+            "certify",
+            checkpoint,
+            "--sigma",
+            values["sigma"],
+            *images,
+            "--count",
+            FEW,
+            "--out",
+            f"{out}-certificates",
+        ]
     threat = typed(ThreatSettings.select(values)) if "eps" in values else []
-    return ["evaluate", checkpoint, *images, "--count", _many(data), *threat, "--out", f"{out}-evaluation"]
+    return [
+        "evaluate",
+        checkpoint,
+        *images,
+        "--count",
+        _many(data),
+        *threat,
+        "--out",
+        f"{out}-evaluation",
+    ]
 
 
-def after_gate(out: Path, accurate: str, robust: str, data: DataSettings, objective: Settings) -> list[object]:
+def after_gate(
+    out: Path, accurate: str, robust: str, data: DataSettings, objective: Settings
+) -> list[object]:
     """A fit that puts the gate over a mixture, on images of the test split."""
     if ":" in data.data:
         return ["open", out]
     threat = typed(ThreatSettings.select(objective.to_dict()))
-    return ["fit", "--accurate", accurate, "--robust", robust, "--gate", out,
-            *typed(data, leave_out=("start", "count", "every", "split")), "--start", _many(data), "--count",
-            _many(data), *threat, "--out", f"{out}-mixture"]
+    return [
+        "fit",
+        "--accurate",
+        accurate,
+        "--robust",
+        robust,
+        "--gate",
+        out,
+        *typed(data, leave_out=("start", "count", "every", "split")),
+        "--start",
+        _many(data),
+        "--count",
+        _many(data),
+        *threat,
+        "--out",
+        f"{out}-mixture",
+    ]
 
 
 def _many(data: DataSettings) -> int:
@@ -90,10 +143,16 @@ def typed(settings: Settings, leave_out: Sequence[str] = ()) -> list[object]:
     arguments: list[object] = []
     for field in fields(settings):
         value: Any = getattr(settings, field.name)
-        if field.name not in leave_out and "help" in field.metadata and value is not None and (
-                field.default is MISSING or value != field.default):
-            arguments += [f"--{field.name.replace('_', '-')}",
-                          written(value) if isinstance(value, float) else value]
+        if (
+            field.name not in leave_out
+            and "help" in field.metadata
+            and value is not None
+            and (field.default is MISSING or value != field.default)
+        ):
+            arguments += [
+                f"--{field.name.replace('_', '-')}",
+                written(value) if isinstance(value, float) else value,
+            ]
     return arguments
 
 

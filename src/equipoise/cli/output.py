@@ -1,7 +1,7 @@
 """What a command prints in the end: a table with notes, or the summary as JSON, or nothing.
 
-Progress and warnings go to standard error while the command runs; results go to standard output, in colour and wrapped
-on a terminal, as plain lines elsewhere.
+Progress and warnings go to standard error while the command runs; results go to standard output, in
+colour and wrapped on a terminal, as plain lines elsewhere.
 """
 
 from __future__ import annotations
@@ -23,20 +23,31 @@ from equipoise.core.text import literal
 
 # Parts of the printed text, by regular expression, and their style on a terminal.
 STYLES = {
-    "title": "bold", "head": "cyan", "rule": "dim", "interval": "dim", "note": "yellow", "failed": "red",
-    "key": "bold green", "next": "bold"}
+    "title": "bold",
+    "head": "cyan",
+    "rule": "dim",
+    "interval": "dim",
+    "note": "yellow",
+    "failed": "red",
+    "key": "bold green",
+    "next": "bold",
+}
 PATTERNS = (
-    r"(?m)^(?P<title>\S.*)\n\n(?P<head>(?:.+\n)+)(?P<rule> *─[─ ]*)$", r"(?P<interval>\[[−\d., ]+\])",
-    r"(?m)^(?P<note>note:)", r"(?m)^(?P<failed>Failed sanity checks.*(?:\n- .*)*)",
+    r"(?m)^(?P<title>\S.*)\n\n(?P<head>(?:.+\n)+)(?P<rule> *─[─ ]*)$",
+    r"(?P<interval>\[[−\d., ]+\])",
+    r"(?m)^(?P<note>note:)",
+    r"(?m)^(?P<failed>Failed sanity checks.*(?:\n- .*)*)",
     r"(?m)^(?P<key>(?:results|attacked images|mixture|checkpoint|gate|report|comparison|index|next):)",
-    r"(?m)^next: (?P<next>.*)$")
+    r"(?m)^next: (?P<next>.*)$",
+)
 
 printed_warnings: set[str] = set()  # warnings that were printed
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a command: its result, the files that it wrote, and the command that usually follows."""
+    """The end of a command: its result, the files that it wrote, and the command that usually
+    follows."""
 
     result: object  # `str()` of it is printed
     folder: Path | None = None  # run folder, whose summary `--json` prints
@@ -50,17 +61,26 @@ class Outcome:
         if self.folder is not None and (path := self.folder / "summary.json").exists():
             return json.loads(path.read_text("utf-8"))
         to_dict = getattr(self.result, "to_dict", None)
-        return {key: str(value) for key, value in (self.files or {}).items()} if to_dict is None else to_dict()
+        return (
+            {key: str(value) for key, value in (self.files or {}).items()}
+            if to_dict is None
+            else to_dict()
+        )
 
     def lines(self) -> list[str]:
         """The lines below the result."""
-        files = [str(where) if str(where).startswith(f"{what}:") else f"{what}: {where}"  # `mixture:DIR` says it itself
-                 for what, where in (self.files or {}).items()]
+        files = [
+            str(where)
+            if str(where).startswith(f"{what}:")
+            else f"{what}: {where}"  # `mixture:DIR` says it itself
+            for what, where in (self.files or {}).items()
+        ]
         return [*files, *([f"next: {_typed(self.next)}"] if self.next else [])]
 
 
 def write_report(out: Path, no_report: bool = False) -> dict[str, object]:
-    """Write the report of a run that has results, and return where it is; of several processes, only the first does."""
+    """Write the report of a run that has results, and return where it is; of several processes,
+    only the first does."""
     if no_report or not _is_first() or not (out / "summary.json").exists():
         return {}
     with progress.task("writing the report", total=1) as task:
@@ -71,7 +91,8 @@ def write_report(out: Path, no_report: bool = False) -> dict[str, object]:
 
 @contextlib.contextmanager
 def during(as_json: bool, quiet: bool) -> Iterator[None]:
-    """Show progress unless `quiet`; nothing but the summary may reach the standard output of `--json`."""
+    """Show progress unless `quiet`; nothing but the summary may reach the standard output of
+    `--json`."""
     with contextlib.ExitStack() as stack:
         if quiet:
             stack.enter_context(progress.hidden())
@@ -92,7 +113,11 @@ def show(outcome: Outcome, as_json: bool = False, quiet: bool = False) -> None:
         return
     result = literal("\n\n".join(filter(None, [str(outcome.result), outcome.more])), keep="\n")
     if _is_one_stream():  # what a warning said is not repeated below the table
-        result = "\n".join(line for line in result.split("\n") if line.removeprefix("note: ") not in printed_warnings)
+        result = "\n".join(
+            line
+            for line in result.split("\n")
+            if line.removeprefix("note: ") not in printed_warnings
+        )
     lines = [literal(line) for line in outcome.lines()]
     if sys.stdout.isatty():
         _print_styled(result, lines)
@@ -118,7 +143,8 @@ def _is_one_stream() -> bool:
 
 
 def _print_styled(result: str, lines: Sequence[str]) -> None:
-    """Print on a terminal: prose is wrapped, paths and commands are left in one piece to be copied."""
+    """Print on a terminal: prose is wrapped, paths and commands are left in one piece to be
+    copied."""
     from rich.console import Console
     from rich.highlighter import RegexHighlighter
     from rich.theme import Theme

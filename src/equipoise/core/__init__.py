@@ -1,1 +1,2 @@
-"""Shared foundations: threats, random streams, geometry, losses, statistics, run folders and settings."""
+"""Shared foundations: threats, random streams, geometry, losses, statistics, run folders and
+settings."""

@@ -1,4 +1,5 @@
-"""Audits: a stronger attack on a random sample of the survivors of an attack, and what follows for the others."""
+"""Audits: a stronger attack on a random sample of the survivors of an attack, and what follows for
+the others."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ ACCEPTED_EXCESS = 0.03  # a sample of 64 without a success stays below it up to 
 class Audit:
     """A stronger attack on a random sample of the images that survived an attack.
 
-    With M survivors, of which m were sampled and k of these broken, the stronger attack would break at most D of all M
-    with 95 % confidence (:func:`~equipoise.core.stats.hypergeometric_upper`). The accuracy under the attack is M/n,
-    whatever the sample; it lies at most D/n above that of both attacks together, and thus above that of the stronger
-    one alone. The worst case counts the k as broken, and so lies at most (D − k)/n above.
+    With M survivors, of which m were sampled and k of these broken, the stronger attack would break
+    at most D of all M with 95 % confidence (:func:`~equipoise.core.stats.hypergeometric_upper`).
+    The accuracy under the attack is M/n, whatever the sample; it lies at most D/n above that of
+    both attacks together, and thus above that of the stronger one alone. The worst case counts the
+    k as broken, and so lies at most (D − k)/n above.
     """
 
     model: str
@@ -26,7 +28,9 @@ class Audit:
     broken: int  # k
     excess: float  # (D − k)/n, of the worst case, with 95 % confidence
     passes: int  # of networks with a gradient; one without counts a third
-    seconds: float | None = None  # None after an interruption: those of the starts before are not known
+    seconds: float | None = (
+        None  # None after an interruption: those of the starts before are not known
+    )
 
     @property
     def accuracy(self) -> float:
@@ -35,7 +39,8 @@ class Audit:
 
     @property
     def gap(self) -> float:
-        """D/n, the most by which this accuracy lies above that under the stronger attack, with 95 % confidence."""
+        """D/n, the most by which this accuracy lies above that under the stronger attack, with 95 %
+        confidence."""
         return self.excess + self.broken / self.n
 
     @property
@@ -45,18 +50,33 @@ class Audit:
 
     @property
     def explanation(self) -> str:
-        """What it says about the accuracy under the attack, what it cost, and what to do where it says little."""
+        """What it says about the accuracy under the attack, what it cost, and what to do where it
+        says little."""
         if self.audited == self.survivors:
-            number = f"all {self.survivors} survivors" if self.survivors > 1 else "the only survivor"
+            number = (
+                f"all {self.survivors} survivors" if self.survivors > 1 else "the only survivor"
+            )
             text = f"; {self.stronger} was run on {number}"
         else:
-            text = (f", at most {100 * self.gap:.1f} points above {self.stronger} with 95 % confidence, "
-                    f"{self.audited} of {self.survivors} survivors audited")
-        left = f", which leaves {100 * (self.survivors - self.broken) / self.n:.1f} %" if self.broken else ""
+            text = (
+                f", at most {100 * self.gap:.1f} points above {self.stronger} with 95 % confidence, "
+                f"{self.audited} of {self.survivors} survivors audited"
+            )
+        left = (
+            f", which leaves {100 * (self.survivors - self.broken) / self.n:.1f} %"
+            if self.broken
+            else ""
+        )
         seconds = "" if self.seconds is None else f", {self.seconds:.0f} s"
-        text = (f"{self.attack} {100 * self.accuracy:.1f} %{text}, {self.broken} broken{left} "
-                f"({self.passes} passes{seconds})")
+        text = (
+            f"{self.attack} {100 * self.accuracy:.1f} %{text}, {self.broken} broken{left} "
+            f"({self.passes} passes{seconds})"
+        )
         if not self.is_poor:
             return text
-        reason = f"{self.stronger} breaks what {self.attack} does not" if self.broken else "This bound is wide"
+        reason = (
+            f"{self.stronger} breaks what {self.attack} does not"
+            if self.broken
+            else "This bound is wide"
+        )
         return f"{text}. {reason}: run --attack {self.stronger}"

@@ -1,8 +1,8 @@
 """Checks of what callers pass in.
 
-Every message has the form "`name` must …, got …", and every error is an :class:`InputError`, so that the command line
-can distinguish a user's mistake (one sentence, exit code 2) from a bug (a traceback). Public functions check; internal
-ones do not check again.
+Every message has the form "`name` must …, got …", and every error is an :class:`InputError`, so
+that the command line can distinguish a user's mistake (one sentence, exit code 2) from a bug (a
+traceback). Public functions check; internal ones do not check again.
 """
 
 from __future__ import annotations
@@ -45,17 +45,21 @@ _REPR.maxstring = _REPR.maxother = _REPR.maxlong = VALUE_LENGTH
 
 
 def shown(value: object) -> str:
-    """The `repr` of a value that a user gave on one line, at most :data:`VALUE_LENGTH` characters of it."""
+    """The `repr` of a value that a user gave on one line, at most :data:`VALUE_LENGTH` characters
+    of it."""
     if isinstance(value, int) and value.bit_length() > 10_000:
         return f"a number of {value.bit_length()} bits"  # Python refuses to write out such numbers
     try:
         return shorten(" ".join(_REPR.repr(value).split("\n")), VALUE_LENGTH)
-    except Exception:  # such as integers of many digits; an error message must not raise another error
+    except (
+        Exception
+    ):  # such as integers of many digits; an error message must not raise another error
         return f"a value of type {type(value).__name__}"
 
 
 class InputError(ValueError):
-    """A value passed by the caller that cannot be used; its text is one sentence for the user, of limited length."""
+    """A value passed by the caller that cannot be used; its text is one sentence for the user, of
+    limited length."""
 
     def __init__(self, sentence: str = "") -> None:
         super().__init__(shorten(str(sentence)))
@@ -94,16 +98,25 @@ def path(name: str, value: Any) -> Path | None:
 
 
 def fraction(name: str, text: str | float) -> float:
-    """Parse "8/255", "0.03" or a number; nothing is evaluated as code, and the time does not depend on the value."""
+    """Parse "8/255", "0.03" or a number; nothing is evaluated as code, and the time does not depend
+    on the value."""
     if isinstance(text, str):
-        require(len(text) <= _LONGEST_NUMBER, name, f"be a number of at most {_LONGEST_NUMBER} characters",
-                f"{len(text)} characters")
+        require(
+            len(text) <= _LONGEST_NUMBER,
+            name,
+            f"be a number of at most {_LONGEST_NUMBER} characters",
+            f"{len(text)} characters",
+        )
     try:
-        value = _parse(text.replace(" ", "")) if isinstance(text, str) else float(number(name, text))
+        value = (
+            _parse(text.replace(" ", "")) if isinstance(text, str) else float(number(name, text))
+        )
     except InputError:
         raise
     except (ValueError, ZeroDivisionError):
-        raise InputError(f"`{name}` must be a number or a fraction such as 8/255, got {shown(text)}") from None
+        raise InputError(
+            f"`{name}` must be a number or a fraction such as 8/255, got {shown(text)}"
+        ) from None
     except OverflowError:  # of a fraction
         value = math.inf
     require(math.isfinite(value), name, "be finite", text)
@@ -111,7 +124,8 @@ def fraction(name: str, text: str | float) -> float:
 
 
 def _parse(text: str) -> float:
-    """Fraction(text) would compute the power of ten of 1e999999999; this gives the same rounded number at once."""
+    """Fraction(text) would compute the power of ten of 1e999999999; this gives the same rounded
+    number at once."""
     numerator, slash, denominator = text.partition("/")
     return float(Fraction(int(numerator), int(denominator))) if slash else float(text)
 
@@ -121,7 +135,9 @@ def fractions(name: str, values: Any, *, most: int) -> list[float]:
     if isinstance(values, str):
         require(values.count(",") < most, name, f"be at most {most} numbers", values.count(",") + 1)
         values = values.split(",")
-    parts = instance(name, [values] if _is_number(values) else values, (list, tuple), "be a number or several")
+    parts = instance(
+        name, [values] if _is_number(values) else values, (list, tuple), "be a number or several"
+    )
     require(0 < len(parts) <= most, name, f"be 1 to {most} numbers", len(parts))
     return [fraction(name, part) for part in parts]
 
@@ -179,7 +195,9 @@ def one_of(name: str, value: str, options: Iterable[str]) -> str:
     listed = ", ".join(names)
     if len(names) > MOST_LISTED:
         listed = f"{len(names)} names{', such as ' + ', '.join(near) if near else ''}"
-    raise InputError(f"`{name}` must be one of {shorten(listed, 2 * VALUE_LENGTH)}, got {shown(value)}{hint}")
+    raise InputError(
+        f"`{name}` must be one of {shorten(listed, 2 * VALUE_LENGTH)}, got {shown(value)}{hint}"
+    )
 
 
 def images(x: Tensor, name: str = "images") -> Tensor:
@@ -192,7 +210,9 @@ def images(x: Tensor, name: str = "images") -> Tensor:
     if x.numel():
         low, high = (float(end) for end in torch.aminmax(x.detach()))
         # NaN fails both comparisons, so it is caught here too.
-        require(low >= 0 and high <= 1, name, "lie in [0, 1]", f"values from {low:.6g} to {high:.6g}")
+        require(
+            low >= 0 and high <= 1, name, "lie in [0, 1]", f"values from {low:.6g} to {high:.6g}"
+        )
     return x
 
 
@@ -207,12 +227,18 @@ def labels(y: Tensor, classes: int, count: int | None = None, name: str = "label
         require(len(y) == count, name, f"be as many as the images, {count}", len(y))
     if y.numel():
         low, high = (int(end) for end in torch.aminmax(y))
-        require(low >= 0 and high < classes, name, f"lie in 0..{classes - 1}", f"values from {low} to {high}")
+        require(
+            low >= 0 and high < classes,
+            name,
+            f"lie in 0..{classes - 1}",
+            f"values from {low} to {high}",
+        )
     return y
 
 
 def logits(z: Tensor, count: int, name: str = "logits") -> Tensor:
-    """(count, K) with K ≥ 2, no NaN, no +inf, and not −inf for all classes: every row has a softmax."""
+    """(count, K) with K ≥ 2, no NaN, no +inf, and not −inf for all classes: every row has a
+    softmax."""
     import torch
 
     require(isinstance(z, torch.Tensor), name, "be one tensor", type(z).__name__)
@@ -220,8 +246,12 @@ def logits(z: Tensor, count: int, name: str = "logits") -> Tensor:
     require(ok, name, f"have shape ({count}, K) with K ≥ 2", tuple(z.shape))
     require(z.is_floating_point(), name, "be floating point", z.dtype)
     largest = z.detach().amax(dim=1)  # NaN in any column is NaN here
-    if not bool(largest.isfinite().all()):  # one synchronisation with a GPU unless something is wrong
+    if not bool(
+        largest.isfinite().all()
+    ):  # one synchronisation with a GPU unless something is wrong
         require(not bool(largest.isnan().any()), name, "not contain NaN", "NaN")
         require(not bool(largest.isposinf().any()), name, "not contain +inf", "+inf")
-        raise InputError(f"`{name}` must hold a finite number for every image, got −inf for all classes")
+        raise InputError(
+            f"`{name}` must hold a finite number for every image, got −inf for all classes"
+        )
     return z

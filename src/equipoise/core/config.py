@@ -1,4 +1,5 @@
-"""TOML and JSON files: read strictly; TOML is written with plain values first and one section per nested table."""
+"""TOML and JSON files: read strictly; TOML is written with plain values first and one section per
+nested table."""
 
 from __future__ import annotations
 
@@ -41,14 +42,18 @@ def read_text(path: Path, most: int = MAX_BYTES) -> str:
     path = Path(path)
     try:
         if path.exists() and not path.is_file():
-            raise InputError(f"{path} must be a file, got {'a folder' if path.is_dir() else 'something else'}")
+            raise InputError(
+                f"{path} must be a file, got {'a folder' if path.is_dir() else 'something else'}"
+            )
         if (size := path.stat().st_size) > most:
             raise InputError(f"{path} must have at most {most >> 20} MiB, got {size >> 20} MiB")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} must be text in UTF-8: {error.reason} at byte {error.start}") from None
+        raise InputError(
+            f"{path} must be text in UTF-8: {error.reason} at byte {error.start}"
+        ) from None
 
 
 def check_schema(table: Mapping[str, Any], path: Path, schemas: Sequence[int] = SCHEMAS) -> int:
@@ -58,18 +63,29 @@ def check_schema(table: Mapping[str, Any], path: Path, schemas: Sequence[int] = 
     """
     schema, known = table.get("schema"), list(schemas)
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < known[0]:
-        raise InputError(f"`schema` must be {' or '.join(map(str, known))} in {path}, got {checks.shown(schema)}")
+        raise InputError(
+            f"`schema` must be {' or '.join(map(str, known))} in {path}, got {checks.shown(schema)}"
+        )
     if schema > known[-1]:
         version = str(table.get("version", __version__))
-        writer = f"by Equipoise {checks.shorten(version, 40)}" if version != __version__ else (
-            "by a newer version of Equipoise")
-        raise InputError(f"{path} was written {writer} (schema {checks.shown(schema)}) and needs that version; this is "
-                         f"{__version__}, which reads {_listed(known)}")
+        writer = (
+            f"by Equipoise {checks.shorten(version, 40)}"
+            if version != __version__
+            else ("by a newer version of Equipoise")
+        )
+        raise InputError(
+            f"{path} was written {writer} (schema {checks.shown(schema)}) and needs that version; this is "
+            f"{__version__}, which reads {_listed(known)}"
+        )
     return schema
 
 
 def _listed(schemas: list[int]) -> str:
-    return f"schema {schemas[0]}" if len(schemas) == 1 else f"schemas {' and '.join(map(str, schemas))}"
+    return (
+        f"schema {schemas[0]}"
+        if len(schemas) == 1
+        else f"schemas {' and '.join(map(str, schemas))}"
+    )
 
 
 def _parse(parser: Callable[[str], Any], text: str, must: str) -> Any:
@@ -89,7 +105,9 @@ def _depth(value: Any) -> int:
     depth, level = 0, [value]
     while level := [item for item in level if isinstance(item, dict | list) and item]:
         depth += 1
-        level = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]
+        level = [
+            child for item in level for child in (item.values() if isinstance(item, dict) else item)
+        ]
     return depth
 
 
@@ -114,8 +132,11 @@ def dumps(table: Mapping[str, Any]) -> str:
 
 
 def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    lines = [f"{_key(key)} = {_value(value)}" for key, value in table.items()
-             if value is not None and not isinstance(value, Mapping)]
+    lines = [
+        f"{_key(key)} = {_value(value)}"
+        for key, value in table.items()
+        if value is not None and not isinstance(value, Mapping)
+    ]
     for name, nested in table.items():
         if isinstance(nested, Mapping):
             here = (*path, _key(name))
@@ -131,7 +152,9 @@ def _key(key: str) -> str:
 def _quoted(text: str) -> str:
     """Any text as a TOML string; bytes of a file name that are not UTF-8 become visible escapes."""
     valid = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return json.dumps(valid, ensure_ascii=False).replace("\x7f", "\\u007f")  # which JSON allows and TOML does not
+    return json.dumps(valid, ensure_ascii=False).replace(
+        "\x7f", "\\u007f"
+    )  # which JSON allows and TOML does not
 
 
 def _value(value: Any) -> str:
@@ -147,6 +170,8 @@ def _value(value: Any) -> str:
         case list() | tuple():
             return "[" + ", ".join(_value(item) for item in value) + "]"
         case Mapping():
-            inner = ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items() if item is not None)
+            inner = ", ".join(
+                f"{_key(key)} = {_value(item)}" for key, item in value.items() if item is not None
+            )
             return f"{{ {inner} }}"
     raise TypeError(f"no TOML for {value!r}")

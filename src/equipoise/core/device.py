@@ -24,16 +24,24 @@ PRECISIONS = ("auto", "fp32", "bf16")
 
 
 def resolve(name: str | torch.device) -> torch.device:
-    """The device of that name; `auto` is CUDA if available, and under `torchrun` the GPU of this process."""
+    """The device of that name; `auto` is CUDA if available, and under `torchrun` the GPU of this
+    process."""
     if isinstance(name, torch.device):
         return name
     checks.one_of("device", name, DEVICES)
     present = torch.cuda.is_available()
-    checks.require(name != "cuda" or present, "device", "be one that is present (no CUDA device found)", name)
+    checks.require(
+        name != "cuda" or present, "device", "be one that is present (no CUDA device found)", name
+    )
     if name == "cpu" or not present:
         return torch.device("cpu")
     processes, count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-    checks.require(processes <= count, "device", f"have a GPU for each of the {processes} processes", f"{count} GPUs")
+    checks.require(
+        processes <= count,
+        "device",
+        f"have a GPU for each of the {processes} processes",
+        f"{count} GPUs",
+    )
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
@@ -50,32 +58,45 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
 def has_bf16(kind: str) -> bool:
     """Whether this kind of device computes in bfloat16.
 
-    Some CPUs, virtual ones above all, claim instructions on which they trap. That ends the process, so a separate one
-    tries first.
+    Some CPUs, virtual ones above all, claim instructions on which they trap. That ends the process,
+    so a separate one tries first.
     """
     if kind != "cpu":
         return True
-    return subprocess.run([sys.executable, "-c", BF16_TRIAL], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            [sys.executable, "-c", BF16_TRIAL], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
 
 
 def check_precision(name: str, device: torch.device) -> str:
     """Check that this device has the precision of that name, and return the name."""
     checks.one_of("precision", name, PRECISIONS)
-    checks.require(name != "bf16" or has_bf16(device.type), "precision",
-                   f"be auto or fp32 on this {device.type}, which cannot compute in bfloat16", name)
+    checks.require(
+        name != "bf16" or has_bf16(device.type),
+        "precision",
+        f"be auto or fp32 on this {device.type}, which cannot compute in bfloat16",
+        name,
+    )
     return name
 
 
-_tf32_before: list[tuple[bool, bool]] = []  # one entry per open context; the first is the user's setting
+_tf32_before: list[
+    tuple[bool, bool]
+] = []  # one entry per open context; the first is the user's setting
 _tf32_lock = threading.Lock()
 _cuda_lock = threading.RLock()
 
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Compute in full precision: no TF32, which torch allows in convolutions by default, and no autocast.
+    """Compute in full precision: no TF32, which torch allows in convolutions by default, and no
+    autocast.
 
-    TF32 is a setting of the whole process: of contexts that overlap in several threads the last one restores it.
+    TF32 is a setting of the whole process: of contexts that overlap in several threads the last one
+    restores it.
     """
     convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
     with _tf32_lock:
@@ -92,7 +113,8 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 def full_precision_layout(x: Tensor) -> Tensor:
-    """Images (B, C, H, W) as convolutions in full precision want them: on CUDA those with channels last are slower.
+    """Images (B, C, H, W) as convolutions in full precision want them: on CUDA those with channels
+    last are slower.
 
     The networks of attacks, in reduced precision, have channels last.
     """
@@ -111,10 +133,14 @@ _stays_on_one_stream = threading.Event()
 def exclusive(device: torch.device) -> Iterator[None]:
     """A context for attacks, which only one thread at a time enters on CUDA.
 
-    There the precision is a setting of the whole process, so that another thread's passes would change the results. Two
-    networks may run :func:`side_by_side` inside, because no other thread uses the second stream.
+    There the precision is a setting of the whole process, so that another thread's passes would
+    change the results. Two networks may run :func:`side_by_side` inside, because no other thread
+    uses the second stream.
     """
-    with _cuda_lock if device.type == "cuda" else nullcontext(), _second_stream_allowed(device.type == "cuda"):
+    with (
+        _cuda_lock if device.type == "cuda" else nullcontext(),
+        _second_stream_allowed(device.type == "cuda"),
+    ):
         yield
 
 
@@ -128,20 +154,28 @@ def _second_stream_allowed(allowed: bool) -> Iterator[None]:
         _streams.has_second = before
 
 
-def side_by_side(x: Tensor, first: Callable[[Tensor], First], second: Callable[[Tensor], Second]) -> (
-        tuple[First, Second]):
-    """What two networks return for the same images; in an attack on CUDA the second runs on a stream of its own.
+def side_by_side(
+    x: Tensor, first: Callable[[Tensor], First], second: Callable[[Tensor], Second]
+) -> tuple[First, Second]:
+    """What two networks return for the same images; in an attack on CUDA the second runs on a
+    stream of its own.
 
-    Most kernels leave a part of the GPU idle at their end: a gradient of two ResNet-18 takes 5.6 instead of 6.3 ms (512
-    images, H200). Gradients flow back on the same streams. Networks inside of these, as of a mixture of mixtures, run
-    one after the other: their outputs would lie in memory that the outer network on the second stream could overwrite
-    while the first stream still reads them.
+    Most kernels leave a part of the GPU idle at their end: a gradient of two ResNet-18 takes 5.6
+    instead of 6.3 ms (512 images, H200). Gradients flow back on the same streams. Networks inside
+    of these, as of a mixture of mixtures, run one after the other: their outputs would lie in
+    memory that the outer network on the second stream could overwrite while the first stream still
+    reads them.
     """
-    if (not x.is_cuda or torch.compiler.is_compiling() or not _streams.has_second
-            or _stays_on_one_stream.is_set()):
+    if (
+        not x.is_cuda
+        or torch.compiler.is_compiling()
+        or not _streams.has_second
+        or _stays_on_one_stream.is_set()
+    ):
         return first(x), second(x)
     here, beside = torch.cuda.current_stream(x.device), _second_stream(x.device)
-    # The second network gets a view that was made on this stream, so that both gradients are summed here.
+    # The second network gets a view that was made on this stream, so that both gradients are summed
+    # here.
     beside.wait_stream(here)
     try:
         with _second_stream_allowed(False):
@@ -150,8 +184,8 @@ def side_by_side(x: Tensor, first: Callable[[Tensor], First], second: Callable[[
             with torch.cuda.stream(beside):
                 other = second(view)
     finally:
-        # Also after an error, or a graph that is being recorded could not end. Waiting keeps the memory of both streams
-        # from being used again too early.
+        # Also after an error, or a graph that is being recorded could not end. Waiting keeps the
+        # memory of both streams from being used again too early.
         here.wait_stream(beside)
     return result, other
 
@@ -159,7 +193,8 @@ def side_by_side(x: Tensor, first: Callable[[Tensor], First], second: Callable[[
 def stay_on_one_stream() -> None:
     """From now on :func:`side_by_side` uses one stream.
 
-    After a recording that failed torch may keep, until the process ends, all memory that crosses streams.
+    After a recording that failed torch may keep, until the process ends, all memory that crosses
+    streams.
     """
     _stays_on_one_stream.set()
 
@@ -170,7 +205,8 @@ def _second_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def move(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model on that device; one that is there already is left alone, because other threads may be using it."""
+    """The model on that device; one that is there already is left alone, because other threads may
+    be using it."""
     tensors = (*model.parameters(), *model.buffers())
     return model if all(_is_on(tensor, device) for tensor in tensors) else model.to(device)
 
@@ -191,9 +227,11 @@ def autocast(name: str, device: torch.device) -> AbstractContextManager[object]:
 
 @contextmanager
 def single_thread() -> Iterator[None]:
-    """Compute on the CPU with one thread: numbers of small tensors then do not depend on how many cores there are.
+    """Compute on the CPU with one thread: numbers of small tensors then do not depend on how many
+    cores there are.
 
-    Several threads do not gain anything there, and wait for each other where other programs use the cores.
+    Several threads do not gain anything there, and wait for each other where other programs use the
+    cores.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -203,15 +241,24 @@ def single_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-ATTACK_BATCH, CUDA_ATTACK_BATCH = 128, 512  # images attacked at a time; smaller batches leave a GPU idle
+ATTACK_BATCH, CUDA_ATTACK_BATCH = (
+    128,
+    512,
+)  # images attacked at a time; smaller batches leave a GPU idle
 
 
 def attack_batch_setting() -> Any:
     """The setting for :func:`attack_batch_size`."""
-    return setting(None, f"Images per batch, {ATTACK_BATCH} or on CUDA {CUDA_ATTACK_BATCH} if not given; halved when "
-                   "memory runs out.", least=1)
+    return setting(
+        None,
+        f"Images per batch, {ATTACK_BATCH} or on CUDA {CUDA_ATTACK_BATCH} if not given; halved when "
+        "memory runs out.",
+        least=1,
+    )
 
 
 def attack_batch_size(given: int | None, place: torch.device) -> int:
     """Images attacked at a time: as given, or else as many as suit the device."""
-    return given if given is not None else CUDA_ATTACK_BATCH if place.type == "cuda" else ATTACK_BATCH
+    return (
+        given if given is not None else CUDA_ATTACK_BATCH if place.type == "cuda" else ATTACK_BATCH
+    )

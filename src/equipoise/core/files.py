@@ -1,8 +1,9 @@
-"""Files: one atomic writer, durable appending, and a lock that lets one command at a time into a folder.
+"""Files: one atomic writer, durable appending, and a lock that lets one command at a time into a
+folder.
 
-A file is written under a temporary name in its own folder, synced and renamed, so that a kill or a full disk never
-damages what was there. The temporary file of a killed process is removed by the next write in that folder; those of
-running processes are locked, and stay.
+A file is written under a temporary name in its own folder, synced and renamed, so that a kill or a
+full disk never damages what was there. The temporary file of a killed process is removed by the
+next write in that folder; those of running processes are locked, and stay.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _BUFFER = 1 << 20  # bytes
 
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[BinaryIO]:
-    """A new binary file that takes the place of `path` at the end of the block, or vanishes if the block fails."""
+    """A new binary file that takes the place of `path` at the end of the block, or vanishes if the
+    block fails."""
     path = Path(path)
     remove_stale(path.parent)
     raw = _open_temporary(path.parent)
@@ -55,13 +57,15 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Replace a file whole or not at all: a full disk or a kill never damages the previous content."""
+    """Replace a file whole or not at all: a full disk or a kill never damages the previous
+    content."""
     with atomic_writer(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 class _Temporary(io.FileIO):
-    """Keeps the first failed write: libraries that write archives hide it behind errors of their own."""
+    """Keeps the first failed write: libraries that write archives hide it behind errors of their
+    own."""
 
     name: str
     error: OSError | None = None
@@ -77,7 +81,9 @@ class _Temporary(io.FileIO):
 def _open_temporary(folder: Path) -> _Temporary:
     while True:
         path = str(folder / f".equipoise-{secrets.token_hex(16)}.tmp")
-        raw = _Temporary(path, "xb", opener=lambda name, flags: os.open(name, flags | _NO_FOLLOW, 0o666))
+        raw = _Temporary(
+            path, "xb", opener=lambda name, flags: os.open(name, flags | _NO_FOLLOW, 0o666)
+        )
         _lock(raw.fileno(), wait=True)
         if os.name != "posix" or os.fstat(raw.fileno()).st_nlink:
             return raw
@@ -85,7 +91,8 @@ def _open_temporary(folder: Path) -> _Temporary:
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove the temporary files of killed processes, which no process has locked; links are not followed."""
+    """Remove the temporary files of killed processes, which no process has locked; links are not
+    followed."""
     with os.scandir(folder) as entries:
         stale = [entry for entry in entries if _TEMPORARY.fullmatch(entry.name)]
     for entry in stale:
@@ -110,26 +117,37 @@ def exists(path: str | Path) -> bool:
 
 
 def near_miss(path: str | Path) -> str:
-    """The end of a sentence about a missing file or folder: the most similar name beside it, or nothing."""
+    """The end of a sentence about a missing file or folder: the most similar name beside it, or
+    nothing."""
     path = Path(path)
     try:
-        near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
+        near = difflib.get_close_matches(
+            path.name, [entry.name for entry in path.parent.iterdir()], n=1
+        )
     except (OSError, ValueError):  # no such folder, no permission, a null character
         return ""
     return f" (did you mean {str(path.with_name(near[0]))!r}?)" if near else ""
 
 
 def names(folder: Path) -> set[str]:
-    """What a folder holds, except for temporary files of killed processes and files of the system."""
-    return {path.name for path in folder.iterdir()
-            if not _TEMPORARY.fullmatch(path.name) and path.name not in _SYSTEM_FILES}
+    """What a folder holds, except for temporary files of killed processes and files of the
+    system."""
+    return {
+        path.name
+        for path in folder.iterdir()
+        if not _TEMPORARY.fullmatch(path.name) and path.name not in _SYSTEM_FILES
+    }
 
 
 def append_durably(path: Path, text: str) -> None:
     """Append text, whole or not at all unless the process is killed, and sync it to the disk."""
     path.parent.mkdir(exist_ok=True)
     is_first = not path.exists()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_FOLLOW | getattr(os, "O_BINARY", 0), 0o666)
+    descriptor = os.open(
+        path,
+        os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_FOLLOW | getattr(os, "O_BINARY", 0),
+        0o666,
+    )
     try:
         size, rest = os.fstat(descriptor).st_size, memoryview(text.encode())
         try:
@@ -148,7 +166,8 @@ def append_durably(path: Path, text: str) -> None:
 
 
 def remove_incomplete_line(path: Path) -> None:
-    """Cut the half line that a killed process may leave at the end, so that the next one starts on a new line."""
+    """Cut the half line that a killed process may leave at the end, so that the next one starts on
+    a new line."""
     data = path.read_bytes()
     if data and not data.endswith(b"\n"):
         write_atomic(path, data[: data.rfind(b"\n") + 1])
@@ -187,8 +206,8 @@ def _lock(descriptor: int, wait: bool = False) -> bool:
 class FolderLock:
     """Exclusive use of a folder, held for as long as this object lives.
 
-    The folder itself is locked, so that no lock file is left behind; the system releases the lock when the process
-    ends, however it ends.
+    The folder itself is locked, so that no lock file is left behind; the system releases the lock
+    when the process ends, however it ends.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -217,7 +236,9 @@ def lock(folder: Path) -> FolderLock | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise InputError(f"`out` must be a folder that no other command is writing to, got {str(folder)!r}") from None
+        raise InputError(
+            f"`out` must be a folder that no other command is writing to, got {str(folder)!r}"
+        ) from None
     except OSError:
         os.close(descriptor)
         return None

@@ -1,11 +1,13 @@
-"""Geometry of the perturbation sets: what differs between norms is here (and in the proposals of the Square attack).
+"""Geometry of the perturbation sets: what differs between norms is here (and in the proposals of
+the Square attack).
 
-`size` measures, `dual_norm` measures gradients, `project` brings back inside, `steepest` is the unit step that raises a
-linear function most, `draw` samples the ball uniformly, `surface` its sphere, `move_to_hyperplane` finds the smallest
-move onto a hyperplane. Everything is per example over (B, …).
+`size` measures, `dual_norm` measures gradients, `project` brings back inside, `steepest` is the
+unit step that raises a linear function most, `draw` samples the ball uniformly, `surface` its
+sphere, `move_to_hyperplane` finds the smallest move onto a hyperplane. Everything is per example
+over (B, …).
 
-The ℓ1 ball has corners, where [0, 1] cuts it off: its projections and moves are onto the intersection with the box,
-and its steps change several pixels [Croce2021].
+The ℓ1 ball has corners, where [0, 1] cuts it off: its projections and moves are onto the
+intersection with the box, and its steps change several pixels [Croce2021].
 """
 
 from __future__ import annotations
@@ -73,12 +75,16 @@ def bounds(x: Tensor, threat: Threat) -> tuple[Tensor, Tensor]:
 
 
 def reusable_bounds(x: Tensor, threat: Threat) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """What repeated projections around the same images can share: the bounds of an ℓ∞ ball; nothing for others."""
+    """What repeated projections around the same images can share: the bounds of an ℓ∞ ball; nothing
+    for others."""
     return bounds(x, threat) if threat.norm == "linf" else (None, None)
 
 
-def project(x_adv: Tensor, x: Tensor, threat: Threat, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    """The image nearest to `x_adv` (for ℓ2: on the way back to x) inside the ball and inside [0, 1].
+def project(
+    x_adv: Tensor, x: Tensor, threat: Threat, low: Tensor | None = None, high: Tensor | None = None
+) -> Tensor:
+    """The image nearest to `x_adv` (for ℓ2: on the way back to x) inside the ball and inside [0,
+    1].
 
     `low` and `high` are the :func:`reusable_bounds` of x, where they are known already.
     """
@@ -89,7 +95,8 @@ def project(x_adv: Tensor, x: Tensor, threat: Threat, low: Tensor | None = None,
     if threat.norm == "l1":
         return _project_l1(x_adv, x, threat.eps)
     delta = x_adv - x
-    # Adding to x rounds every pixel by up to a quarter of the dtype's eps; together they must not leave the ball.
+    # Adding to x rounds every pixel by up to a quarter of the dtype's eps; together they must not
+    # leave the ball.
     slack = torch.finfo(x.dtype).eps / 4 * math.sqrt(delta[0].numel()) if len(x) else 0.0
     radius = max(threat.eps - slack, threat.eps / 2)
     factor = radius / size(delta, "l2").clamp_min(radius)
@@ -100,9 +107,10 @@ def project(x_adv: Tensor, x: Tensor, threat: Threat, low: Tensor | None = None,
 def _project_l1(x_adv: Tensor, x: Tensor, eps: float | Tensor) -> Tensor:
     """The image nearest to `x_adv` inside the ℓ1 ball and [0, 1]; eps is a number or (B,).
 
-    With aᵢ = |x_advᵢ − xᵢ| and rᵢ the room of pixel i in that direction, its perturbation is min(max(aᵢ − λ, 0), rᵢ),
-    where λ ≥ 0 makes the sum eps. The sum falls with λ and is linear between neighbouring aᵢ and aᵢ − rᵢ: bisection
-    finds the piece, and a division the solution on it.
+    With aᵢ = |x_advᵢ − xᵢ| and rᵢ the room of pixel i in that direction, its perturbation is
+    min(max(aᵢ − λ, 0), rᵢ), where λ ≥ 0 makes the sum eps. The sum falls with λ and is linear
+    between neighbouring aᵢ and aᵢ − rᵢ: bisection finds the piece, and a division the solution on
+    it.
     """
     delta, axes = x_adv - x, tuple(range(1, x.dim()))
     change, room = delta.abs(), torch.where(delta > 0, 1 - x, x)
@@ -134,10 +142,11 @@ def _project_l1(x_adv: Tensor, x: Tensor, eps: float | Tensor) -> Tensor:
 
 
 def project_to_ball(x_adv: Tensor, x: Tensor, norm: str, eps: float | Tensor | None) -> Tensor:
-    """Back into [0, 1] and into a ball whose radius may differ from image to image; None is no ball.
+    """Back into [0, 1] and into a ball whose radius may differ from image to image; None is no
+    ball.
 
-    x is in the box, so shrinking towards it stays there. Cheaper than :func:`project` and exact only up to rounding,
-    which is enough for training.
+    x is in the box, so shrinking towards it stays there. Cheaper than :func:`project` and exact
+    only up to rounding, which is enough for training.
     """
     if norm == "l1" and eps is not None:
         return _project_l1(x_adv, x, eps)
@@ -152,10 +161,12 @@ def project_to_ball(x_adv: Tensor, x: Tensor, norm: str, eps: float | Tensor | N
 
 
 def steepest(gradient: Tensor, norm: str, spread: float | Tensor = 0.0) -> Tensor:
-    """The direction of size one that raises a linear function with this gradient most; zero stays zero.
+    """The direction of size one that raises a linear function with this gradient most; zero stays
+    zero.
 
-    In ℓ1 that is a change of a single pixel, which [0, 1] soon ends. So `spread`, a number or (B,), divides the step
-    equally among this share of the pixels, those with the largest gradients. Other norms do not need it.
+    In ℓ1 that is a change of a single pixel, which [0, 1] soon ends. So `spread`, a number or (B,),
+    divides the step equally among this share of the pixels, those with the largest gradients. Other
+    norms do not need it.
     """
     if norm == "linf":
         return gradient.sign()
@@ -168,13 +179,16 @@ def steepest(gradient: Tensor, norm: str, spread: float | Tensor = 0.0) -> Tenso
 
 
 def _sparse_signs(gradient: Tensor, share: float | Tensor) -> Tensor:
-    """The signs of the given share of the largest gradients, at least one, with a sum of magnitudes of one."""
+    """The signs of the given share of the largest gradients, at least one, with a sum of magnitudes
+    of one."""
     magnitude = gradient.abs()
     ordered = magnitude.flatten(1).sort(dim=1, descending=True).values
     shares = share if isinstance(share, Tensor) else gradient.new_full((), share)
     number = (shares * ordered.shape[1]).long().clamp(1, ordered.shape[1]).expand(len(gradient))
     least = ordered.gather(1, number.unsqueeze(1) - 1).squeeze(1)
-    signs = torch.where(magnitude >= per_example(least, gradient), gradient.sign(), torch.zeros_like(gradient))
+    signs = torch.where(
+        magnitude >= per_example(least, gradient), gradient.sign(), torch.zeros_like(gradient)
+    )
     return signs / per_example(size(signs, "l1").clamp_min(1), signs)
 
 
@@ -215,17 +229,22 @@ def surface(x: Tensor, threat: Threat, stream: Stream) -> Tensor:
     return project(x + threat.eps * direction.to(x.dtype), x, threat)
 
 
-HYPERPLANE_ROUNDS = {"cpu": 12, "cuda": 8}  # on CUDA a test for convergence would cost more than the last rounds
+HYPERPLANE_ROUNDS = {
+    "cpu": 12,
+    "cuda": 8,
+}  # on CUDA a test for convergence would cost more than the last rounds
 
 
 def move_to_hyperplane(x: Tensor, w: Tensor, value: Tensor, norm: str) -> Tensor:
-    r"""The smallest d (in the norm) with value + w·d = 0 and x + d in [0, 1]; as near to it as possible if none exists.
+    r"""The smallest d (in the norm) with value + w·d = 0 and x + d in [0, 1]; as near to it as
+    possible if none exists.
 
-    Moving against the sign of `value`, coordinate i moves by min(λ v_i, limit_i), with speed v_i = 1 for ℓ∞ and |w_i|
-    for ℓ2. The total gain Σ|w_i|·min(λ v_i, limit_i) is concave and piecewise linear in λ, so Newton's method from
-    λ = 0 approaches the solution from below and ends after finitely many rounds; a handful suffices, because few pixels
-    reach their limit. In ℓ1 pixels go to their limit one after another, those with the largest |w_i| first.
-    `w` are (B, …) normals, `value` (B,) values of the affine function at x.
+    Moving against the sign of `value`, coordinate i moves by min(λ v_i, limit_i), with speed v_i =
+    1 for ℓ∞ and |w_i| for ℓ2. The total gain Σ|w_i|·min(λ v_i, limit_i) is concave and piecewise
+    linear in λ, so Newton's method from λ = 0 approaches the solution from below and ends after
+    finitely many rounds; a handful suffices, because few pixels reach their limit. In ℓ1 pixels go
+    to their limit one after another, those with the largest |w_i| first. `w` are (B, …) normals,
+    `value` (B,) values of the affine function at x.
     """
     direction = -w.sign() * per_example(value.sign(), w)
     limit = torch.where(direction > 0, 1 - x, torch.where(direction < 0, x, torch.zeros_like(x)))
@@ -233,12 +252,18 @@ def move_to_hyperplane(x: Tensor, w: Tensor, value: Tensor, norm: str) -> Tensor
     if norm == "l1":
         return direction * _fill_largest(weight, limit, gap)
     speed = 1 if norm == "linf" else weight
-    rate, most = weight * speed, weight * limit  # what a pixel gains per unit of λ before its limit, and in all
+    rate, most = (
+        weight * speed,
+        weight * limit,
+    )  # what a pixel gains per unit of λ before its limit, and in all
     reached_at = limit / speed  # the λ from which on it is at its limit
     scale, axes = torch.zeros_like(gap), tuple(range(1, x.dim()))
     for _ in range(HYPERPLANE_ROUNDS.get(x.device.type, 12)):
         at_limit = reached_at <= per_example(scale, x)
-        gain, slope = torch.where(at_limit, most, 0).sum(dim=axes), torch.where(at_limit, 0, rate).sum(dim=axes)
+        gain, slope = (
+            torch.where(at_limit, most, 0).sum(dim=axes),
+            torch.where(at_limit, 0, rate).sum(dim=axes),
+        )
         larger = torch.where(slope > 0, (gap - gain).clamp_min(0) / slope.clamp_min(1e-30), scale)
         done = larger <= scale * (1 + 1e-7)
         scale = torch.maximum(scale, larger)
@@ -248,10 +273,13 @@ def move_to_hyperplane(x: Tensor, w: Tensor, value: Tensor, norm: str) -> Tensor
 
 
 def _fill_largest(weight: Tensor, limit: Tensor, gap: Tensor) -> Tensor:
-    """Moves m ≤ limit (B, …) of smallest sum with Σ weight·m = gap (B,), or at their limits if that is not enough."""
+    """Moves m ≤ limit (B, …) of smallest sum with Σ weight·m = gap (B,), or at their limits if that
+    is not enough."""
     ordered, order = weight.flatten(1).double().sort(dim=1, descending=True, stable=True)
     gain = ordered * limit.flatten(1).gather(1, order)
     before = gain.cumsum(dim=1) - gain
     used = torch.minimum((gap.double().unsqueeze(1) - before).clamp_min(0), gain)
-    moved = torch.zeros_like(used).scatter(1, order, used / ordered.clamp_min(1e-300)).to(weight.dtype)
+    moved = (
+        torch.zeros_like(used).scatter(1, order, used / ordered.clamp_min(1e-300)).to(weight.dtype)
+    )
     return torch.minimum(moved.view_as(weight), limit)

@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM: a command ends in one sentence; work with a state defers them until the state is saved."""
+"""Ctrl-C and SIGTERM: a command ends in one sentence; work with a state defers them until the state
+is saved."""
 
 from __future__ import annotations
 
@@ -49,9 +50,11 @@ def as_exceptions() -> Iterator[Received]:
 
 @contextmanager
 def deferred() -> Iterator[Received]:
-    """Let the block see a signal and end where its state is saved; then the signal goes to its previous handler.
+    """Let the block see a signal and end where its state is saved; then the signal goes to its
+    previous handler.
 
-    A KeyboardInterrupt that the block raises after a signal passes its message on. A second signal is not deferred.
+    A KeyboardInterrupt that the block raises after a signal passes its message on. A second signal
+    is not deferred.
     """
     received, at_once = Received(), False
 
@@ -88,7 +91,8 @@ def _deliver(number: int, handlers: dict[int, _Handler | int]) -> None:
 
 @contextmanager
 def installed(handle: _Handler) -> Iterator[dict[int, _Handler | int]]:
-    """Handle the signals that are not ignored; yields the previous handlers. Only the main thread receives signals."""
+    """Handle the signals that are not ignored; yields the previous handlers. Only the main thread
+    receives signals."""
     previous: dict[int, _Handler | int] = {}
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
@@ -104,5 +108,6 @@ def installed(handle: _Handler) -> Iterator[dict[int, _Handler | int]]:
 
 
 def _is_one_of_several() -> bool:
-    """Whether this is one of several processes: who started them forwards Ctrl-C that the terminal sent them, too."""
+    """Whether this is one of several processes: who started them forwards Ctrl-C that the terminal
+    sent them, too."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1

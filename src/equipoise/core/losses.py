@@ -35,16 +35,21 @@ def probability_margin(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def top_log_odds(logits: Tensor) -> Tensor:
-    """log p_top − log(1 − p_top) of the largest probability of softmax(z): how sure a prediction is."""
-    first, rest = logits.amax(dim=1), logits.scatter(1, logits.argmax(dim=1, keepdim=True), -math.inf)
+    """log p_top − log(1 − p_top) of the largest probability of softmax(z): how sure a prediction
+    is."""
+    first, rest = (
+        logits.amax(dim=1),
+        logits.scatter(1, logits.argmax(dim=1, keepdim=True), -math.inf),
+    )
     return first - rest.logsumexp(dim=1)
 
 
 def dlr(logits: Tensor, y: Tensor) -> Tensor:
     """Difference of logits ratio [Croce2020, Eq. (6)]: −(z_y − max_{j≠y} z_j) / (z_(1) − z_(3)).
 
-    Neither shifting nor scaling the logits changes it, so confidence cannot mask its gradient. With two classes, where
-    there is no third logit and the ratio would be ±1 everywhere, it is the plain margin.
+    Neither shifting nor scaling the logits changes it, so confidence cannot mask its gradient. With
+    two classes, where there is no third logit and the ratio would be ±1 everywhere, it is the plain
+    margin.
     """
     margin = signed_margin(logits, y)
     if logits.shape[1] < 3:
@@ -56,9 +61,12 @@ def dlr(logits: Tensor, y: Tensor) -> Tensor:
 def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     """−(z_y − z_t) / (z_(1) − (z_(3) + z_(4)) / 2) [Croce2020, Eq. (7)].
 
-    With three classes it would be constant wherever the target has the lowest logit; there, and with two, it is −gap.
+    With three classes it would be constant wherever the target has the lowest logit; there, and
+    with two, it is −gap.
     """
-    gap = logits.gather(1, y.unsqueeze(1)).squeeze(1) - logits.gather(1, target.unsqueeze(1)).squeeze(1)
+    gap = logits.gather(1, y.unsqueeze(1)).squeeze(1) - logits.gather(
+        1, target.unsqueeze(1)
+    ).squeeze(1)
     if logits.shape[1] < 4:
         return -gap
     top = logits.topk(4, dim=1).values
@@ -71,13 +79,16 @@ def margin_loss(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def relative(loss: Loss) -> Loss:
-    """The loss of logits whose standard deviation over the classes is made 3, which is near that of most networks.
+    """The loss of logits whose standard deviation over the classes is made 3, which is near that of
+    most networks.
 
-    Scaling the logits does not change it. On a network with logits a hundred times as large, where probabilities are
-    0 or 1 and cross-entropy and probability margin have no gradient, it is the loss of the network before scaling. With
-    two classes, where it would be constant, it is the plain margin. Logits of −inf, as of classes that a network
-    excludes, stay, and leave the gradients of the others finite.
+    Scaling the logits does not change it. On a network with logits a hundred times as large, where
+    probabilities are 0 or 1 and cross-entropy and probability margin have no gradient, it is the
+    loss of the network before scaling. With two classes, where it would be constant, it is the
+    plain margin. Logits of −inf, as of classes that a network excludes, stay, and leave the
+    gradients of the others finite.
     """
+
     def scaled(logits: Tensor, y: Tensor) -> Tensor:
         if logits.shape[1] < 3:
             return -signed_margin(logits, y)
@@ -89,5 +100,10 @@ def relative(loss: Loss) -> Loss:
     return scaled
 
 
-LOSSES: dict[str, Loss] = {"ce": cross_entropy, "dlr": dlr, "margin": margin_loss,
-                           "relative-ce": relative(cross_entropy), "relative-margin": relative(margin_loss)}
+LOSSES: dict[str, Loss] = {
+    "ce": cross_entropy,
+    "dlr": dlr,
+    "margin": margin_loss,
+    "relative-ce": relative(cross_entropy),
+    "relative-margin": relative(margin_loss),
+}

@@ -13,10 +13,13 @@ from equipoise.core import checks
 T = TypeVar("T")
 
 
-def in_batches(work: Callable[[slice], T], count: int, batch_size: int) -> Iterator[tuple[slice, T]]:
+def in_batches(
+    work: Callable[[slice], T], count: int, batch_size: int
+) -> Iterator[tuple[slice, T]]:
     """Call `work` on consecutive slices of 0 … count − 1 and yield each slice with its result.
 
-    Random streams are keyed by image (:mod:`equipoise.core.rng`), so a smaller batch changes speed and rounding only.
+    Random streams are keyed by image (:mod:`equipoise.core.rng`), so a smaller batch changes speed
+    and rounding only.
     """
     checks.whole("batch_size", batch_size, least=1)
     start = 0
@@ -37,12 +40,17 @@ def in_batches(work: Callable[[slice], T], count: int, batch_size: int) -> Itera
             torch.cuda.empty_cache()
 
 
-def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, batch_size: int, block: int | None) -> Tensor:
-    """`function` of row numbers (B,) on batches, or on blocks of one size, the last filled up with copies of the first.
+def in_blocks(
+    function: Callable[[Tensor], Tensor], rows: Tensor, batch_size: int, block: int | None
+) -> Tensor:
+    """`function` of row numbers (B,) on batches, or on blocks of one size, the last filled up with
+    copies of the first.
 
-    Rounding then does not depend on how many rows there are, and cuDNN, which plans its convolutions anew for every
-    batch size that it has not seen, plans them once. Only where memory runs out are blocks smaller.
+    Rounding then does not depend on how many rows there are, and cuDNN, which plans its
+    convolutions anew for every batch size that it has not seen, plans them once. Only where memory
+    runs out are blocks smaller.
     """
+
     def work(part: slice) -> Tensor:
         own = rows[part]
         return function(torch.cat([own, rows[:1].expand(part.stop - part.start - len(own))]))

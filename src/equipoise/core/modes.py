@@ -1,4 +1,5 @@
-"""Evaluation mode with frozen parameters, as a context; and functions that need gradients whatever the caller does."""
+"""Evaluation mode with frozen parameters, as a context; and functions that need gradients whatever
+the caller does."""
 
 from __future__ import annotations
 
@@ -33,14 +34,16 @@ _lock = threading.Lock()
 def inference(*modules: nn.Module | None) -> Iterator[None]:
     """Evaluation mode and frozen parameters inside; every flag as before outside.
 
-    Each submodule has its own flag: the frozen base of a mixture that is being trained stays in evaluation mode.
-    Contexts may be nested and may overlap in several threads: the first one that uses a flag saves it, the last one
-    restores it.
+    Each submodule has its own flag: the frozen base of a mixture that is being trained stays in
+    evaluation mode. Contexts may be nested and may overlap in several threads: the first one that
+    uses a flag saves it, the last one restores it.
     """
     flags: dict[tuple[int, str], nn.Module | Tensor] = {}
     for module in (module for module in modules if module is not None):
         flags.update({(id(sub), "training"): sub for sub in module.modules()})
-        flags.update({(id(parameter), "requires_grad"): parameter for parameter in module.parameters()})
+        flags.update(
+            {(id(parameter), "requires_grad"): parameter for parameter in module.parameters()}
+        )
     with _lock:
         for key, owner in flags.items():
             saved = _saved.setdefault(key, _Saved(owner, getattr(owner, key[1])))
@@ -58,10 +61,13 @@ def inference(*modules: nn.Module | None) -> Iterator[None]:
 
 
 def outside_inference_mode(function: Callable[P, T]) -> Callable[P, T]:
-    """A function that leaves `torch.inference_mode` while it runs, in which Lightning validates and tests models.
+    """A function that leaves `torch.inference_mode` while it runs, in which Lightning validates and
+    tests models.
 
-    Tensors made inside that mode can never have gradients, so neither models nor images may be made there.
+    Tensors made inside that mode can never have gradients, so neither models nor images may be made
+    there.
     """
+
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         if not torch.is_inference_mode_enabled():

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from equipoise.core.results import Summary
     from equipoise.core.rows import Row
 
-# Reports are made above the packages whose results they show. So the module is named here, and loaded when a notebook
-# asks for it, as the functions of `equipoise` are when they are first used.
+# Reports are made above the packages whose results they show. So the module is named here, and
+# loaded when a notebook asks for it, as the functions of `equipoise` are when they are first used.
 RENDERER = "equipoise.reporting.notebook"
 
 

@@ -1,8 +1,8 @@
 """Distributed processes; a single process is a world of size 1.
 
-`--processes` starts them on one machine (:mod:`equipoise.core.launch`), `torchrun` on several, with `torchrun
---nproc-per-node 2 -m -- equipoise evaluate …`. There the `--` ends the options of `torchrun`, which would otherwise
-take those of the command for abbreviations of its own.
+`--processes` starts them on one machine (:mod:`equipoise.core.launch`), `torchrun` on several, with
+`torchrun --nproc-per-node 2 -m -- equipoise evaluate …`. There the `--` ends the options of
+`torchrun`, which would otherwise take those of the command for abbreviations of its own.
 """
 
 from __future__ import annotations
@@ -58,8 +58,13 @@ def process_group(device: torch.device) -> Iterator[World]:
     else:
         # Through a port, a process that comes before the first one tries again only after 0.7 s.
         store = dist.FileStore(f"{path}-{next(_groups)}", processes_started())  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=processes_started(),
-                                timeout=TIMEOUT)
+        dist.init_process_group(
+            "gloo",
+            store=store,
+            rank=int(os.environ["RANK"]),
+            world_size=processes_started(),
+            timeout=TIMEOUT,
+        )
     try:
         yield world()
     finally:
@@ -68,7 +73,8 @@ def process_group(device: torch.device) -> Iterator[World]:
 
 
 def require_one_process(work: str) -> None:
-    """Refuse work that is not divided among processes, in each of them and before any waits for another."""
+    """Refuse work that is not divided among processes, in each of them and before any waits for
+    another."""
     size = max(world().size, processes_started())
     checks.require(size == 1, work, "run in one process, without torchrun", f"{size} processes")
 
@@ -76,7 +82,12 @@ def require_one_process(work: str) -> None:
 def processes_started() -> int:
     """The number of processes that were started together."""
     text = os.environ.get("WORLD_SIZE", "1")
-    checks.require(text.isascii() and text.isdigit() and int(text) > 0, "WORLD_SIZE", "be a number of processes", text)
+    checks.require(
+        text.isascii() and text.isdigit() and int(text) > 0,
+        "WORLD_SIZE",
+        "be a number of processes",
+        text,
+    )
     return int(text)
 
 

@@ -1,9 +1,10 @@
-"""Progress of long work: bars in a terminal or notebook; elsewhere plain lines of a command, silence in a library.
+"""Progress of long work: bars in a terminal or notebook; elsewhere plain lines of a command,
+silence in a library.
 
-Packages write `with progress.task("attacking", total=1000) as task: task.advance(64, robust=400)`. Work of several
-tasks says so first, `with progress.plan({"attacking": 20, "searching": 1}):`, with the shares of the tasks, so that it
-is also shown how far the whole is and how long it takes. A command opens `with progress.display():`, so that its
-progress is shown without a terminal, too.
+Packages write `with progress.task("attacking", total=1000) as task: task.advance(64, robust=400)`.
+Work of several tasks says so first, `with progress.plan({"attacking": 20, "searching": 1}):`, with
+the shares of the tasks, so that it is also shown how far the whole is and how long it takes. A
+command opens `with progress.display():`, so that its progress is shown without a terminal, too.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ _display: ContextVar[Display | None] = ContextVar("display", default=None)
 
 @contextmanager
 def display() -> Iterator[None]:
-    """Show the progress of everything inside on standard error; of several processes, only that of the first."""
+    """Show the progress of everything inside on standard error; of several processes, only that of
+    the first."""
     if not _is_first() or _display.get() is not None:
         yield
         return
-    with new_bars() if _is_interactive() else nullcontext() as bars, _shown_by(
-            Lines() if bars is None else Bars(bars)):
+    with (
+        new_bars() if _is_interactive() else nullcontext() as bars,
+        _shown_by(Lines() if bars is None else Bars(bars)),
+    ):
         yield
 
 
@@ -51,8 +55,11 @@ def _is_first() -> bool:
 
 
 def _is_interactive() -> bool:
-    """Whether standard error is a terminal that can move its cursor, or the code runs in a notebook."""
-    return (sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")) or "ipykernel" in sys.modules
+    """Whether standard error is a terminal that can move its cursor, or the code runs in a
+    notebook."""
+    return (
+        sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    ) or "ipykernel" in sys.modules
 
 
 def note(text: str) -> None:
@@ -80,8 +87,8 @@ def _visible() -> Iterator[Display]:
 def plan(shares: Mapping[str, float] | Sequence[tuple[str, float]]) -> Iterator[None]:
     """Work that consists of these tasks or stages, in this order, with their shares of the time.
 
-    Inside a stage of another plan it is a part of it. Stages are skipped where others come next, and those of one name,
-    which only a sequence can have, are entered one after the other.
+    Inside a stage of another plan it is a part of it. Stages are skipped where others come next,
+    and those of one name, which only a sequence can have, are entered one after the other.
     """
     with _visible() as shown:
         shown.plans.append(StagePlan(shares))
@@ -122,5 +129,9 @@ def _entered(shown: Display, name: str, is_task: bool) -> Iterator[None]:
 @contextmanager
 def task(name: str, total: int, done: int = 0) -> Iterator[Task]:
     """A piece of work of `total` units, of which `done` were finished before the clock started."""
-    with _visible() as shown, _entered(shown, name, is_task=True), shown.new_task(name, total, done) as own:
+    with (
+        _visible() as shown,
+        _entered(shown, name, is_task=True),
+        shown.new_task(name, total, done) as own,
+    ):
         yield own

@@ -1,4 +1,5 @@
-"""What a fit promises to lose at most: the number of calibration images it may lose, and whether a run kept it."""
+"""What a fit promises to lose at most: the number of calibration images it may lose, and whether a
+run kept it."""
 
 from __future__ import annotations
 
@@ -15,10 +16,12 @@ from equipoise.core.threat import Threat
 
 @dataclass(frozen=True)
 class Target:
-    """The loss a fit may cause: a share of all images, or with `of_robust` of those on which the robust model survives.
+    """The loss a fit may cause: a share of all images, or with `of_robust` of those on which the
+    robust model survives.
 
-    `lose_at_most` points of robust accuracy are a share of all images; 1 − β is a share of the robust ones. The promise
-    holds on average over fits, or with `confidence` for all but a share 1 − confidence of the fits.
+    `lose_at_most` points of robust accuracy are a share of all images; 1 − β is a share of the
+    robust ones. The promise holds on average over fits, or with `confidence` for all but a share 1
+    − confidence of the fits.
     """
 
     share: Share
@@ -39,14 +42,20 @@ class Target:
     @property
     def kind(self) -> str:
         """In which sense the promise holds."""
-        return "in expectation" if self.confidence is None else f"with {100 * self.confidence:g} % confidence"
+        return (
+            "in expectation"
+            if self.confidence is None
+            else f"with {100 * self.confidence:g} % confidence"
+        )
 
     def least_accuracy(self, robust: float) -> float:
-        """The robust accuracy that loses just what is allowed of that of the robust model; nothing is promised."""
+        """The robust accuracy that loses just what is allowed of that of the robust model; nothing
+        is promised."""
         return max(robust * (1 - self.share) if self.of_robust else robust - self.share, 0.0)
 
     def allowed(self, images: int, robust: int) -> int:
-        """How many of the calibration images may be lost; −1 if there are too few to promise anything."""
+        """How many of the calibration images may be lost; −1 if there are too few to promise
+        anything."""
         n = robust if self.of_robust else images
         if self.confidence is None:
             return allowed_losses(self.share, n)
@@ -54,7 +63,8 @@ class Target:
 
     @property
     def least_images(self) -> int | None:
-        """How many calibration images (robust ones, with `of_robust`) allow a promise; None if no number does."""
+        """How many calibration images (robust ones, with `of_robust`) allow a promise; None if no
+        number does."""
         if self.share == 0:
             return None
         if self.share == 1:
@@ -65,11 +75,13 @@ class Target:
 
 
 def allowed_losses(share: float, n: int) -> int:
-    """The largest m with (m + 1)/(n + 1) ≤ share: conformal risk control [Angelopoulos2022, Thm. 1].
+    """The largest m with (m + 1)/(n + 1) ≤ share: conformal risk control [Angelopoulos2022, Thm.
+    1].
 
-    The loss of an image is 0 or 1 and does not decrease in the threshold. If the threshold loses at most m of n
-    images, the next image of the same distribution is lost with probability at most `share`, on average over fits. The
-    uncorrected rule m ≤ share·n breaks its promise almost half the time.
+    The loss of an image is 0 or 1 and does not decrease in the threshold. If the threshold loses at
+    most m of n images, the next image of the same distribution is lost with probability at most
+    `share`, on average over fits. The uncorrected rule m ≤ share·n breaks its promise almost half
+    the time.
 
     >>> allowed_losses(0.02, 500), allowed_losses(0.001, 500)
     (9, -1)
@@ -78,11 +90,13 @@ def allowed_losses(share: float, n: int) -> int:
 
 
 def allowed_losses_with_confidence(share: float, n: int, confidence: float) -> int:
-    """The largest m with P(Bin(n, share) ≤ m) ≤ 1 − confidence, or −1: risk control by an exact bound [Bates2021].
+    """The largest m with P(Bin(n, share) ≤ m) ≤ 1 − confidence, or −1: risk control by an exact
+    bound [Bates2021].
 
-    If the threshold loses at most m of n images, then with probability at least `confidence` over the n images it loses
-    at most a share `share` of the distribution. Otherwise the least threshold that loses more than that would lose at
-    most m of n images, each with probability at least `share`.
+    If the threshold loses at most m of n images, then with probability at least `confidence` over
+    the n images it loses at most a share `share` of the distribution. Otherwise the least threshold
+    that loses more than that would lose at most m of n images, each with probability at least
+    `share`.
 
     >>> allowed_losses_with_confidence(0.02, 500, 0.95), allowed_losses_with_confidence(0.02, 100, 0.95)
     (4, -1)
@@ -92,7 +106,8 @@ def allowed_losses_with_confidence(share: float, n: int, confidence: float) -> i
     if share == 1:
         return n - 1
     tail = 1 - confidence
-    # bdtrik inverts the distribution function over the real numbers; the whole number is found by comparison.
+    # bdtrik inverts the distribution function over the real numbers; the whole number is found by
+    # comparison.
     most = min(n, math.ceil(float(bdtrik(tail, n, share))) + 1) if tail > (1 - share) ** n else 0
     while most >= 0 and float(bdtr(most, n, share)) > tail * (1 + 1e-12):
         most -= 1
@@ -101,10 +116,12 @@ def allowed_losses_with_confidence(share: float, n: int, confidence: float) -> i
 
 @dataclass(frozen=True, kw_only=True)
 class PromiseCheck(Estimate):
-    """The attacked accuracy that a fitted mixture lost against its robust base, and what its fit promised.
+    """The attacked accuracy that a fitted mixture lost against its robust base, and what its fit
+    promised.
 
-    Both models are measured on the same n images of one run. The value with its 95 % interval is a share of all images,
-    or for a promise about robust images of those that the base classifies correctly under attack.
+    Both models are measured on the same n images of one run. The value with its 95 % interval is a
+    share of all images, or for a promise about robust images of those that the base classifies
+    correctly under attack.
     """
 
     model: str
@@ -125,14 +142,18 @@ class PromiseCheck(Estimate):
     @property
     def explanation(self) -> str:
         """The measured loss, what was promised, and whether it was kept."""
-        unit = "% of the robust images" if self.promised.of_robust else "points of attacked accuracy"
+        unit = (
+            "% of the robust images" if self.promised.of_robust else "points of attacked accuracy"
+        )
         numbers = (self.value, self.low, self.high)
         value, low, high = (f"{100 * number:.1f}".replace("-0.0", "0.0") for number in numbers)
         measured = f"{value} [{low}, {high}] {unit}"
         excess = f"{100 * (self.value - self.promised.share):.1f} {'%' if self.promised.of_robust else 'points'}"
         verdict = "kept" if self.kept else f"exceeded by {excess}"
-        text = (f"the promise was {verdict} on these {self.n} images: {measured} lost against {self.versus}, at most "
-                f"{100 * self.promised.share:.3g} promised {self.promised.kind}")
+        text = (
+            f"the promise was {verdict} on these {self.n} images: {measured} lost against {self.versus}, at most "
+            f"{100 * self.promised.share:.3g} promised {self.promised.kind}"
+        )
         if not self.is_clear:
             text += "; the 95 % interval includes the promised loss"
         if not self.kept and self.promised.confidence is None:

@@ -20,8 +20,8 @@ class Registry(Mapping[str, T], Generic[T]):
         [project.entry-points."equipoise.attacks"]
         my-attack = "my_package:MyAttack"
 
-    Entry points are read when the first name that is not built in is looked up, which takes a fifth of a second where
-    many packages are installed; each is loaded when its own name is.
+    Entry points are read when the first name that is not built in is looked up, which takes a fifth
+    of a second where many packages are installed; each is loaded when its own name is.
 
     `noun` is what one entry is called in error messages, such as "attack".
     """
@@ -31,12 +31,15 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @cached_property
     def external(self) -> dict[str, metadata.EntryPoint]:
-        """Entry points of installed packages; one that would replace a built-in name is an error."""
+        """Entry points of installed packages; one that would replace a built-in name is an
+        error."""
         points = {point.name: point for point in metadata.entry_points(group=self.group)}
         for name, point in points.items():
             if name in self.builtin:
-                raise InputError(f"the entry point {name!r} of {self.group} must not replace a built-in {self.noun}, "
-                                 f"got {point.value!r}")
+                raise InputError(
+                    f"the entry point {name!r} of {self.group} must not replace a built-in {self.noun}, "
+                    f"got {point.value!r}"
+                )
         return points
 
     def __getitem__(self, name: str) -> T:
@@ -56,6 +59,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return name in self.builtin or name in self.external
 
     def get_entry(self, name: str) -> T:
-        """The entry of that name; an unknown name is an :class:`InputError` that suggests the nearest."""
+        """The entry of that name; an unknown name is an :class:`InputError` that suggests the
+        nearest."""
         is_known = isinstance(name, str) and name in self
         return self[name if is_known else one_of(self.noun, name, self)]

@@ -31,7 +31,9 @@ class Result(Estimate):
     threat: Threat | None = None
     allowed: Count | None = None  # for broken certificates: as many would be no surprise
     is_estimate: bool | None = None  # never a certificate
-    passes: Count | None = None  # of a randomised model per image: the value is a mean share of passes
+    passes: Count | None = (
+        None  # of a randomised model per image: the value is a mean share of passes
+    )
 
     @property
     def count(self) -> int:
@@ -56,7 +58,8 @@ class Difference(Estimate):
 
 @dataclass(frozen=True, kw_only=True)
 class SanityCheck:
-    """A measured sign that an attacked accuracy may be overstated, and whether it should worry the reader."""
+    """A measured sign that an attacked accuracy may be overstated, and whether it should worry the
+    reader."""
 
     name: str
     value: float
@@ -80,9 +83,11 @@ class BrokenCount:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassAccuracy:
-    """How many of the n images of one class are classified correctly, clean and in the worst case over all attacks.
+    """How many of the n images of one class are classified correctly, clean and in the worst case
+    over all attacks.
 
-    An image that a randomised model classifies correctly in a share of its passes counts with that share.
+    An image that a randomised model classifies correctly in a share of its passes counts with that
+    share.
     """
 
     model: str
@@ -96,19 +101,23 @@ class ClassAccuracy:
 class Cost:
     """Cost of one prediction; a multiplication with its addition counts as two operations.
 
-    None is unknown: a model that computes outside of torch shows neither its parameters nor its operations.
+    None is unknown: a model that computes outside of torch shows neither its parameters nor its
+    operations.
     """
 
     model: str
     parameters: Count | None = None
     flops: NonNegative | None = None
-    accurate_share: Share | None = None  # share of the images on which the accurate model had to run
+    accurate_share: Share | None = (
+        None  # share of the images on which the accurate model had to run
+    )
     robust_passes: NonNegative | None = None  # per image, of a robust model with several views
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitSummary:
-    """Outcome of a fit; accuracies are those on the calibration half of the images, with rule `paper` on all."""
+    """Outcome of a fit; accuracies are those on the calibration half of the images, with rule
+    `paper` on all."""
 
     helped: bool
     promise: str
@@ -125,7 +134,9 @@ class FitSummary:
     recomputed_objective: Share | None = None  # under an attack on the mapped model
     promised: Target | None = None  # what may be lost, if it helped
     passes: NonNegative | None = None  # of a cascade: views of the robust model per clean image
-    attacked_passes: NonNegative | None = None  # the same at the most expensive of the attacked points of each image
+    attacked_passes: NonNegative | None = (
+        None  # the same at the most expensive of the attacked points of each image
+    )
     images: Count | None = None  # how many the accuracies are of; unknown in older folders
 
 
@@ -171,14 +182,16 @@ class FrontierPoint(Estimate):
 
 @dataclass(frozen=True, kw_only=True)
 class TheoremResult(Result):
-    """A metric of a certified mixture with the radii of one theorem, from the same bounds as those of the others."""
+    """A metric of a certified mixture with the radii of one theorem, from the same bounds as those
+    of the others."""
 
     theorem: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExcludedModel:
-    """A certified mixture that cannot reach the wanted clean accuracy, and the most that it reaches."""
+    """A certified mixture that cannot reach the wanted clean accuracy, and the most that it
+    reaches."""
 
     model: str
     target: float
@@ -188,7 +201,8 @@ class ExcludedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class CrossingSummary:
-    """Where the accuracies of two models cross under attacks of growing target strength; see `local_smoothing`."""
+    """Where the accuracies of two models cross under attacks of growing target strength; see
+    `local_smoothing`."""
 
     gamma: float
     low: float
@@ -207,13 +221,21 @@ class Summary:
     promises: tuple[PromiseCheck, ...] = ()  # of fitted mixtures, on the images of this run
     sanity_checks: tuple[SanityCheck, ...] = ()
     audits: tuple[Audit, ...] = ()
-    as_bytes: tuple[Result, ...] = ()  # share of broken images that are still misclassified after rounding to bytes
+    as_bytes: tuple[
+        Result, ...
+    ] = ()  # share of broken images that are still misclassified after rounding to bytes
     radius_curves: tuple[RadiusCurve, ...] = ()
-    copied: dict[str, str] = field(default_factory=dict)  # model and attack → those of equal weights that were attacked
+    copied: dict[str, str] = field(
+        default_factory=dict
+    )  # model and attack → those of equal weights that were attacked
     costs: tuple[Cost, ...] = ()
-    overlap: dict[str, tuple[str, ...]] = field(default_factory=dict)  # model → images it was fitted on
+    overlap: dict[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # model → images it was fitted on
     notes: tuple[str, ...] = ()  # on the images, such as class shares other than those of the split
-    methods: dict[str, str] = field(default_factory=dict)  # mixture → name of the rule that chose its map
+    methods: dict[str, str] = field(
+        default_factory=dict
+    )  # mixture → name of the rule that chose its map
     fit: FitSummary | None = None
     gate: SelectionSummary | None = None
     best_epoch: int | None = None
@@ -233,7 +255,11 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in `summary.json`."""
-        return {"schema": SCHEMA, **serialize.to_plain(self), "results": serialize.to_plain(self.results)}
+        return {
+            "schema": SCHEMA,
+            **serialize.to_plain(self),
+            "results": serialize.to_plain(self.results),
+        }
 
     def result(self, model: str, metric: str) -> Result:
         """The result of one model and metric."""
@@ -259,6 +285,14 @@ def read_summary(folder: Path | str) -> Summary:
     schema = config.check_schema(values, path)
     values = {key: value for key, value in values.items() if key not in ("schema", "version")}
     try:
-        return serialize.from_plain(Summary, results_schema_1.upgrade(values) if schema == 1 else values, str(path))
-    except (TypeError, KeyError, AttributeError):  # from the conversion of an old summary, whose values have any type
-        raise InputError(f"{path} must be a summary of schema 1, got one with missing keys or other types") from None
+        return serialize.from_plain(
+            Summary, results_schema_1.upgrade(values) if schema == 1 else values, str(path)
+        )
+    except (
+        TypeError,
+        KeyError,
+        AttributeError,
+    ):  # from the conversion of an old summary, whose values have any type
+        raise InputError(
+            f"{path} must be a summary of schema 1, got one with missing keys or other types"
+        ) from None

@@ -1,9 +1,10 @@
 """Random streams keyed by image index.
 
 Every random number is a pure function of (seed, purpose, image index, position): the counter-based
-generator Philox-4x32-10 [Salmon2011]. A :class:`Stream` holds the random numbers of some images; it is sliced
-like a tensor, and gives an image the same numbers in any batch, process, resumed run or device. The global random
-state is never read or written, except to make a model that draws from it reproducible (:func:`seed_global`).
+generator Philox-4x32-10 [Salmon2011]. A :class:`Stream` holds the random numbers of some images; it
+is sliced like a tensor, and gives an image the same numbers in any batch, process, resumed run or
+device. The global random state is never read or written, except to make a model that draws from it
+reproducible (:func:`seed_global`).
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> list[Tensor]:
+def philox(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]
+) -> list[Tensor]:
     """Ten rounds of Philox-4x32 over 32-bit words held in int64 tensors (products wrap)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
         first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        # Only c0 and c2 are multiplied, so only they must be 32-bit here; c1 and c3 are cut at the end.
+        # Only c0 and c2 are multiplied, so only they must be 32-bit here; c1 and c3 are cut at the
+        # end.
         c0, c1 = (second >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(_WORD), second
         c2, c3 = (first >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(_WORD), first
         k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
@@ -43,12 +47,16 @@ def key_words(key: int, device: torch.device) -> Tensor:
     return torch.tensor([key & _WORD, key >> 32], device=device)
 
 
-def random_blocks(key: Tensor, index: Tensor, size: int, sample: Tensor | None = None) -> list[Tensor]:
-    """Run Philox on every image: four tensors (R, ⌈size / 4⌉), which together hold `size` 32-bit words per row.
+def random_blocks(
+    key: Tensor, index: Tensor, size: int, sample: Tensor | None = None
+) -> list[Tensor]:
+    """Run Philox on every image: four tensors (R, ⌈size / 4⌉), which together hold `size` 32-bit
+    words per row.
 
-    The counter of a block is (block number, image index), each as two words. A sample of an image takes the block
-    numbers that follow those of the sample before it; without samples every row is sample 0.
-    `key` holds the (2,) words of :func:`key_words`, `index` (R,) image indices and `sample` (R,) sample numbers.
+    The counter of a block is (block number, image index), each as two words. A sample of an image
+    takes the block numbers that follow those of the sample before it; without samples every row is
+    sample 0. `key` holds the (2,) words of :func:`key_words`, `index` (R,) image indices and
+    `sample` (R,) sample numbers.
     """
     count = (size + 3) // 4
     block = torch.arange(count, device=index.device).unsqueeze(0)
@@ -65,11 +73,14 @@ def random_words(key: Tensor, index: Tensor, size: int) -> Tensor:
     return torch.stack(random_blocks(key, index, size), dim=2).flatten(1)[:, :size]
 
 
-def random_normals(key: Tensor, index: Tensor, size: int, sample: Tensor | None = None, *, bits: int = 24) -> Tensor:
+def random_normals(
+    key: Tensor, index: Tensor, size: int, sample: Tensor | None = None, *, bits: int = 24
+) -> Tensor:
     """(R, size) float32, standard normal, by the Box-Muller transform of pairs of uniforms.
 
-    Two number formats are in use, and published results depend on both: a :class:`Stream` has uniforms of 24 bits,
-    which float32 holds exactly (|z| < 5.9); the noise of randomized smoothing has 32 bits (|z| < 6.8).
+    Two number formats are in use, and published results depend on both: a :class:`Stream` has
+    uniforms of 24 bits, which float32 holds exactly (|z| < 5.9); the noise of randomized smoothing
+    has 32 bits (|z| < 6.8).
     """
     first, second, third, fourth = random_blocks(key, index, size, sample)
     # Stacked once, at the end: a compiler then runs the generator once per four numbers.
@@ -80,7 +91,8 @@ def random_normals(key: Tensor, index: Tensor, size: int, sample: Tensor | None 
 def _box_muller(first: Tensor, second: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     if bits < 32:
         first, second = first >> (32 - bits), second >> (32 - bits)
-    # With 32 bits a word near 2³² rounds to 1, whose logarithm is the 0 it should be; none rounds to 0.
+    # With 32 bits a word near 2³² rounds to 1, whose logarithm is the 0 it should be; none rounds
+    # to 0.
     radius = first.to(torch.float32).add_(0.5).mul_(2.0**-bits).log_().mul_(-2).sqrt_()
     angle = second.to(torch.float32).mul_(2 * math.pi * 2.0**-bits)
     return radius * angle.cos(), radius * angle.sin()
@@ -140,17 +152,20 @@ class Stream:
 
 
 def stream(seed: int, purpose: str, index: Tensor) -> Stream:
-    """The random stream of the images numbered `index` in their data set, for a purpose such as "pgd"."""
+    """The random stream of the images numbered `index` in their data set, for a purpose such as
+    "pgd"."""
     return Stream(_digest(seed, purpose), index.to(torch.int64))
 
 
 @contextmanager
 def seed_global(numbers: Stream) -> Iterator[None]:
-    """Seed the global generators of torch, numpy and Python inside; outside they continue as before.
+    """Seed the global generators of torch, numpy and Python inside; outside they continue as
+    before.
 
-    For models that draw random numbers of their own: their outputs become a function of the stream's purpose and of its
-    images, all of them, because such a model draws for a whole batch. A model with a generator of its own is not
-    reached, and other threads that draw from the global generators meanwhile change what it draws.
+    For models that draw random numbers of their own: their outputs become a function of the
+    stream's purpose and of its images, all of them, because such a model draws for a whole batch. A
+    model with a generator of its own is not reached, and other threads that draw from the global
+    generators meanwhile change what it draws.
     """
     seed, place = _digest(numbers.key, *numbers.index.tolist()), numbers.index.device
     python = random.getstate()

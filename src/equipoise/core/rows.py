@@ -14,9 +14,18 @@ from equipoise.core.serialize import Count, NonNegative, Share
 
 Mixture = tuple[str, float | None]  # name of a model, and its alpha
 RowKey = tuple[int, str, str, float | None]
-CERTIFY, SELECT_ALPHA, LIPSCHITZ, MIXING_RATIO, EPOCH = "certify", "choose", "local-lipschitz", "mixing-ratio", "epoch"
+CERTIFY, SELECT_ALPHA, LIPSCHITZ, MIXING_RATIO, EPOCH = (
+    "certify",
+    "choose",
+    "local-lipschitz",
+    "mixing-ratio",
+    "epoch",
+)
 AUDIT = "audit/"  # before the stage of an audit that broke an image
-SEARCH, CALIBRATION = "search", "calibration"  # halves of fitting images: for the map, and for its threshold
+SEARCH, CALIBRATION = (
+    "search",
+    "calibration",
+)  # halves of fitting images: for the map, and for its threshold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +47,9 @@ class Row:
     def to_json(self) -> str:
         """One line of `rows.jsonl`; fields without a value are left out."""
         values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
-        return json.dumps({"kind": self.kind, **{name: value for name, value in values if value is not None}})
+        return json.dumps(
+            {"kind": self.kind, **{name: value for name, value in values if value is not None}}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +67,33 @@ class AttackRow(ImageRow):
     kind = "attack"
     predicted: int | None = None
     margin: float | None = None  # signed probability margin of the true class
-    top_gap: Share | None = None  # probability of the predicted class minus that of the runner-up, right or wrong
-    share_correct: Share | None = None  # of the passes of a randomised model; `predicted` is the most frequent class
-    passes: int | None = None  # behind that share; as many others, independent of them, are behind the margin
-    broken_by: str | None = None  # the stage of a suite that broke the image, after AUDIT if only the audit did
-    attack_passes: int | None = None  # network passes with a gradient until it was broken, or of all stages; of a suite
-    broken_as_bytes: bool | None = None  # of a misclassified attacked image: still so after rounding to 8 bits
-    audit_passes: int | None = None  # network passes with a gradient of the audit, if the image was in its sample
-    image_alpha: float | None = None  # weight that a mixture gives its robust side at the attacked image
-    oracle_correct: bool | None = None  # whether any weight in [0, 1] would classify the attacked image correctly
+    top_gap: Share | None = (
+        None  # probability of the predicted class minus that of the runner-up, right or wrong
+    )
+    share_correct: Share | None = (
+        None  # of the passes of a randomised model; `predicted` is the most frequent class
+    )
+    passes: int | None = (
+        None  # behind that share; as many others, independent of them, are behind the margin
+    )
+    broken_by: str | None = (
+        None  # the stage of a suite that broke the image, after AUDIT if only the audit did
+    )
+    attack_passes: int | None = (
+        None  # network passes with a gradient until it was broken, or of all stages; of a suite
+    )
+    broken_as_bytes: bool | None = (
+        None  # of a misclassified attacked image: still so after rounding to 8 bits
+    )
+    audit_passes: int | None = (
+        None  # network passes with a gradient of the audit, if the image was in its sample
+    )
+    image_alpha: float | None = (
+        None  # weight that a mixture gives its robust side at the attacked image
+    )
+    oracle_correct: bool | None = (
+        None  # whether any weight in [0, 1] would classify the attacked image correctly
+    )
     radius: NonNegative | None = None  # norm of the smallest perturbation that was misclassified
     max_radius: NonNegative | None = None  # of a search for it: the largest that was allowed
     half: str | None = None  # for fitting images: SEARCH or CALIBRATION
@@ -83,7 +112,9 @@ class CertificateRow(ImageRow):
     predicted: int
     radius: float
     lower: float  # lower bound on the probability of `top`
-    upper: float | None = None  # of certificates from both sides: upper bound on that of every other class
+    upper: float | None = (
+        None  # of certificates from both sides: upper bound on that of every other class
+    )
     samples: int
     top: int
     answer: int  # what PREDICT returns
@@ -132,7 +163,8 @@ class LipschitzRow(ImageRow):
 
 @dataclass(frozen=True, kw_only=True)
 class RadiusRow(ImageRow):
-    """The radius that a theorem gives around one image; a certificate only if its constants are `exact`."""
+    """The radius that a theorem gives around one image; a certificate only if its constants are
+    `exact`."""
 
     kind = "radius"
     predicted: int
@@ -142,7 +174,8 @@ class RadiusRow(ImageRow):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochRow(Row):
-    """One epoch of training; `index` is its number, `validation` the accuracies on held-out images."""
+    """One epoch of training; `index` is its number, `validation` the accuracies on held-out
+    images."""
 
     kind = "epoch"
     loss: float
@@ -153,9 +186,19 @@ class EpochRow(Row):
     validation: dict[str, Share] = dataclasses.field(default_factory=dict)
 
 
-ROW_TYPES: dict[str, type[Row]] = {cls.kind: cls for cls in (
-    AttackRow, CertificateRow, CertificateAttackRow, ConfidenceRow, MixingRatioRow, LipschitzRow, RadiusRow,
-    EpochRow)}
+ROW_TYPES: dict[str, type[Row]] = {
+    cls.kind: cls
+    for cls in (
+        AttackRow,
+        CertificateRow,
+        CertificateAttackRow,
+        ConfidenceRow,
+        MixingRatioRow,
+        LipschitzRow,
+        RadiusRow,
+        EpochRow,
+    )
+}
 
 
 def parse(line: str, where: str) -> Row:
@@ -166,8 +209,12 @@ def parse(line: str, where: str) -> Row:
             values = _from_schema_1(values)
         row: Row = serialize.from_plain(ROW_TYPES[values.pop("kind")], values, "the row")
         if isinstance(row, AttackRow) and row.predicted is not None:
-            checks.require(row.correct == (row.predicted == row.label), "correct", "say whether label and prediction "
-                           "are equal", row.correct)
+            checks.require(
+                row.correct == (row.predicted == row.label),
+                "correct",
+                "say whether label and prediction are equal",
+                row.correct,
+            )
         return row
     except InputError as error:
         raise InputError(f"{where} must be a row of a run: {error}") from None
@@ -175,7 +222,12 @@ def parse(line: str, where: str) -> Row:
         raise InputError(f"{where} must be a row of a run, got {checks.shown(line)}") from None
 
 
-_KINDS_1 = {CERTIFY: "certificate", SELECT_ALPHA: "certificate", LIPSCHITZ: "lipschitz", MIXING_RATIO: "mixing-ratio"}
+_KINDS_1 = {
+    CERTIFY: "certificate",
+    SELECT_ALPHA: "certificate",
+    LIPSCHITZ: "lipschitz",
+    MIXING_RATIO: "mixing-ratio",
+}
 
 
 def _from_schema_1(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,21 +236,35 @@ def _from_schema_1(values: Mapping[str, Any]) -> dict[str, Any]:
     if attack == EPOCH:
         fields = {field.name for field in dataclasses.fields(EpochRow)}
         known = {key: value for key, value in values.items() if key in fields}
-        return {"kind": "epoch", **known, "validation": {k: v for k, v in values.items() if k not in fields}}
+        return {
+            "kind": "epoch",
+            **known,
+            "validation": {k: v for k, v in values.items() if k not in fields},
+        }
     if attack.startswith("confidence@"):
         return {"kind": "confidence", **values}
     if "apparent" in values:
         return {"kind": "certificate-attack", **values}
     names = {"weight": "image_alpha", "possible": "oracle_correct"}
     halves = {"choose": "search", "promise": "calibration"}
-    renamed = {names.get(key, key): halves[value] if key == "half" else value for key, value in values.items()}
+    renamed = {
+        names.get(key, key): halves[value] if key == "half" else value
+        for key, value in values.items()
+    }
     return {"kind": _KINDS_1.get(attack, "attack"), **renamed}
 
 
-def certificates(rows: Iterable[Row], model: str | None = None, measurement: str = CERTIFY) -> list[CertificateRow]:
+def certificates(
+    rows: Iterable[Row], model: str | None = None, measurement: str = CERTIFY
+) -> list[CertificateRow]:
     """The certificate rows among `rows`, of one model or of all."""
-    return [row for row in rows if isinstance(row, CertificateRow) and row.attack == measurement
-            and model in (None, row.model)]
+    return [
+        row
+        for row in rows
+        if isinstance(row, CertificateRow)
+        and row.attack == measurement
+        and model in (None, row.model)
+    ]
 
 
 def by_mixture(rows: Iterable[Row]) -> dict[Mixture, list[CertificateRow]]:

@@ -43,10 +43,15 @@ class _MismatchError(Exception):
 
 
 def to_plain(value: Any) -> Any:
-    """Nested dataclasses, tuples and mappings as dicts and lists; fields that are None or empty are left out."""
+    """Nested dataclasses, tuples and mappings as dicts and lists; fields that are None or empty are
+    left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
-        return {name: to_plain(item) for name, item in fields if item is not None and item != () and item != {}}
+        return {
+            name: to_plain(item)
+            for name, item in fields
+            if item is not None and item != () and item != {}
+        }
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -55,16 +60,19 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], value: Any, where: str) -> T:
-    """A value of `cls` (a dataclass, a container of them, or a plain type) from what :func:`to_plain` gives.
+    """A value of `cls` (a dataclass, a container of them, or a plain type) from what
+    :func:`to_plain` gives.
 
-    Types are exact: true is no number, numbers are finite, and a table holds all keys of a dataclass and no other. The
-    error names the key and `where`, usually a file.
+    Types are exact: true is no number, numbers are finite, and a table holds all keys of a
+    dataclass and no other. The error names the key and `where`, usually a file.
     """
     try:
         return typing.cast(T, _reader(typing.cast(Any, cls))(value))
     except _MismatchError as error:
         place = f"{error.path.lstrip('.')} of {where}" if error.path else where
-        raise InputError(f"{place} must be {error.expected}, got {checks.shown(error.value)}") from None
+        raise InputError(
+            f"{place} must be {error.expected}, got {checks.shown(error.value)}"
+        ) from None
 
 
 @functools.cache
@@ -91,15 +99,21 @@ def _reader(hint: Any) -> Reader:
 
 def _read_plain(hint: type[Any], value: Any) -> Any:
     if not isinstance(value, hint):
-        raise _MismatchError({str: "text", bool: "true or false"}.get(hint, f"of type {hint.__name__}"), value)
+        raise _MismatchError(
+            {str: "text", bool: "true or false"}.get(hint, f"of type {hint.__name__}"), value
+        )
     return value
 
 
 def _number_reader(hint: type[Any], bounds: Bounds = ANY) -> Reader:
-    """Whole numbers fit into 64 bits; others are at most :data:`LARGEST`, and may be written as whole numbers."""
+    """Whole numbers fit into 64 bits; others are at most :data:`LARGEST`, and may be written as
+    whole numbers."""
     whole = hint is int
-    least, most = (max(bounds.least, INT64.least), min(bounds.most, INT64.most)) if whole else (
-        bounds.least, bounds.most)
+    least, most = (
+        (max(bounds.least, INT64.least), min(bounds.most, INT64.most))
+        if whole
+        else (bounds.least, bounds.most)
+    )
     name = "a whole number" if whole else "a finite number"
     if most == 1:
         name += f" from {bounds.least:g} to {bounds.most:g}"
@@ -140,16 +154,24 @@ def _read_item(reader: Reader, item: Any, key: str) -> Any:
 
 def _dataclass_reader(cls: type[Any]) -> Reader:
     hints = typing.get_type_hints(cls, include_extras=True)
-    fields = {field.name: (f".{field.name}", _reader(hints[field.name])) for field in dataclasses.fields(cls)}
-    required = [field.name for field in dataclasses.fields(cls)
-                if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING]
+    fields = {
+        field.name: (f".{field.name}", _reader(hints[field.name]))
+        for field in dataclasses.fields(cls)
+    }
+    required = [
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
 
     def read(value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise _MismatchError("a table", value)
         for key in value:
             if key not in fields:
-                raise _MismatchError(f"a table without the unknown key {checks.shown(key)}", sorted(map(str, value)))
+                raise _MismatchError(
+                    f"a table without the unknown key {checks.shown(key)}", sorted(map(str, value))
+                )
         for name in required:
             if name not in value:
                 raise _MismatchError(f"a table with {name}", sorted(map(str, value)))

@@ -1,4 +1,5 @@
-"""Settings as frozen dataclasses that check themselves; their fields are also the options of the command line."""
+"""Settings as frozen dataclasses that check themselves; their fields are also the options of the
+command line."""
 
 from __future__ import annotations
 
@@ -13,22 +14,39 @@ from typing import Any, Self
 from equipoise.core import checks
 
 
-def setting(default: Any, help: str, *, least: int = 0, most: int = checks.MAX_STEPS, positive: bool = False,
-            share: bool = False, fraction: bool = False, among: Iterable[str] | None = None) -> Any:
+def setting(
+    default: Any,
+    help: str,
+    *,
+    least: int = 0,
+    most: int = checks.MAX_STEPS,
+    positive: bool = False,
+    share: bool = False,
+    fraction: bool = False,
+    among: Iterable[str] | None = None,
+) -> Any:
     """A field with its default, the line that `--help` shows, and the values it may take.
 
-    The default `dataclasses.MISSING` makes the setting required. A value must have the type of its annotation and be an
-    integer in `least` … `most`, `positive`, a `share` in [0, 1], a `fraction` (not negative, may be written "8/255"),
-    or a word `among` these.
+    The default `dataclasses.MISSING` makes the setting required. A value must have the type of its
+    annotation and be an integer in `least` … `most`, `positive`, a `share` in [0, 1], a `fraction`
+    (not negative, may be written "8/255"), or a word `among` these.
     """
-    metadata = {"help": help, "least": least, "most": most, "positive": positive, "share": share, "fraction": fraction,
-                "among": None if among is None else tuple(among)}
+    metadata = {
+        "help": help,
+        "least": least,
+        "most": most,
+        "positive": positive,
+        "share": share,
+        "fraction": fraction,
+        "among": None if among is None else tuple(among),
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base class: checks every field by its annotation and metadata; None, where allowed, is "not given"."""
+    """Base class: checks every field by its annotation and metadata; None, where allowed, is "not
+    given"."""
 
     def __post_init__(self) -> None:
         cls: Any = type(self)
@@ -40,7 +58,9 @@ class Settings:
                 continue
             if rule.get("fraction"):
                 value = checks.fraction(field.name, value)
-                checks.require(value >= 0 or rule.get("positive", False), field.name, "not be negative", value)
+                checks.require(
+                    value >= 0 or rule.get("positive", False), field.name, "not be negative", value
+                )
                 object.__setattr__(self, field.name, value)
             _check_type(field.name, value, kinds - {type(None)}, rule)
             if rule.get("positive"):
@@ -68,17 +88,23 @@ class Settings:
 @functools.cache
 def _kinds(cls: Any) -> dict[str, frozenset[Any]]:
     """The types that each setting may have."""
-    return {name: frozenset(typing.get_args(hint) or (hint,)) for name, hint in typing.get_type_hints(cls).items()}
+    return {
+        name: frozenset(typing.get_args(hint) or (hint,))
+        for name, hint in typing.get_type_hints(cls).items()
+    }
 
 
 def _check_type(name: str, value: Any, kinds: frozenset[Any], rule: Mapping[str, Any]) -> None:
-    """Raise an error unless the value is of a plain type among `kinds`; other types are checked by their class."""
+    """Raise an error unless the value is of a plain type among `kinds`; other types are checked by
+    their class."""
     if kinds == {bool}:
         checks.require(isinstance(value, bool), name, "be true or false", value)
     elif kinds == {int} and name == "seed":
         checks.seed(value)
     elif kinds == {int}:
-        checks.whole(name, value, least=rule.get("least", 0), most=rule.get("most", checks.MAX_COUNT))
+        checks.whole(
+            name, value, least=rule.get("least", 0), most=rule.get("most", checks.MAX_COUNT)
+        )
     elif kinds == {float}:
         checks.number(name, value)
     elif kinds == {str}:
@@ -88,7 +114,8 @@ def _check_type(name: str, value: Any, kinds: frozenset[Any], rule: Mapping[str,
 
 
 def split(values: Mapping[str, Any], *classes: type[Settings]) -> list[Any]:
-    """One object per class from keyword arguments that belong to either; an unknown name is an error."""
+    """One object per class from keyword arguments that belong to either; an unknown name is an
+    error."""
     known = [name for cls in classes for name in cls.names()]
     for name in values:
         checks.one_of("setting", name, known)

@@ -27,7 +27,8 @@ class Estimate:
 
 
 def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Estimate:
-    """Exact two-sided binomial interval: covers with at least the stated confidence, for every n."""
+    """Exact two-sided binomial interval: covers with at least the stated confidence, for every
+    n."""
     _check_counts(successes, n, confidence)
     tail = (1 - confidence) / 2
     low = float(betaincinv(successes, n - successes + 1, tail)) if successes > 0 else 0.0
@@ -41,20 +42,24 @@ def of_share(share: float, n: int) -> Estimate:
 
 
 def binomial_upper_quantile(tail: float, n: int, probability: float) -> int:
-    """The smallest k that a binomial number of n trials exceeds with a probability of at most `tail`.
+    """The smallest k that a binomial number of n trials exceeds with a probability of at most
+    `tail`.
 
     `scipy.stats` has it too, but takes half a second to import.
     """
     return bisect.bisect_left(range(n), True, key=lambda k: bool(bdtrc(k, n, probability) <= tail))
 
 
-def hypergeometric_upper(successes: int, sample: int, population: int, confidence: float = 0.95) -> int:
-    """Exact one-sided bound on the successes in a population of which a random sample was drawn without replacement.
+def hypergeometric_upper(
+    successes: int, sample: int, population: int, confidence: float = 0.95
+) -> int:
+    """Exact one-sided bound on the successes in a population of which a random sample was drawn
+    without replacement.
 
-    The largest number D for which a sample with at most so many successes has a probability of at least 1 − confidence:
-    with D successes in the population, the number X in a sample is hypergeometric, and P(X ≤ x | D) falls as D grows.
-    Whatever the truth, the bound is below it in at most a share 1 − confidence of all samples. Integers throughout, so
-    nothing is rounded.
+    The largest number D for which a sample with at most so many successes has a probability of at
+    least 1 − confidence: with D successes in the population, the number X in a sample is
+    hypergeometric, and P(X ≤ x | D) falls as D grows. Whatever the truth, the bound is below it in
+    at most a share 1 − confidence of all samples. Integers throughout, so nothing is rounded.
 
     >>> hypergeometric_upper(0, 64, 459)
     19
@@ -66,25 +71,34 @@ def hypergeometric_upper(successes: int, sample: int, population: int, confidenc
     least = (1 - Fraction(str(confidence))) * math.comb(population, sample)
 
     def is_plausible(total: int) -> bool:
-        ways = sum(math.comb(total, drawn) * math.comb(population - total, sample - drawn)
-                   for drawn in range(successes + 1))
+        ways = sum(
+            math.comb(total, drawn) * math.comb(population - total, sample - drawn)
+            for drawn in range(successes + 1)
+        )
         return ways >= least
 
     # Plausible from `successes` on, until it is not.
     totals = range(successes, population - (sample - successes) + 1)
-    return totals[bisect.bisect_left(totals, True, lo=1, key=lambda total: not is_plausible(total)) - 1]
+    return totals[
+        bisect.bisect_left(totals, True, lo=1, key=lambda total: not is_plausible(total)) - 1
+    ]
 
 
-def is_random_sample(counts: Sequence[int], population: Sequence[int], level: float, seed: int = 0) -> bool:
-    """Whether the counts of several classes are as a random sample without replacement may have them.
+def is_random_sample(
+    counts: Sequence[int], population: Sequence[int], level: float, seed: int = 0
+) -> bool:
+    """Whether the counts of several classes are as a random sample without replacement may have
+    them.
 
-    An exact test at the level `level`, however few the items are: Pearson's statistic of the counts is compared with
-    that of 2/level − 1 random samples, and must not be among the two largest. It draws until it knows.
+    An exact test at the level `level`, however few the items are: Pearson's statistic of the counts
+    is compared with that of 2/level − 1 random samples, and must not be among the two largest. It
+    draws until it knows.
 
     Args:
         counts: items of each class in the sample.
         population: items of each class in the population that it comes from.
-        level: probability, over the samples and the seed, that a random sample is called another one.
+        level: probability, over the samples and the seed, that a random sample is called another
+            one.
         seed: of the random samples to compare with.
     """
     n, sizes = sum(counts), np.array([size for size in population if size > 0])
@@ -98,8 +112,13 @@ def is_random_sample(counts: Sequence[int], population: Sequence[int], level: fl
     statistic = ((own - expected) ** 2 / expected).sum() * (1 - 1e-12)
     generator, left, larger = np.random.default_rng(seed), round(2 / level) - 1, 0
     while left > 0 and larger < 2:
-        draws = generator.multivariate_hypergeometric(sizes, n, size=min(left, 100), method="marginals")
-        larger, left = larger + int((((draws - expected) ** 2 / expected).sum(axis=1) >= statistic).sum()), left - 100
+        draws = generator.multivariate_hypergeometric(
+            sizes, n, size=min(left, 100), method="marginals"
+        )
+        larger, left = (
+            larger + int((((draws - expected) ** 2 / expected).sum(axis=1) >= statistic).sum()),
+            left - 100,
+        )
     return larger >= 2
 
 
@@ -116,8 +135,9 @@ def share(flags: Iterable[object]) -> Estimate:
 def paired_difference(gained: int, lost: int, n: int, confidence: float = 0.95) -> Estimate:
     """Difference of two accuracies on the same n images [Bonett2012].
 
-    `gained` images are classified correctly only by the first model, `lost` only by the second. Images on which both
-    agree do not widen the interval, which is far shorter than for two independent samples.
+    `gained` images are classified correctly only by the first model, `lost` only by the second.
+    Images on which both agree do not widen the interval, which is far shorter than for two
+    independent samples.
     """
     _check_counts(gained + lost, n, confidence)
     z = float(ndtri(0.5 + confidence / 2))
@@ -141,13 +161,15 @@ def mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
 
 
 def mean_share(shares: Sequence[float], passes: int, confidence: float = 0.95) -> Estimate:
-    """Mean of n shares with an interval: of n images, each classified `passes` times by a randomised model.
+    """Mean of n shares with an interval: of n images, each classified `passes` times by a
+    randomised model.
 
-    The images are independent, the passes over one image are not: the interval is that of Clopper and Pearson with an
-    effective number of images, n m (1 − m) / v for a mean m and a variance v of the shares [KornGraubard1998]. It lies
-    between n, the number of images, and n · passes. As in :func:`paired_difference`, one image that is always and one
-    that is never classified correctly are added for v: few images with a share far from the others are easily missed.
-    With one pass, or shares of 0 and 1 alone, this is :func:`clopper_pearson`.
+    The images are independent, the passes over one image are not: the interval is that of Clopper
+    and Pearson with an effective number of images, n m (1 − m) / v for a mean m and a variance v of
+    the shares [KornGraubard1998]. It lies between n, the number of images, and n · passes. As in
+    :func:`paired_difference`, one image that is always and one that is never classified correctly
+    are added for v: few images with a share far from the others are easily missed. With one pass,
+    or shares of 0 and 1 alone, this is :func:`clopper_pearson`.
 
     >>> mean_share([1, 1, 0, 1], passes=50) == clopper_pearson(3, 4)
     True
@@ -156,7 +178,12 @@ def mean_share(shares: Sequence[float], passes: int, confidence: float = 0.95) -
     _check_counts(0, n, confidence)
     middle = total / n
     checks.whole("passes", passes, least=1)
-    checks.require(all(0 <= value <= 1 for value in shares), "shares", "lie in 0..1", [min(shares), max(shares)])
+    checks.require(
+        all(0 <= value <= 1 for value in shares),
+        "shares",
+        "lie in 0..1",
+        [min(shares), max(shares)],
+    )
     variance = float(np.var([*shares, 0.0, 1.0]))
     images = min(max(n * middle * (1 - middle) / variance, n), n * passes)
     tail, correct = (1 - confidence) / 2, total * (images / n)  # exact where the factor is 1
@@ -165,24 +192,41 @@ def mean_share(shares: Sequence[float], passes: int, confidence: float = 0.95) -
     return Estimate(middle, low, high, n)
 
 
-def mean_paired_difference(ours: Sequence[float], theirs: Sequence[float], confidence: float = 0.95) -> Estimate:
+def mean_paired_difference(
+    ours: Sequence[float], theirs: Sequence[float], confidence: float = 0.95
+) -> Estimate:
     """Mean difference of two shares of passes on the same n images, with Student's interval.
 
-    As in :func:`paired_difference`, one image that only the first model and one that only the second classifies
-    correctly are added, so that it never has width zero.
+    As in :func:`paired_difference`, one image that only the first model and one that only the
+    second classifies correctly are added, so that it never has width zero.
     """
     differences = [own - other for own, other in zip(ours, theirs, strict=True)]
-    value, adjusted = mean(differences, confidence).value, mean([*differences, 1.0, -1.0], confidence)
-    return Estimate(value, min(max(-1.0, adjusted.low), value), max(min(1.0, adjusted.high), value), len(differences))
+    value, adjusted = (
+        mean(differences, confidence).value,
+        mean([*differences, 1.0, -1.0], confidence),
+    )
+    return Estimate(
+        value,
+        min(max(-1.0, adjusted.low), value),
+        max(min(1.0, adjusted.high), value),
+        len(differences),
+    )
 
 
-def lead(point: NDArray[np.bool_], line: NDArray[np.bool_], *, confidence: float = 0.95, draws: int = 2000,
-         seed: int = 0) -> Estimate | None:
+def lead(
+    point: NDArray[np.bool_],
+    line: NDArray[np.bool_],
+    *,
+    confidence: float = 0.95,
+    draws: int = 2000,
+    seed: int = 0,
+) -> Estimate | None:
     """Clean accuracy of a model above a trade-off line of other models, at equal attacked accuracy.
 
-    Between two models the line is straight, because choosing one of both at random reaches every point between them.
-    The interval is a bootstrap over images, the same for all models; as in :func:`paired_difference`, one image that
-    only the model and one that only the others classify correctly are added, so that it never has width zero.
+    Between two models the line is straight, because choosing one of both at random reaches every
+    point between them. The interval is a bootstrap over images, the same for all models; as in
+    :func:`paired_difference`, one image that only the model and one that only the others classify
+    correctly are added, so that it never has width zero.
 
     Args:
         point: (2, n) bool: correct on clean and on attacked images.
@@ -201,15 +245,20 @@ def lead(point: NDArray[np.bool_], line: NDArray[np.bool_], *, confidence: float
     value = _above(point.mean(axis=-1), line.mean(axis=-1))
     own = np.concatenate([point, np.array([[True, False]] * 2)], axis=-1)
     others = np.concatenate([line, np.array([[[False, True]] * 2] * len(line))], axis=-1)
-    share = np.random.default_rng(seed).multinomial(n + 2, np.full(n + 2, 1 / (n + 2)), size=draws).T / (n + 2)
-    drawn = [_above(mine, theirs) for mine, theirs in zip((own @ share).T, (others @ share).transpose(2, 0, 1),
-                                                          strict=True)]
+    share = np.random.default_rng(seed).multinomial(
+        n + 2, np.full(n + 2, 1 / (n + 2)), size=draws
+    ).T / (n + 2)
+    drawn = [
+        _above(mine, theirs)
+        for mine, theirs in zip((own @ share).T, (others @ share).transpose(2, 0, 1), strict=True)
+    ]
     low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Estimate(value, min(float(low), value), max(float(high), value), n)
 
 
 def _above(mine: NDArray[np.float64], line: NDArray[np.float64]) -> float:
-    """Clean accuracy above the line (m, 2) at the attacked accuracy of (2,); the line is extended past its ends."""
+    """Clean accuracy above the line (m, 2) at the attacked accuracy of (2,); the line is extended
+    past its ends."""
     clean, attacked = line[np.argsort(line[:, 1], kind="stable")].T
     at = int(np.clip(np.searchsorted(attacked, mine[1]), 1, len(line) - 1))
     wide = attacked[at] - attacked[at - 1]

@@ -33,11 +33,16 @@ class Threat:
         object.__setattr__(self, "norm", checks.one_of("norm", norm, NORMS))
         object.__setattr__(self, "eps", checks.positive("eps", checks.fraction("eps", eps)))
         # A larger radius is a forgotten "/255".
-        checks.require(self.eps <= MAX_EPS[norm], "eps",
-                       f"be at most {MAX_EPS[norm]:g} for {norm}{' (8/255, not 8)' if norm == 'linf' else ''}", eps)
+        checks.require(
+            self.eps <= MAX_EPS[norm],
+            "eps",
+            f"be at most {MAX_EPS[norm]:g} for {norm}{' (8/255, not 8)' if norm == 'linf' else ''}",
+            eps,
+        )
 
     def eps_in(self, dtype: torch.dtype) -> float:
-        """`eps` rounded down to `dtype`, so that a bound kept there also holds for the real number."""
+        """`eps` rounded down to `dtype`, so that a bound kept there also holds for the real
+        number."""
         value = torch.tensor(self.eps, dtype=dtype)
         if value.item() > self.eps:
             value = torch.nextafter(value, torch.tensor(-math.inf, dtype=dtype))
@@ -59,8 +64,11 @@ def require_threat(value: object) -> Threat:
 
 
 def require_eps(norm: str, eps: float) -> None:
-    """Refuse the default radius, which is one for ℓ∞, in ℓ1: nothing of interest happens in so small a ball."""
-    checks.require(norm != "l1" or eps != DEFAULT_EPS, "eps", "be given for l1, such as 12", "8/255")
+    """Refuse the default radius, which is one for ℓ∞, in ℓ1: nothing of interest happens in so
+    small a ball."""
+    checks.require(
+        norm != "l1" or eps != DEFAULT_EPS, "eps", "be given for l1, such as 12", "8/255"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +76,12 @@ class ThreatSettings(Settings):
     """A threat as options of a command."""
 
     norm: str = setting("linf", "Norm of the perturbation: linf, l2 or l1.", among=NORMS)
-    eps: float = setting(DEFAULT_EPS, "Radius in [0, 1] pixels, such as 8/255 for linf and 12 for l1.", fraction=True,
-                         positive=True)
+    eps: float = setting(
+        DEFAULT_EPS,
+        "Radius in [0, 1] pixels, such as 8/255 for linf and 12 for l1.",
+        fraction=True,
+        positive=True,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,10 +1,12 @@
 """CIFAR-10 and CIFAR-100 in their two official layouts [Krizhevsky2009].
 
-The Python layout (pickles, read safely) is used if it is complete for the split, else the binary one; both hold the
-same images in the same order. If neither is there, the Python archive is downloaded. CIFAR-100 has its 100 fine labels.
+The Python layout (pickles, read safely) is used if it is complete for the split, else the binary
+one; both hold the same images in the same order. If neither is there, the Python archive is
+downloaded. CIFAR-100 has its 100 fine labels.
 
-A pickle is a program that may call any function it can name. :func:`load_pickle` lets it name only what arrays of bytes
-need, and replaces each name by a plain class of ours: not even numpy's own reconstruction runs.
+A pickle is a program that may call any function it can name. :func:`load_pickle` lets it name only
+what arrays of bytes need, and replaces each name by a plain class of ours: not even numpy's own
+reconstruction runs.
 """
 
 from __future__ import annotations
@@ -28,7 +30,18 @@ _ADDRESS = "https://www.cs.toronto.edu/~kriz/"
 _PIXELS = 3 * 32 * 32
 _MAX_BYTES = 50_000 * 3200  # of a file
 
-CLASSES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CLASSES_10 = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 _NAMES_100 = """
     apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
     castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur
@@ -58,25 +71,41 @@ class Cifar:
     label_bytes: int  # before the pixels of a binary record; the last one is the label
 
     def layouts(self, root: Path) -> tuple[tuple[Path, str], ...]:
-        """The folders that may hold the files, in order of preference, and the suffix of the files there."""
-        return (root / self.python_folder, ""), (root / self.binary_folder, ".bin"), (root, ""), (root, ".bin")
+        """The folders that may hold the files, in order of preference, and the suffix of the files
+        there."""
+        return (
+            (root / self.python_folder, ""),
+            (root / self.binary_folder, ".bin"),
+            (root, ""),
+            (root, ".bin"),
+        )
 
 
 CIFAR10 = Cifar(
-    "cifar10", CLASSES_10,
-    download.Remote(f"{_ADDRESS}cifar-10-python.tar.gz",
-                    "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
-    "cifar-10-batches-py", "cifar-10-batches-bin",
+    "cifar10",
+    CLASSES_10,
+    download.Remote(
+        f"{_ADDRESS}cifar-10-python.tar.gz",
+        "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+    ),
+    "cifar-10-batches-py",
+    "cifar-10-batches-bin",
     {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)},
-    b"labels", 1,
+    b"labels",
+    1,
 )
 CIFAR100 = Cifar(
-    "cifar100", CLASSES_100,
-    download.Remote(f"{_ADDRESS}cifar-100-python.tar.gz",
-                    "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"),
-    "cifar-100-python", "cifar-100-binary",
+    "cifar100",
+    CLASSES_100,
+    download.Remote(
+        f"{_ADDRESS}cifar-100-python.tar.gz",
+        "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+    ),
+    "cifar-100-python",
+    "cifar-100-binary",
     {"train": ("train",), "test": ("test",)},
-    b"fine_labels", 2,
+    b"fine_labels",
+    2,
 )
 
 
@@ -103,29 +132,43 @@ def _find(cifar: Cifar, files: tuple[str, ...], root: Path) -> tuple[Path, str] 
 
 
 def _read_file(cifar: Cifar, path: Path) -> Arrays:
-    pixels, labels = _read_binary(cifar, path) if path.suffix == ".bin" else _read_pickle(cifar, path)
-    checks.labels(torch.from_numpy(labels), len(cifar.classes), len(pixels), name=f"labels in {path}")
+    pixels, labels = (
+        _read_binary(cifar, path) if path.suffix == ".bin" else _read_pickle(cifar, path)
+    )
+    checks.labels(
+        torch.from_numpy(labels), len(cifar.classes), len(pixels), name=f"labels in {path}"
+    )
     return pixels, labels
 
 
 def _read_binary(cifar: Cifar, path: Path) -> Arrays:
     record = cifar.label_bytes + _PIXELS
     data = np.frombuffer(limits.read_bytes(path, _MAX_BYTES), np.uint8)
-    checks.require(len(data) > 0 and len(data) % record == 0, str(path),
-                   f"hold whole records of {record} bytes", f"{len(data)} bytes")
+    checks.require(
+        len(data) > 0 and len(data) % record == 0,
+        str(path),
+        f"hold whole records of {record} bytes",
+        f"{len(data)} bytes",
+    )
     rows = data.reshape(-1, record)
-    return rows[:, cifar.label_bytes:], rows[:, cifar.label_bytes - 1].copy()
+    return rows[:, cifar.label_bytes :], rows[:, cifar.label_bytes - 1].copy()
 
 
 def _read_pickle(cifar: Cifar, path: Path) -> Arrays:
     content = load_pickle(path)
     pixels, labels = content.get(b"data"), content.get(cifar.label_key)
     if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
-        raise checks.InputError(f"`{path}` must hold `data` of shape (N, {_PIXELS}), "
-                                f"got {getattr(pixels, 'shape', type(pixels).__name__)}")
-    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 256 for label in labels):
-        raise checks.InputError(f"`{path}` must hold `{cifar.label_key.decode()}`, a list of integers "
-                                f"in 0..{len(cifar.classes) - 1}, got another {type(labels).__name__}")
+        raise checks.InputError(
+            f"`{path}` must hold `data` of shape (N, {_PIXELS}), "
+            f"got {getattr(pixels, 'shape', type(pixels).__name__)}"
+        )
+    if not isinstance(labels, list) or not all(
+        type(label) is int and 0 <= label < 256 for label in labels
+    ):
+        raise checks.InputError(
+            f"`{path}` must hold `{cifar.label_key.decode()}`, a list of integers "
+            f"in 0..{len(cifar.classes) - 1}, got another {type(labels).__name__}"
+        )
     return pixels, np.array(labels, np.uint8)
 
 
@@ -142,7 +185,8 @@ class _Dtype:
 
 
 class _Array:
-    """Replaces numpy's `_reconstruct`; the state of an array is (version, shape, dtype, fortran, bytes)."""
+    """Replaces numpy's `_reconstruct`; the state of an array is (version, shape, dtype, fortran,
+    bytes)."""
 
     values: NDArray[np.uint8] = np.zeros(0, np.uint8)
 
@@ -152,7 +196,9 @@ class _Array:
     def __setstate__(self, state: tuple[object, tuple[int, ...], _Dtype, bool, bytes]) -> None:
         _, shape, _, fortran, data = state
         if not isinstance(data, bytes) or len(data) != math.prod(shape):
-            raise checks.InputError(f"arrays with as many bytes as their shape {shape}, got another number")
+            raise checks.InputError(
+                f"arrays with as many bytes as their shape {shape}, got another number"
+            )
         self.values = np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
@@ -161,7 +207,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> object:
         match module, name:
-            case ("numpy.core.multiarray" | "numpy._core.multiarray"), "_reconstruct":
+            case (("numpy.core.multiarray" | "numpy._core.multiarray"), "_reconstruct"):
                 return _Array
             case "numpy", "ndarray":
                 return None  # only the first argument of `_reconstruct`, which is not used
@@ -171,11 +217,14 @@ class _Unpickler(pickle.Unpickler):
                 # A new function each time, so that a pickle cannot change it for the next.
                 return lambda text, encoding: str.encode(text, "latin1")
             case _:
-                raise checks.InputError(f"plain arrays and lists, got a call for {module}.{name} (refused)")
+                raise checks.InputError(
+                    f"plain arrays and lists, got a call for {module}.{name} (refused)"
+                )
 
 
 def _check_opcodes(data: bytes) -> None:
-    """Refuse lengths and memo positions beyond the file, for which the unpickler would allocate memory first."""
+    """Refuse lengths and memo positions beyond the file, for which the unpickler would allocate
+    memory first."""
     for opcode, argument, _ in pickletools.genops(data):
         if opcode.name.endswith("PUT") and int(argument or 0) > len(data):
             raise ValueError(f"a memo of {argument} entries")
@@ -190,6 +239,10 @@ def load_pickle(path: Path) -> dict[bytes, object]:
     except checks.InputError as problem:
         raise checks.InputError(f"`{path}` must hold {problem}") from None
     except Exception as problem:  # a damaged pickle program can fail in any way
-        raise checks.InputError(f"`{path}` must be a pickle, got a damaged file ({problem})") from None
+        raise checks.InputError(
+            f"`{path}` must be a pickle, got a damaged file ({problem})"
+        ) from None
     checks.require(isinstance(content, dict), str(path), "hold a dict", type(content).__name__)
-    return {key: value.values if isinstance(value, _Array) else value for key, value in content.items()}
+    return {
+        key: value.values if isinstance(value, _Array) else value for key, value in content.items()
+    }

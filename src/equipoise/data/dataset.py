@@ -1,4 +1,5 @@
-"""Images, labels and positions in a split, in memory; their batches, and random crops and flips of them."""
+"""Images, labels and positions in a split, in memory; their batches, and random crops and flips of
+them."""
 
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ from equipoise.core.rng import Stream
 class Dataset:
     """N images with labels.
 
-    Images are stored as bytes where possible, which is exact and a quarter of the memory; :func:`pixels`
-    makes them floats. `index` is the position of each image in its split. It is stored with results and selects the
-    random numbers of an image, so every slice keeps it. So does it keep `split_counts`, the number of images of each
-    class in the whole split (empty if unknown), and how the images were sampled (None: in order).
+    Images are stored as bytes where possible, which is exact and a quarter of the memory;
+    :func:`pixels` makes them floats. `index` is the position of each image in its split. It is
+    stored with results and selects the random numbers of an image, so every slice keeps it. So does
+    it keep `split_counts`, the number of images of each class in the whole split (empty if
+    unknown), and how the images were sampled (None: in order).
     """
 
     name: str
@@ -42,24 +44,48 @@ class Dataset:
         checks.optional("sample", self.sample, str, "be text")
         for name in ("images", "labels", "index"):
             value = checks.instance(name, getattr(self, name), Tensor, "be a tensor")
-            checks.require(value.layout == torch.strided and not value.is_meta, name, "hold its values",
-                           f"{value.layout} on {value.device}")
-        named = isinstance(self.classes, tuple) and all(isinstance(name, str) for name in self.classes)
+            checks.require(
+                value.layout == torch.strided and not value.is_meta,
+                name,
+                "hold its values",
+                f"{value.layout} on {value.device}",
+            )
+        named = isinstance(self.classes, tuple) and all(
+            isinstance(name, str) for name in self.classes
+        )
         checks.require(named, "classes", "be a tuple of names", type(self.classes).__name__)
-        counted = isinstance(self.split_counts, tuple) and len(self.split_counts) <= len(self.classes) and all(
-            type(count) is int and count >= 0 for count in self.split_counts)
-        checks.require(counted, "split_counts", "be a tuple of at most as many numbers as classes", self.split_counts)
+        counted = (
+            isinstance(self.split_counts, tuple)
+            and len(self.split_counts) <= len(self.classes)
+            and all(type(count) is int and count >= 0 for count in self.split_counts)
+        )
+        checks.require(
+            counted,
+            "split_counts",
+            "be a tuple of at most as many numbers as classes",
+            self.split_counts,
+        )
         shape = tuple(self.images.shape)
         dtype = self.images.dtype
-        checks.require(dtype in (torch.uint8, torch.float32), "images", "be uint8 or float32", str(dtype))
-        checks.require(len(shape) == 4 and min(shape[1:]) > 0, "images", "have shape (N, C, H, W)", shape)
+        checks.require(
+            dtype in (torch.uint8, torch.float32), "images", "be uint8 or float32", str(dtype)
+        )
+        checks.require(
+            len(shape) == 4 and min(shape[1:]) > 0, "images", "have shape (N, C, H, W)", shape
+        )
         if self.images.is_floating_point():
             checks.images(self.images)
-        checks.require(self.labels.dtype == torch.int64, "labels", "be int64", str(self.labels.dtype))
+        checks.require(
+            self.labels.dtype == torch.int64, "labels", "be int64", str(self.labels.dtype)
+        )
         checks.labels(self.labels, self.num_classes, count=shape[0])
         valid = self.index.dtype == torch.int64 and tuple(self.index.shape) == shape[:1]
-        checks.require(valid, "index", f"be int64 of shape ({shape[0]},)",
-                       f"{self.index.dtype} of shape {tuple(self.index.shape)}")
+        checks.require(
+            valid,
+            "index",
+            f"be int64 of shape ({shape[0]},)",
+            f"{self.index.dtype} of shape {tuple(self.index.shape)}",
+        )
         lowest = int(self.index.min()) if len(self) else 0
         checks.require(lowest >= 0, "index", "not be negative", lowest)
 
@@ -89,24 +115,32 @@ class Dataset:
         checks.whole("start", start)
         checks.whole("count", count, least=1)
         checks.require(start < len(self), "start", f"be at most {len(self) - 1} in {self}", start)
-        checks.require(count <= len(self) - start, "count",
-                       f"be at most {len(self) - start} from `start` {start} in {self}", count)
+        checks.require(
+            count <= len(self) - start,
+            "count",
+            f"be at most {len(self) - start} from `start` {start} in {self}",
+            count,
+        )
         return torch.arange(start, start + count)
 
     def take(self, rows: Tensor) -> Dataset:
-        """The given rows, in the given order; `rows` are positions or a mask. All rows are no copy."""
+        """The given rows, in the given order; `rows` are positions or a mask. All rows are no
+        copy."""
         if rows.dtype == torch.bool:
             rows = rows.nonzero().squeeze(1)
         if torch.equal(rows, torch.arange(len(self), device=rows.device)):
             return self
-        return dataclasses.replace(self, images=self.images[rows], labels=self.labels[rows], index=self.index[rows])
+        return dataclasses.replace(
+            self, images=self.images[rows], labels=self.labels[rows], index=self.index[rows]
+        )
 
     def labels_by_index(self) -> dict[int, int]:
         """Index → label of every image."""
         return dict(zip(self.index.tolist(), self.labels.tolist(), strict=True))
 
     def digest(self) -> str:
-        """SHA-256 over shape, images, labels and index: equal digests mean equal data on any machine."""
+        """SHA-256 over shape, images, labels and index: equal digests mean equal data on any
+        machine."""
         total = hashlib.sha256(str(tuple(self.images.shape)).encode())
         if self.images.is_floating_point():
             total.update(b"float32")
@@ -116,7 +150,8 @@ class Dataset:
         return total.hexdigest()
 
     def image_digests(self) -> NDArray[np.uint64]:
-        """(N,) 64 bits for each image, which depend on its pixels alone: the same image has the same in any data."""
+        """(N,) 64 bits for each image, which depend on its pixels alone: the same image has the
+        same in any data."""
         kind = hashlib.blake2b(f"{self.images.dtype} {self.image_shape}".encode(), digest_size=8)
         digests = []
         for image in self.images.cpu().contiguous().numpy():
@@ -128,10 +163,18 @@ class Dataset:
     def describe(self) -> dict[str, str | int]:
         """What distinguishes this part of a data set from any other, for `run.toml`."""
         sample = {} if self.sample is None else {"sample": self.sample}
-        return {"name": self.name, "split": self.split, "count": len(self), **sample, "digest": self.digest()}
+        return {
+            "name": self.name,
+            "split": self.split,
+            "count": len(self),
+            **sample,
+            "digest": self.digest(),
+        }
 
 
-def whole_split(name: str, split: str, images: Tensor, labels: Tensor, classes: tuple[str, ...]) -> Dataset:
+def whole_split(
+    name: str, split: str, images: Tensor, labels: Tensor, classes: tuple[str, ...]
+) -> Dataset:
     """A complete split: image i has index i."""
     checks.require(len(images) > 0, f"{name} {split}", "hold at least one image", len(images))
     labels = checks.labels(labels.to(torch.int64), len(classes), len(images))
@@ -152,11 +195,12 @@ class Batch:
 
 
 def pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Images as floats in [0, 1]: bytes are divided by 255, rounded once; floats stay as they are."""
+    """Images as floats in [0, 1]: bytes are divided by 255, rounded once; floats stay as they
+    are."""
     if images.is_floating_point():
         return images.to(dtype)
-    # CUDA turns a division by a Python number into a multiplication by the rounded 1/255; division by a tensor gives
-    # an image the same bits on every device.
+    # CUDA turns a division by a Python number into a multiplication by the rounded 1/255; division
+    # by a tensor gives an image the same bits on every device.
     return images.to(dtype) / torch.full((), 255, dtype=dtype, device=images.device)
 
 
@@ -167,19 +211,26 @@ def as_images(x: Tensor, name: str = "images") -> Tensor:
 
 
 def order(index: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """(N,) a random permutation of rows: a function of the seed, the epoch and the images' positions only."""
+    """(N,) a random permutation of rows: a function of the seed, the epoch and the images'
+    positions only."""
     return rng.stream(seed, "shuffle", index).at("epoch", epoch).words().argsort(stable=True)
 
 
 def batches(dataset: Dataset, batch_size: int, *, device: torch.device | str) -> Iterator[Batch]:
     """Every image once, in order; the last batch may be smaller."""
     starts = range(0, len(dataset), checks.whole("batch_size", batch_size, least=1))
-    parts = (dataset.take(torch.arange(start, min(start + batch_size, len(dataset)))) for start in starts)
-    return (Batch(pixels(part.images.to(device)), part.labels.to(device), part.index.to(device)) for part in parts)
+    parts = (
+        dataset.take(torch.arange(start, min(start + batch_size, len(dataset)))) for start in starts
+    )
+    return (
+        Batch(pixels(part.images.to(device)), part.labels.to(device), part.index.to(device))
+        for part in parts
+    )
 
 
 def crop(x: Tensor, pad: int, stream: Stream) -> Tensor:
-    """Pad each (C, H, W) of `x` with `pad` zeros on every side and cut a window of the original size, at random."""
+    """Pad each (C, H, W) of `x` with `pad` zeros on every side and cut a window of the original
+    size, at random."""
     checks.whole("pad", pad)
     count, channels, height, width = x.shape
     corner = stream.to(x.device).at("crop").integers(2 * pad + 1, 2)  # (B, 2)

@@ -1,4 +1,5 @@
-"""Download official files: checked against SHA-256, resumed after interruptions, never left incomplete."""
+"""Download official files: checked against SHA-256, resumed after interruptions, never left
+incomplete."""
 
 from __future__ import annotations
 
@@ -39,9 +40,9 @@ class Remote:
 def fetch(remote: Remote, folder: Path, *, needed: Sequence[str]) -> Path:
     """Download a file into `folder`, unless it is there.
 
-    Bytes are written to `<file>.part`, which is renamed once the checksum is right; a later call continues an
-    interrupted one. Processes that need the same file wait for one another. `needed` are the files that the user could
-    put there by hand, for the error message.
+    Bytes are written to `<file>.part`, which is renamed once the checksum is right; a later call
+    continues an interrupted one. Processes that need the same file wait for one another. `needed`
+    are the files that the user could put there by hand, for the error message.
     """
     path = folder / remote.file
     part = folder / f"{remote.file}.part"
@@ -63,11 +64,13 @@ def fetch(remote: Remote, folder: Path, *, needed: Sequence[str]) -> Path:
 def unpack(archive: Remote, root: Path, folder: str, *, needed: Sequence[str]) -> None:
     """Download a tar archive into `root` and put the files of its `folder` into `root/folder`."""
     path = fetch(archive, root, needed=[f"{folder}/{name}" for name in needed])
-    # Unpacked in a temporary folder and then moved, so that an interrupted call leaves no incomplete file.
+    # Unpacked in a temporary folder and then moved, so that an interrupted call leaves no
+    # incomplete file.
     try:
         with tempfile.TemporaryDirectory(dir=root, prefix=".unpack-") as temporary:
             with tarfile.open(path) as tar:
-                # Only plain files of this folder, and only their content: no links, no other paths, no permissions.
+                # Only plain files of this folder, and only their content: no links, no other paths,
+                # no permissions.
                 for member in tar:
                     parent, _, name = member.name.rpartition("/")
                     if member.isreg() and parent == folder and name not in ("", ".", ".."):
@@ -86,7 +89,8 @@ def unpack(archive: Remote, root: Path, folder: str, *, needed: Sequence[str]) -
 
 
 def _download(remote: Remote, file: BinaryIO) -> None:
-    """Complete `file` and check it; bytes of an earlier call may be of another file, so that gets a second attempt."""
+    """Complete `file` and check it; bytes of an earlier call may be of another file, so that gets a
+    second attempt."""
     resumed = file.seek(0, 2) > 0
     for _ in range(1 + resumed):
         _append_all(remote, file)
@@ -112,15 +116,20 @@ def _append_all(remote: Remote, file: BinaryIO) -> None:
 
 
 def _append(remote: Remote, file: BinaryIO) -> bool:
-    """Request the bytes after the end of `file` and append them; returns whether all were received."""
+    """Request the bytes after the end of `file` and append them; returns whether all were
+    received."""
     have = file.seek(0, 2)
-    request = urllib.request.Request(remote.url, headers={"Range": f"bytes={have}-"} if have else {})
+    request = urllib.request.Request(
+        remote.url, headers={"Range": f"bytes={have}-"} if have else {}
+    )
     try:
         response = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)
     except urllib.error.HTTPError as problem:
         problem.close()
         if have and problem.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return True  # nothing is missing, or these bytes are of another file: the checksum decides
+            return (
+                True  # nothing is missing, or these bytes are of another file: the checksum decides
+            )
         raise
     with response:
         if have and response.status != HTTPStatus.PARTIAL_CONTENT:
@@ -139,7 +148,10 @@ def _append(remote: Remote, file: BinaryIO) -> bool:
 def sha256(path: Path) -> str:
     """The checksum of a file, with progress for a long one."""
     total = hashlib.sha256()
-    with path.open("rb") as file, progress.task(f"checking {path.name}", total=path.stat().st_size) as task:
+    with (
+        path.open("rb") as file,
+        progress.task(f"checking {path.name}", total=path.stat().st_size) as task,
+    ):
         while chunk := file.read(_CHUNK):
             total.update(chunk)
             task.advance(len(chunk))
@@ -148,12 +160,16 @@ def sha256(path: Path) -> str:
 
 def _missing(needed: Sequence[str], folder: Path, remote: Remote, problem: Exception) -> InputError:
     reason = str(problem) or type(problem).__name__
-    return InputError(f"`data_dir` must hold {', '.join(needed)} in {folder}, got neither them nor a download "
-                      f"of {remote.url} ({reason})")
+    return InputError(
+        f"`data_dir` must hold {', '.join(needed)} in {folder}, got neither them nor a download "
+        f"of {remote.url} ({reason})"
+    )
 
 
 def _wrong_checksum(path: Path, remote: Remote, checksum: str) -> InputError:
-    return InputError(f"`{path}` must have the SHA-256 checksum {remote.sha256} of {remote.url}, got {checksum}")
+    return InputError(
+        f"`{path}` must have the SHA-256 checksum {remote.sha256} of {remote.url}, got {checksum}"
+    )
 
 
 @contextmanager

@@ -14,14 +14,21 @@ from numpy.typing import NDArray
 from equipoise.core import checks
 
 MAX_PIXELS = 2**24  # of one image
-MAX_COMPRESSION = 100  # times smaller than its content is a large array; images are ten times smaller at most
+MAX_COMPRESSION = (
+    100  # times smaller than its content is a large array; images are ten times smaller at most
+)
 _SMALL = 2**26  # bytes, for which any compression is allowed
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def numbered_classes(count: int, name: str = "labels") -> tuple[str, ...]:
     """The classes "0" … of labels that have no names."""
-    checks.require(count <= checks.MAX_CLASSES, name, f"be less than {checks.MAX_CLASSES}", count - 1)
+    checks.require(
+        count <= checks.MAX_CLASSES, name, f"be less than {checks.MAX_CLASSES}", count - 1
+    )
     return tuple(str(number) for number in range(count))
 
 
@@ -33,17 +40,21 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_exactly(file: IO[bytes] | gzip.GzipFile, path: Path, count: int, most: int) -> bytes:
-    """The `count` bytes that a header announces, out of a file that may be compressed and hold more or fewer."""
+    """The `count` bytes that a header announces, out of a file that may be compressed and hold more
+    or fewer."""
     checks.require(count <= most, str(path), f"hold at most {most} values", count)
     data = file.read(count + 1)  # the rest is never decompressed
     if len(data) != count:
-        raise checks.InputError(f"`{path}` must hold {count} values, as its header says, got {len(data)}"
-                                f"{' or more' if len(data) > count else ''}")
+        raise checks.InputError(
+            f"`{path}` must hold {count} values, as its header says, got {len(data)}"
+            f"{' or more' if len(data) > count else ''}"
+        )
     return data
 
 
 def read_array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    """An array of an .npz file; ValueError if its header or its compression claims what the file cannot hold."""
+    """An array of an .npz file; ValueError if its header or its compression claims what the file
+    cannot hold."""
     entry = archive.getinfo(f"{name}.npy")
     with archive.open(entry) as file:
         read_header = _HEADERS.get(np.lib.format.read_magic(file))

@@ -1,4 +1,5 @@
-"""Which images of a split a command takes: the first, a random or a stratified sample, and whether it is a fair one."""
+"""Which images of a split a command takes: the first, a random or a stratified sample, and whether
+it is a fair one."""
 
 from __future__ import annotations
 
@@ -19,17 +20,19 @@ _SHOWN = 3  # classes in the warning
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a split: `sample` orders its images, and `count` of them are taken from the position `start` on.
+    """A part of a split: `sample` orders its images, and `count` of them are taken from the
+    position `start` on.
 
-    Parts of one order that do not overlap have no image in common, and a longer part with the same start contains the
-    shorter one. The images keep their index and are in this order, so that a slice of a sample is a sample; all images
-    of a split stay in its own order.
+    Parts of one order that do not overlap have no image in common, and a longer part with the same
+    start contains the shorter one. The images keep their index and are in this order, so that a
+    slice of a sample is a sample; all images of a split stay in its own order.
 
     Args:
-        start, count, every: exactly `count` images (all if None) from `start` on, and of those every N-th by its
-            position in the split.
-        sample: `first` is the order of the split, `random` a random order, and `stratified` a random order in which
-            the number of images of each class among the first n is within 1 of n times its share, for every n.
+        start, count, every: exactly `count` images (all if None) from `start` on, and of those
+            every N-th by its position in the split.
+        sample: `first` is the order of the split, `random` a random order, and `stratified` a
+            random order in which the number of images of each class among the first n is within 1
+            of n times its share, for every n.
         seed: of the random orders.
     """
 
@@ -48,7 +51,9 @@ class Part:
 
     def of(self, split: Dataset) -> Dataset:
         """The images of this part; one that does not fit into the split is an error."""
-        rows = split.rows(self.start, max(len(split) - self.start, 1) if self.count is None else self.count)
+        rows = split.rows(
+            self.start, max(len(split) - self.start, 1) if self.count is None else self.count
+        )
         is_sampled = self.sample != FIRST and len(rows) < len(split)
         if is_sampled:
             rows = sample_order(split, self.sample, self.seed)[rows]
@@ -59,7 +64,8 @@ class Part:
 
 
 def sample_order(split: Dataset, sample: str, seed: int) -> Tensor:
-    """(N,) the rows of a split in the order in which a sample takes them; it depends on the index and the labels."""
+    """(N,) the rows of a split in the order in which a sample takes them; it depends on the index
+    and the labels."""
     if sample == FIRST:
         return torch.arange(len(split))
     words = rng.stream(seed, "sample", split.index.cpu()).words()
@@ -68,10 +74,11 @@ def sample_order(split: Dataset, sample: str, seed: int) -> Tensor:
 
 
 def _balanced(labels: Tensor, shuffled: Tensor) -> Tensor:
-    """Shuffled rows, reordered so that every prefix has less than one image of each class too many or too few.
+    """Shuffled rows, reordered so that every prefix has less than one image of each class too many
+    or too few.
 
-    The j-th image of a class with a share p is at one of the positions ⌊(j − 1)/p⌋ + 1 … ⌈j/p⌉. Serving the earliest
-    deadline first meets all of them, because some order does [Tijdeman1980].
+    The j-th image of a class with a share p is at one of the positions ⌊(j − 1)/p⌋ + 1 … ⌈j/p⌉.
+    Serving the earliest deadline first meets all of them, because some order does [Tijdeman1980].
     """
     total, position = len(labels), shuffled.argsort().tolist()
     by_class = shuffled[labels[shuffled].argsort(stable=True)]
@@ -83,7 +90,9 @@ def _balanced(labels: Tensor, shuffled: Tensor) -> Tensor:
         while waiting and waiting[0][0] <= now:
             label = heapq.heappop(waiting)[1]
             row = rows[label][taken[label]]
-            heapq.heappush(ready, (-(-(taken[label] + 1) * total // len(rows[label])), position[row], label))
+            heapq.heappush(
+                ready, (-(-(taken[label] + 1) * total // len(rows[label])), position[row], label)
+            )
         label = heapq.heappop(ready)[2]
         order.append(rows[label][taken[label]])
         taken[label] += 1
@@ -93,21 +102,30 @@ def _balanced(labels: Tensor, shuffled: Tensor) -> Tensor:
 
 
 def class_share_notes(data: Dataset) -> tuple[str, ...]:
-    """A sentence if the class shares of the images differ significantly from those of their split, else nothing."""
+    """A sentence if the class shares of the images differ significantly from those of their split,
+    else nothing."""
     counts = torch.bincount(data.labels.cpu(), minlength=data.num_classes).tolist()
     there = [*data.split_counts, *[0] * (data.num_classes - len(data.split_counts))]
     if not data.split_counts or stats.is_random_sample(counts, there, LEVEL):
         return ()
-    shares = [(count / len(data), whole / sum(there), name)
-              for count, whole, name in zip(counts, there, data.classes, strict=True)]
+    shares = [
+        (count / len(data), whole / sum(there), name)
+        for count, whole, name in zip(counts, there, data.classes, strict=True)
+    ]
     shares.sort(key=lambda item: -abs(item[0] - item[1]))
-    shown = [f"{checks.shorten(name, 40)} {format.percent(own)} instead of {format.percent(whole)}"
-             for own, whole, name in shares[:_SHOWN]]
+    shown = [
+        f"{checks.shorten(name, 40)} {format.percent(own)} instead of {format.percent(whole)}"
+        for own, whole, name in shares[:_SHOWN]
+    ]
     missing = sum(whole > 0 and own == 0 for own, whole, _ in shares)
-    ending = f"; {missing} of {sum(whole > 0 for whole in there)} classes are missing" if missing else ""
-    return (f"the class shares of these {len(data)} images differ significantly from those of {data.name} {data.split} "
-            f"(level {LEVEL:g}): {', '.join(shown)}{ending}. Accuracies and promises hold for images like these only; "
-            "a stratified sample has the shares of the split",)
+    ending = (
+        f"; {missing} of {sum(whole > 0 for whole in there)} classes are missing" if missing else ""
+    )
+    return (
+        f"the class shares of these {len(data)} images differ significantly from those of {data.name} {data.split} "
+        f"(level {LEVEL:g}): {', '.join(shown)}{ending}. Accuracies and promises hold for images like these only; "
+        "a stratified sample has the shares of the split",
+    )
 
 
 def warn_of_class_shares(data: Dataset) -> Dataset:

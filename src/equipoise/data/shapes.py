@@ -2,16 +2,18 @@
 
 Eight classes of 3×16×16 images. Two features always agree on the class:
 
-- the *shape* (a disc, a ring, …), some 0.3 to 0.6 brighter than the background: several times :data:`EPS`, so that an
-  adversary within ±EPS cannot remove it. In a share :data:`FAINT` of the images its contrast is below :data:`HAZE`;
-  there an adversary can remove most of it, and often it cannot be recognised at all;
-- the *texture*, a grating with a period of about three pixels whose direction depends on the class, with amplitude
-  :data:`TEXTURE`, about half of EPS. It is in every image, and in every image an adversary can replace it by the
-  texture of another class.
+- the *shape* (a disc, a ring, …), some 0.3 to 0.6 brighter than the background: several times
+  :data:`EPS`, so that an adversary within ±EPS cannot remove it. In a share :data:`FAINT` of the
+  images its contrast is below :data:`HAZE`; there an adversary can remove most of it, and often it
+  cannot be recognised at all;
+- the *texture*, a grating with a period of about three pixels whose direction depends on the class,
+  with amplitude :data:`TEXTURE`, about half of EPS. It is in every image, and in every image an
+  adversary can replace it by the texture of another class.
 
-So the trade-off is in the data, not in the training: a classifier that uses the texture is almost always correct and
-is broken by any attack within EPS; one that withstands such attacks must use the shape, and has to guess where there is
-none. Its mistakes on clean images are those guesses, made with low confidence, which is why a mixture can have both.
+So the trade-off is in the data, not in the training: a classifier that uses the texture is almost
+always correct and is broken by any attack within EPS; one that withstands such attacks must use the
+shape, and has to guess where there is none. Its mistakes on clean images are those guesses, made
+with low confidence, which is why a mixture can have both.
 
 Nothing is stored or downloaded: image i of a split is a function of (split, i) alone.
 """
@@ -52,7 +54,8 @@ def _beams(x: Tensor, y: Tensor, length: Tensor, r: Tensor) -> Tensor:
     return torch.maximum(near - 0.28 * r, far - length)
 
 
-# Signed distance of (x, y) to a shape of radius r around the origin, negative inside; y points down.
+# Signed distance of (x, y) to a shape of radius r around the origin, negative inside; y points
+# down.
 _DISTANCE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "disc": lambda x, y, r: x.hypot(y) - r,
     "ring": lambda x, y, r: (x.hypot(y) - 0.85 * r).abs() - 0.25 * r,
@@ -84,7 +87,11 @@ def render(labels: Tensor, stream: Stream) -> Tensor:
     cast = stream.at("ground colour").uniform(3, 1, 1, low=-0.05, high=0.05)
     background = _uniform(_BACKGROUND, stream.at("ground")) + cast
     colour = contrast * pose.at("tint").uniform(3, 1, 1, low=_TINT[0], high=_TINT[1])
-    image = background + colour * coverage(labels, pose) + TEXTURE * grating(labels, stream.at("texture"))
+    image = (
+        background
+        + colour * coverage(labels, pose)
+        + TEXTURE * grating(labels, stream.at("texture"))
+    )
     image = image + NOISE * stream.at("noise").normal(3, SIDE, SIDE)
     return (image * 255).round().clamp(0, 255).to(torch.uint8)
 
@@ -113,7 +120,8 @@ def coverage(labels: Tensor, stream: Stream) -> Tensor:
 
 
 def grating(labels: Tensor, stream: Stream) -> Tensor:
-    """(B, 1, SIDE, SIDE) in [−1, 1]: parallel waves of random phase; the direction depends on the class."""
+    """(B, 1, SIDE, SIDE) in [−1, 1]: parallel waves of random phase; the direction depends on the
+    class."""
     angle = (labels * (math.pi / len(CLASSES))).view(-1, 1, 1, 1)
     position = angle.cos() * _coordinates() + angle.sin() * _coordinates().unsqueeze(1)
     phase = _uniform((0.0, 2 * math.pi), stream.at("phase"))

@@ -1,4 +1,5 @@
-"""Compare the files of an official data set with their recorded checksums: `equipoise data verify`."""
+"""Compare the files of an official data set with their recorded checksums: `equipoise data
+verify`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _IDX = {source.name: source for source in (mnist.MNIST, mnist.FASHION_MNIST)}
 
 @dataclass(frozen=True)
 class VerifiedFiles:
-    """The files of a data set, and whether each is the official one; `str()` is what the command prints."""
+    """The files of a data set, and whether each is the official one; `str()` is what the command
+    prints."""
 
     states: dict[str, str]  # path → official, different, missing, or no recorded checksum
 
@@ -44,7 +46,8 @@ def verify(name: str, data_dir: Path | str | None = None) -> VerifiedFiles:
 
     Args:
         name: mnist, fashion-mnist, cifar10 or cifar100.
-        data_dir: where the files are; else $EQUIPOISE_DATA. The same folders are searched as by `load_data`.
+        data_dir: where the files are; else $EQUIPOISE_DATA. The same folders are searched as by
+            `load_data`.
     """
     checks.one_of("data", name, SHA256)
     root = data_directory(checks.path("data_dir", data_dir))
@@ -57,12 +60,26 @@ def _expected(name: str, root: Path) -> list[Path]:
     """The files of the first folder that holds any, so that missing ones are also reported."""
     if name in _CIFAR:
         names = [file for split in _CIFAR[name].files.values() for file in split]
-        layouts = [[folder / f"{file}{suffix}" for file in names] for folder, suffix in _CIFAR[name].layouts(root)]
+        layouts = [
+            [folder / f"{file}{suffix}" for file in names]
+            for folder, suffix in _CIFAR[name].layouts(root)
+        ]
     else:
         names = [file for split in mnist.FILES.values() for file in split]
-        layouts = [[root / folder / (f"{file}.gz" if (root / folder / f"{file}.gz").is_file()
-                                     and not (root / folder / file).is_file() else file) for file in names]
-                   for folder in _IDX[name].folders]
+        layouts = [
+            [
+                root
+                / folder
+                / (
+                    f"{file}.gz"
+                    if (root / folder / f"{file}.gz").is_file()
+                    and not (root / folder / file).is_file()
+                    else file
+                )
+                for file in names
+            ]
+            for folder in _IDX[name].folders
+        ]
     return next((files for files in layouts if any(path.is_file() for path in files)), [])
 
 

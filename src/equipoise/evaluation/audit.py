@@ -16,12 +16,13 @@ AUDITED = "fast"  # the attack that is audited
 COUNT = 64  # images in a sample, if not given
 
 
-def audit_results(jobs: Sequence[Job], rows: Sequence[Row], seconds: Mapping[str, float | None],
-                  run: Run) -> list[Audit]:
+def audit_results(
+    jobs: Sequence[Job], rows: Sequence[Row], seconds: Mapping[str, float | None], run: Run
+) -> list[Audit]:
     """The audit of every job that has one, from its rows.
 
-    `seconds` are by job, None where an earlier start has audited, too; a finished run that is opened again keeps those
-    it has.
+    `seconds` are by job, None where an earlier start has audited, too; a finished run that is
+    opened again keeps those it has.
     """
     known = read_summary(run.folder).audits if (run.folder / "summary.json").exists() else ()
     audits = []
@@ -33,9 +34,19 @@ def audit_results(jobs: Sequence[Job], rows: Sequence[Row], seconds: Mapping[str
         broken, own_seconds = sum(not row.correct for row in audited), seconds[str(job)]
         survivors = sum(row.correct for row in own) + broken
         most = stats.hypergeometric_upper(broken, len(audited), survivors)
-        audit = Audit(model=job.name, attack=job.attack_name, stronger=job.audit.name, n=len(own), survivors=survivors,
-                      audited=len(audited), broken=broken, excess=(most - broken) / len(own),
-                      passes=sum(row.audit_passes or 0 for row in audited),
-                      seconds=None if own_seconds is None else round(own_seconds, 1))
-        audits.append(next((old for old in known if replace(old, seconds=audit.seconds) == audit), audit))
+        audit = Audit(
+            model=job.name,
+            attack=job.attack_name,
+            stronger=job.audit.name,
+            n=len(own),
+            survivors=survivors,
+            audited=len(audited),
+            broken=broken,
+            excess=(most - broken) / len(own),
+            passes=sum(row.audit_passes or 0 for row in audited),
+            seconds=None if own_seconds is None else round(own_seconds, 1),
+        )
+        audits.append(
+            next((old for old in known if replace(old, seconds=audit.seconds) == audit), audit)
+        )
     return audits

@@ -10,7 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.certification import ABSTAIN, AveragedClassifier, SamplerOptions, SmoothingPlan, predict
+from equipoise.certification import (
+    ABSTAIN,
+    AveragedClassifier,
+    SamplerOptions,
+    SmoothingPlan,
+    predict,
+)
 from equipoise.core import device, geometry, rng, stats
 from equipoise.core.records import Run
 from equipoise.core.results import Result
@@ -30,10 +36,11 @@ class CertificateAttack:
     """An attack on certified images, which confirms every apparent break with fresh samples.
 
     More broken certificates than allowed indicate a bug.
-    An image counts as broken when PREDICT, on `plan.samples` fresh samples, certainly returns another class at the
-    attacked image. Then either the certificate or PREDICT was wrong, which happens to each image that was to be
-    certified with at most twice the failure probability. Abstentions belong to that number: of the images that *are*
-    certified a larger share may be wrong, as where no class has a majority.
+    An image counts as broken when PREDICT, on `plan.samples` fresh samples, certainly returns
+    another class at the attacked image. Then either the certificate or PREDICT was wrong, which
+    happens to each image that was to be certified with at most twice the failure probability.
+    Abstentions belong to that number: of the images that *are* certified a larger share may be
+    wrong, as where no class has a majority.
     """
 
     attack: Callable[..., Tensor]
@@ -44,16 +51,31 @@ class CertificateAttack:
         """The name of its rows."""
         return f"break-{self.attack_name}"
 
-    def measure(self, job: CertificationJob, data: Dataset, rows: Sequence[Row], run: Run,
-                conditions: CertificationConditions) -> None:
+    def measure(
+        self,
+        job: CertificationJob,
+        data: Dataset,
+        rows: Sequence[Row],
+        run: Run,
+        conditions: CertificationConditions,
+    ) -> None:
         """Append a :class:`CertificateAttackRow` per certified image, at every alpha."""
         for own in job.per_alpha:
             self._measure(own, data, rows, run, conditions)
 
-    def _measure(self, job: CertificationJob, data: Dataset, rows: Sequence[Row], run: Run,
-                 conditions: CertificationConditions) -> None:
-        certified = {row.index: row for row in certificates(rows)
-                     if row.key == job.key(row.index) and row.predicted != ABSTAIN}
+    def _measure(
+        self,
+        job: CertificationJob,
+        data: Dataset,
+        rows: Sequence[Row],
+        run: Run,
+        conditions: CertificationConditions,
+    ) -> None:
+        certified = {
+            row.index: row
+            for row in certificates(rows)
+            if row.key == job.key(row.index) and row.predicted != ABSTAIN
+        }
         target = _AttackTarget(job, conditions.seed, data.image_shape).to(conditions.device)
         broken = 0
 
@@ -63,17 +85,34 @@ class CertificateAttack:
             broken += not row.correct
             return [row]
 
-        images = data.take(torch.tensor([index in certified for index in data.index.tolist()], dtype=torch.bool))
-        measure_batches(run, images, keys=lambda index: [job.key(index, self.name)], compute=compute, batch_size=1,
-                        title=f"{job.name}, {self.name}", status=lambda: {"broken": broken})
+        images = data.take(
+            torch.tensor([index in certified for index in data.index.tolist()], dtype=torch.bool)
+        )
+        measure_batches(
+            run,
+            images,
+            keys=lambda index: [job.key(index, self.name)],
+            compute=compute,
+            batch_size=1,
+            title=f"{job.name}, {self.name}",
+            status=lambda: {"broken": broken},
+        )
 
-    def _attack(self, job: CertificationJob, target: nn.Module, image: Dataset, row: CertificateRow,
-                conditions: CertificationConditions) -> CertificateAttackRow:
+    def _attack(
+        self,
+        job: CertificationJob,
+        target: nn.Module,
+        image: Dataset,
+        row: CertificateRow,
+        conditions: CertificationConditions,
+    ) -> CertificateAttackRow:
         x = pixels(image.images.to(conditions.device))
         y = torch.tensor([row.predicted], device=conditions.device)
         stream = rng.stream(conditions.seed, self.name, image.index.to(conditions.device))
         with device.autocast(conditions.precision, conditions.device):
-            x_adv = self.attack(target, x, y, threat=Threat("l2", row.radius), stream=stream.at("attack"))
+            x_adv = self.attack(
+                target, x, y, threat=Threat("l2", row.radius), stream=stream.at("attack")
+            )
             if job.plan.sound:
                 # Integer levels, rounded towards the image, so that the ball is not left.
                 x_adv = x + torch.trunc((x_adv - x) * 255) / 255
@@ -82,44 +121,77 @@ class CertificateAttack:
             if apparent:
                 predicted = _predict(job, x_adv, conditions, stream.at("confirm"), job.plan.samples)
         return CertificateAttackRow(
-            index=row.index, model=row.model, alpha=row.alpha, attack=self.name, label=row.label, radius=row.radius,
-            predicted=predicted, correct=predicted in (ABSTAIN, row.predicted), apparent=apparent,
-            distance=round(float(geometry.size(x_adv - x, "l2")), 6))
+            index=row.index,
+            model=row.model,
+            alpha=row.alpha,
+            attack=self.name,
+            label=row.label,
+            radius=row.radius,
+            predicted=predicted,
+            correct=predicted in (ABSTAIN, row.predicted),
+            apparent=apparent,
+            distance=round(float(geometry.size(x_adv - x, "l2")), 6),
+        )
 
     def results(self, rows: Sequence[Row], plan: SmoothingPlan) -> list[Result]:
-        """The share of broken certificates of every model and alpha, and how many would be no surprise."""
+        """The share of broken certificates of every model and alpha, and how many would be no
+        surprise."""
         results = []
-        attacked = [row for row in rows if isinstance(row, CertificateAttackRow) and row.attack == self.name]
+        attacked = [
+            row for row in rows if isinstance(row, CertificateAttackRow) and row.attack == self.name
+        ]
         groups = by_mixture(rows)
         models = Counter(model for model, _ in groups)
         for (model, alpha), tried in groups.items():
             own = [not row.correct for row in attacked if (row.model, row.alpha) == (model, alpha)]
             if own:
-                allowed = stats.binomial_upper_quantile(_FALSE_ALARM, len(tried), min(2 * plan.failure, 1.0))
-                results.append(Result.of(model, f"broken-{self.attack_name}", stats.share(own), allowed=allowed,
-                                         alpha=alpha if models[model] > 1 else None))
+                allowed = stats.binomial_upper_quantile(
+                    _FALSE_ALARM, len(tried), min(2 * plan.failure, 1.0)
+                )
+                results.append(
+                    Result.of(
+                        model,
+                        f"broken-{self.attack_name}",
+                        stats.share(own),
+                        allowed=allowed,
+                        alpha=alpha if models[model] > 1 else None,
+                    )
+                )
         return results
 
 
-def _predict(job: CertificationJob, x: Tensor, conditions: CertificationConditions, stream: rng.Stream,
-             samples: int) -> int:
+def _predict(
+    job: CertificationJob,
+    x: Tensor,
+    conditions: CertificationConditions,
+    stream: rng.Stream,
+    samples: int,
+) -> int:
     plan = replace(job.plan, samples=samples, tolerance=None, decide_radius=None)
     options = SamplerOptions(conditions.batch_size)
-    return int(predict(job.model, x, plan=plan, stream=stream, accurate=job.accurate, options=options))
+    return int(
+        predict(job.model, x, plan=plan, stream=stream, accurate=job.accurate, options=options)
+    )
 
 
 class _AttackTarget(nn.Module):
-    """The differentiable classifier under attack: the averaged one, mixed with the accurate one where there is one."""
+    """The differentiable classifier under attack: the averaged one, mixed with the accurate one
+    where there is one."""
 
     def __init__(self, job: CertificationJob, seed: int, image_shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.average = AveragedClassifier(job.model, job.plan.sigma, image_shape, copies=_COPIES, seed=seed)
+        self.average = AveragedClassifier(
+            job.model, job.plan.sigma, image_shape, copies=_COPIES, seed=seed
+        )
         self.accurate = job.accurate
         self.register_buffer("gate", gate_of(job.plan.alpha))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, K) log-probabilities; the accurate side is soft here, so that it has gradients."""
+        """(B, C, H, W) → (B, K) log-probabilities; the accurate side is soft here, so that it has
+        gradients."""
         log_p: Tensor = self.average(x)
         if self.accurate is None:
             return log_p
-        return mix(F.log_softmax(self.accurate(x), dim=1), log_p, self.get_buffer("gate").to(log_p.dtype))
+        return mix(
+            F.log_softmax(self.accurate(x), dim=1), log_p, self.get_buffer("gate").to(log_p.dtype)
+        )

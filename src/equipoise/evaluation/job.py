@@ -32,9 +32,11 @@ class AuditPlan:
     count: int  # images in the sample
 
     def sample(self, survivors: Iterable[int], seed: int) -> list[int]:
-        """The indices of the sampled images: those whose random numbers, keyed by seed and index, are smallest.
+        """The indices of the sampled images: those whose random numbers, keyed by seed and index,
+        are smallest.
 
-        Every set of so many survivors is equally likely, whatever process attacks which image and in whatever order.
+        Every set of so many survivors is equally likely, whatever process attacks which image and
+        in whatever order.
         """
         index = torch.tensor(sorted(survivors), dtype=torch.int64)
         keys = rng.stream(seed, "audit", index).words(2).tolist()
@@ -47,7 +49,8 @@ class AuditPlan:
 
 @dataclass(frozen=True)
 class Job:
-    """A model, or a mixture at one alpha of several, under one attack; the names are those of rows and reports."""
+    """A model, or a mixture at one alpha of several, under one attack; the names are those of rows
+    and reports."""
 
     name: str
     model: nn.Module  # images (B, C, H, W) in [0, 1] → logits (B, K)
@@ -58,7 +61,10 @@ class Job:
 
     def describe(self) -> dict[str, Any]:
         """The attack and its audit, for the identity of a run."""
-        return {**self.attack.describe(), **({} if self.audit is None else {"audit": self.audit.describe()})}
+        return {
+            **self.attack.describe(),
+            **({} if self.audit is None else {"audit": self.audit.describe()}),
+        }
 
     def key(self, index: int) -> RowKey:
         """The key of the row of one image."""
@@ -86,45 +92,85 @@ class Conditions:
 
     def environment(self) -> dict[str, Any]:
         """What may differ between two starts of the same run, for the settings of `run.toml`."""
-        return {"batch_size": self.batch_size, "device": str(self.device), "equipoise": __version__,
-                "torch": torch.__version__, "python": platform.python_version()}
+        return {
+            "batch_size": self.batch_size,
+            "device": str(self.device),
+            "equipoise": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
 
 
-def open_run(folder: Path | str, jobs: Sequence[Job], data: Dataset, conditions: Conditions,
-             settings: Mapping[str, Any] | None = None) -> Run:
-    """Open the run folder of these jobs, new or to be resumed; unusable models are refused before it is created."""
+def open_run(
+    folder: Path | str,
+    jobs: Sequence[Job],
+    data: Dataset,
+    conditions: Conditions,
+    settings: Mapping[str, Any] | None = None,
+) -> Run:
+    """Open the run folder of these jobs, new or to be resumed; unusable models are refused before
+    it is created."""
     distinct = len(data.index.unique())
-    checks.require(distinct == len(data), "images", "have an index each", f"{len(data)} images with {distinct} indices")
+    checks.require(
+        distinct == len(data),
+        "images",
+        "have an index each",
+        f"{len(data)} images with {distinct} indices",
+    )
     for name, model in {job.name: job.model for job in jobs}.items():
         check_model(name, model.to(conditions.device), data, conditions.device)
-    run = Run(folder, identity(jobs, data, conditions), {**conditions.environment(), **(settings or {})},
-              labels=data.labels_by_index())
-    note_loaded({job.name: job.model for job in jobs}, data, conditions.device, conditions.batch_size)
+    run = Run(
+        folder,
+        identity(jobs, data, conditions),
+        {**conditions.environment(), **(settings or {})},
+        labels=data.labels_by_index(),
+    )
+    note_loaded(
+        {job.name: job.model for job in jobs}, data, conditions.device, conditions.batch_size
+    )
     return run
 
 
-def note_loaded(named: Mapping[str, nn.Module], data: Dataset, where: torch.device,
-                batch_size: int | None = None) -> None:
-    """Show what was loaded from elsewhere in one line each, and warn of what looks wrong on the first images."""
+def note_loaded(
+    named: Mapping[str, nn.Module],
+    data: Dataset,
+    where: torch.device,
+    batch_size: int | None = None,
+) -> None:
+    """Show what was loaded from elsewhere in one line each, and warn of what looks wrong on the
+    first images."""
     models.note_loaded(named)
     for name, model in named.items():
         info = models.info_of(model)
         own = () if info is None else info.class_names
         if own != data.classes and sorted(own) == sorted(data.classes):
             order = ",".join(str(own.index(label)) for label in data.classes)
-            warnings.warn(f"{name}: its classes are those of {data.name} in another order; ?labels={order} is that of "
-                          "the data", checks.EquipoiseWarning, stacklevel=3)
+            warnings.warn(
+                f"{name}: its classes are those of {data.name} in another order; ?labels={order} is that of "
+                "the data",
+                checks.EquipoiseWarning,
+                stacklevel=3,
+            )
     first = slice(0, probe.IMAGES)
-    probe.warn_of_findings(named, pixels(data.images[first].to(where)), data.labels[first].to(where),
-                           batch_size or probe.BATCH)
+    probe.warn_of_findings(
+        named,
+        pixels(data.images[first].to(where)),
+        data.labels[first].to(where),
+        batch_size or probe.BATCH,
+    )
 
 
 MODULE = "be a torch module"
 MODEL = f"{MODULE} or a model reference"
 
 
-def check_common(threat: Any = None, out: Any = None, device: Any = "auto", load_options: Any = None,
-                 command: Any = None) -> None:
+def check_common(
+    threat: Any = None,
+    out: Any = None,
+    device: Any = "auto",
+    load_options: Any = None,
+    command: Any = None,
+) -> None:
     """Check the types of arguments that several public functions share; None is "not given"."""
     if threat is not None:
         require_threat(threat)
@@ -136,10 +182,17 @@ def check_common(threat: Any = None, out: Any = None, device: Any = "auto", load
 
 def check_models(given: Any) -> None:
     """A model or several: modules, references, or a mapping from names to either."""
-    checks.instance("models", given, (str, nn.Module, Mapping, list, tuple), "be a model, several, or a mapping from "
-                    "names to models")
-    named = given if isinstance(given, Mapping) else dict(enumerate([given] if isinstance(given, str | nn.Module)
-                                                                     else given))
+    checks.instance(
+        "models",
+        given,
+        (str, nn.Module, Mapping, list, tuple),
+        "be a model, several, or a mapping from names to models",
+    )
+    named = (
+        given
+        if isinstance(given, Mapping)
+        else dict(enumerate([given] if isinstance(given, str | nn.Module) else given))
+    )
     checks.require(len(named) > 0, "models", "name at least one model", [])
     for name, model in named.items():
         if isinstance(given, Mapping):
@@ -153,7 +206,13 @@ def images_for(data: Any, given: Any) -> Dataset:
     Labels alone may miss the last classes, which then come from the first module.
     """
     images = warn_of_class_shares(as_dataset(data))
-    listed = given.values() if isinstance(given, Mapping) else [given] if isinstance(given, str | nn.Module) else given
+    listed = (
+        given.values()
+        if isinstance(given, Mapping)
+        else [given]
+        if isinstance(given, str | nn.Module)
+        else given
+    )
     model = next((model for model in listed or () if isinstance(model, nn.Module)), None)
     if isinstance(data, Dataset) or model is None:
         return images
@@ -161,28 +220,45 @@ def images_for(data: Any, given: Any) -> Dataset:
     device = next(model.parameters(), images.labels).device
     output = models.check_forward("model", model, pixels(images.images[:1].to(device)))
     classes = output.shape[1] if output.dim() == 2 else 0
-    return images if classes <= images.num_classes else replace(images, classes=tuple(map(str, range(classes))))
+    return (
+        images
+        if classes <= images.num_classes
+        else replace(images, classes=tuple(map(str, range(classes))))
+    )
 
 
 def check_model(name: str, model: nn.Module, data: Dataset, device: torch.device) -> None:
-    """Run one image through a model, so that an incompatible one is one sentence now and not a traceback later."""
+    """Run one image through a model, so that an incompatible one is one sentence now and not a
+    traceback later."""
     output = models.check_forward(name, model, pixels(data.images[:1].to(device)))
     logits = checks.logits(output, len(output), name=f"logits of {name}")
-    checks.require(logits.shape[1] == data.num_classes, name,
-                   f"have as many classes as {data.name}, {data.num_classes}", logits.shape[1])
+    checks.require(
+        logits.shape[1] == data.num_classes,
+        name,
+        f"have as many classes as {data.name}, {data.num_classes}",
+        logits.shape[1],
+    )
 
 
 def identity(jobs: Sequence[Job], data: Dataset, conditions: Conditions) -> dict[str, Any]:
-    """What makes two evaluations the same run: models, images, threat, attacks, seed and precision."""
+    """What makes two evaluations the same run: models, images, threat, attacks, seed and
+    precision."""
     named: dict[str, nn.Module] = {}
     attacks: dict[str, dict[str, Any]] = {}
     for job in jobs:
         name = job.name if job.alpha is None else f"{job.name}@{job.alpha!r}"
         named[name] = job.model
         attacks.setdefault(name, {})[job.attack_name] = job.describe()
-    with ThreadPoolExecutor() as pool:  # digests of weights take long, and leave the interpreter to other threads
+    with (
+        ThreadPoolExecutor() as pool
+    ):  # digests of weights take long, and leave the interpreter to other threads
         identities = dict(zip(named, pool.map(models.identity, named.values()), strict=True))
     return {
-        "command": "evaluate", "seed": conditions.seed, "precision": conditions.precision,
-        "data": data.describe(), "threat": conditions.threat.to_dict(), "models": identities, "attacks": attacks,
+        "command": "evaluate",
+        "seed": conditions.seed,
+        "precision": conditions.precision,
+        "data": data.describe(),
+        "threat": conditions.threat.to_dict(),
+        "models": identities,
+        "attacks": attacks,
     }

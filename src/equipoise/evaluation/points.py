@@ -1,9 +1,10 @@
 """Attacked points of an evaluation, reduced at its end to what the explorer of the report shows.
 
-While a run is in progress, a file for each batch under `points/` holds the robust model's logits at attacked points,
-and of a bounded pool the attacked images that come nearer to a wrong class than those before, with their margins. It is
-written before the rows of the batch.
-At the end two groups of arrays remain: pictures of some images, and what other mixtures of the same pair would predict.
+While a run is in progress, a file for each batch under `points/` holds the robust model's logits at
+attacked points, and of a bounded pool the attacked images that come nearer to a wrong class than
+those before, with their margins. It is written before the rows of the batch.
+At the end two groups of arrays remain: pictures of some images, and what other mixtures of the same
+pair would predict.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ from equipoise.mixing import CascadedClassifier, GatedClassifier, MixedClassifie
 
 POINTS, REMOVED = "points", ".points-removed"
 MAX_LOGITS = 1 << 22  # images × classes; above it, other mixtures are not computed
-MAX_PIXELS, MAX_PICTURES, MIN_PICTURES = 600_000, 512, 12  # pixels of all pictures; larger images are sampled
+MAX_PIXELS, MAX_PICTURES, MIN_PICTURES = (
+    600_000,
+    512,
+    12,
+)  # pixels of all pictures; larger images are sampled
 POOL = 4  # images whose attacked points are kept while the run lasts, per picture
 FAILURES = 0.75  # share of the pictures that failures may take
 MODELS, TOP = 3, 5  # models and classes whose probabilities are kept
@@ -43,7 +48,8 @@ MODELS, TOP = 3, 5  # models and classes whose probabilities are kept
 
 @dataclass(frozen=True)
 class PointRecorder:
-    """Records attacked points of the jobs of an evaluation, and turns them into arrays for its report.
+    """Records attacked points of the jobs of an evaluation, and turns them into arrays for its
+    report.
 
     Args:
         run: its folder holds the points until the end.
@@ -87,16 +93,24 @@ class PointRecorder:
         """By the text of a job that is measured: the names of the models that its points serve."""
         duplicates, recorded = find_duplicates(self.jobs), dict[str, set[str]]()
         for job in self.jobs:
-            if not isinstance(job.attack, Clean) and job.attack.repeats is None and job.alpha is None:
+            if (
+                not isinstance(job.attack, Clean)
+                and job.attack.repeats is None
+                and job.alpha is None
+            ):
                 recorded.setdefault(str(duplicates.get(str(job), job)), set()).add(job.name)
         return recorded
 
     @property
     def _has_frontier(self) -> bool:
-        """Whether other mixtures are computed: not for an alpha per image, randomised models or very many logits."""
-        return (self.mixture is not None and not isinstance(self.mixture, GatedClassifier | CascadedClassifier)
-                and all(job.attack.repeats is None for job in self.jobs)
-                and len(self.data) * self.data.num_classes <= MAX_LOGITS)
+        """Whether other mixtures are computed: not for an alpha per image, randomised models or
+        very many logits."""
+        return (
+            self.mixture is not None
+            and not isinstance(self.mixture, GatedClassifier | CascadedClassifier)
+            and all(job.attack.repeats is None for job in self.jobs)
+            and len(self.data) * self.data.num_classes <= MAX_LOGITS
+        )
 
     @cached_property
     def _smallest_margin(self) -> dict[int, float]:
@@ -104,36 +118,61 @@ class PointRecorder:
         return {}
 
     def observe(self, job: Job) -> nn.Module | None:
-        """The robust base, if its outputs at the points of this job are wanted and the attacked model runs it."""
+        """The robust base, if its outputs at the points of this job are wanted and the attacked
+        model runs it."""
         robust = self._wanted(job)
         return robust if robust in set(job.model.modules()) else None
 
     def _wanted(self, job: Job) -> nn.Module | None:
-        """The robust base, if its outputs tell what other mixtures predict at the points of this job."""
+        """The robust base, if its outputs tell what other mixtures predict at the points of this
+        job."""
         serves = self._recorded.get(str(job), set()) & set(self.names[1:])
-        return self.mixture.robust if self.mixture is not None and self._has_frontier and serves else None
+        return (
+            self.mixture.robust
+            if self.mixture is not None and self._has_frontier and serves
+            else None
+        )
 
-    def record(self, job: Job, index: Sequence[int], images: Tensor, margins: Tensor,
-               robust: Tensor | None = None) -> None:
-        """Store attacked points (B, C, H, W), before their rows are written; broken or not, of every stage.
+    def record(
+        self,
+        job: Job,
+        index: Sequence[int],
+        images: Tensor,
+        margins: Tensor,
+        robust: Tensor | None = None,
+    ) -> None:
+        """Store attacked points (B, C, H, W), before their rows are written; broken or not, of
+        every stage.
 
-        `margins` (B,) are those of the probabilities of the attacked model at the points, `robust` the outputs there of
-        what :meth:`observe` names, if they are known.
+        `margins` (B,) are those of the probabilities of the attacked model at the points, `robust`
+        the outputs there of what :meth:`observe` names, if they are known.
         """
         names, content = self._recorded.get(str(job), set()), dict[str, Tensor]()
         if (wanted := self._wanted(job)) is not None:
-            content["robust"] = self._outputs(wanted, images) if robust is None else robust.cpu().contiguous()
+            content["robust"] = (
+                self._outputs(wanted, images) if robust is None else robust.cpu().contiguous()
+            )
         rows = self._nearer(index, margins) if self.shown in names else []
         if rows:
             content["margin"] = margins[torch.tensor(rows, device=margins.device)].float().cpu()
-            content["images"] = images[torch.tensor(rows, device=images.device)].float().cpu().contiguous()
+            content["images"] = (
+                images[torch.tensor(rows, device=images.device)].float().cpu().contiguous()
+            )
             content["image_index"] = torch.tensor([index[row] for row in rows])
         if content:
             folder = self.run.folder / POINTS
             folder.mkdir(exist_ok=True)
-            number = len(list(folder.glob("*.safetensors")))  # above those of all parts that are there
-            content |= {"index": torch.tensor(list(index)), "job": torch.tensor(list(str(job).encode())).byte()}
-            files.write_atomic(folder / f"{self.run.world.rank}-{number}.safetensors", safetensors.torch.save(content))
+            number = len(
+                list(folder.glob("*.safetensors"))
+            )  # above those of all parts that are there
+            content |= {
+                "index": torch.tensor(list(index)),
+                "job": torch.tensor(list(str(job).encode())).byte(),
+            }
+            files.write_atomic(
+                folder / f"{self.run.world.rank}-{number}.safetensors",
+                safetensors.torch.save(content),
+            )
 
     def _nearer(self, index: Sequence[int], margins: Tensor) -> list[int]:
         """The rows of the pool with a smaller margin than all before of their image."""
@@ -146,8 +185,15 @@ class PointRecorder:
 
     def finish(self, rows: Iterable[Row]) -> tuple[PictureArrays | None, FrontierArrays | None]:
         """The arrays of a run whose rows are all there."""
-        parts, attacked = self._read(), [row for row in rows if isinstance(row, AttackRow) and row.alpha is None]
-        with inference(*self.models.values()), torch.no_grad(), device.full_precision(self.conditions.device):
+        parts, attacked = (
+            self._read(),
+            [row for row in rows if isinstance(row, AttackRow) and row.alpha is None],
+        )
+        with (
+            inference(*self.models.values()),
+            torch.no_grad(),
+            device.full_precision(self.conditions.device),
+        ):
             frontier = self._frontier(parts, attacked) if self._has_frontier else None
             return self._pictures(parts, attacked), frontier
 
@@ -157,21 +203,25 @@ class PointRecorder:
         return (self.run.folder / POINTS).exists()
 
     def remove(self) -> None:
-        """Remove the points, after their arrays were written: a kill leaves all of them or none under their name."""
+        """Remove the points, after their arrays were written: a kill leaves all of them or none
+        under their name."""
         shutil.rmtree(self.run.folder / REMOVED, ignore_errors=True)
         if self.has_parts:
             (self.run.folder / POINTS).rename(self.run.folder / REMOVED)
             shutil.rmtree(self.run.folder / REMOVED)
 
     def _read(self) -> list[tuple[str, dict[str, Tensor]]]:
-        """The stored points, with the text of their job; those of one image in the order in which they were found."""
+        """The stored points, with the text of their job; those of one image in the order in which
+        they were found."""
         parts = []
         for path in sorted((self.run.folder / POINTS).glob("*.safetensors"), key=_order):
             try:
                 content = safetensors.torch.load(path.read_bytes())
                 parts.append((bytes(content["job"].tolist()).decode(errors="replace"), content))
             except (SafetensorError, KeyError) as error:
-                raise checks.InputError(f"{path} must hold attacked points of a run, got {error}") from None
+                raise checks.InputError(
+                    f"{path} must hold attacked points of a run, got {error}"
+                ) from None
         return parts
 
     def _outputs(self, model: nn.Module, images: Tensor) -> Tensor:
@@ -180,21 +230,36 @@ class PointRecorder:
         model = model.to(place)
         with inference(model), torch.no_grad(), device.full_precision(place):
             block = min(size, VERDICT_BLOCK) if place.type == "cuda" else None
-            return memory.in_blocks(lambda rows: model(device.full_precision_layout(pixels(images[rows].to(place)))),
-                                    torch.arange(len(images)), size, block).cpu().contiguous()
+            return (
+                memory.in_blocks(
+                    lambda rows: model(
+                        device.full_precision_layout(pixels(images[rows].to(place)))
+                    ),
+                    torch.arange(len(images)),
+                    size,
+                    block,
+                )
+                .cpu()
+                .contiguous()
+            )
 
-    def _pictures(self, parts: Sequence[tuple[str, dict[str, Tensor]]], rows: Sequence[AttackRow]) -> (
-            PictureArrays | None):
-        """Images with their nearest attacked points: failures first, then a sample of the others."""
+    def _pictures(
+        self, parts: Sequence[tuple[str, dict[str, Tensor]]], rows: Sequence[AttackRow]
+    ) -> PictureArrays | None:
+        """Images with their nearest attacked points: failures first, then a sample of the
+        others."""
         attacked_rows = [row for row in rows if row.model == self.shown and row.attack != "clean"]
-        # Points of a run that an earlier version began have no margins, so that the nearest are not known.
+        # Points of a run that an earlier version began have no margins, so that the nearest are not
+        # known.
         lacks_margins = any("images" in content and "margin" not in content for _, content in parts)
         if self.data.image_shape[0] not in (1, 3) or not attacked_rows or lacks_margins:
             return None
         failed = {row.index for row in rows if row.model == self.shown and not row.correct}
         pool = [index for index in self.data.index.tolist() if index in self._pool]
         failures = [index for index in pool if index in failed]
-        failures = failures[: max(int(FAILURES * self.count), self.count - (len(pool) - len(failures)))]
+        failures = failures[
+            : max(int(FAILURES * self.count), self.count - (len(pool) - len(failures)))
+        ]
         others = [index for index in pool if index not in failed]
         wanted = min(self.count - len(failures), len(others))
         sample = [others[position * len(others) // wanted] for position in range(wanted)]
@@ -205,18 +270,32 @@ class PointRecorder:
         points = self._nearest(parts, set(chosen))
         attacked = torch.stack([points.get(index, clean[row]) for row, index in enumerate(chosen)])
         labels = own.labels.cpu()
-        tops = [[_top_classes(self._outputs(model, images), labels) for model in self.models.values()]
-                for images in (clean, attacked)]
-        classes, probabilities = (np.stack([np.stack([item[part] for item in side]) for side in tops])
-                                  for part in (0, 1))
-        small_clean, small_attacked = (_bytes(sampled(images, MAX_PIXELS // MIN_PICTURES))
-                                       for images in (clean, attacked))
-        return PictureArrays(index=np.array(chosen), clean=small_clean, attacked=small_attacked, model=self.shown,
-                             models=tuple(self.models), top_classes=classes, top_probabilities=probabilities,
-                             class_names=tuple(self.data.classes))
+        tops = [
+            [_top_classes(self._outputs(model, images), labels) for model in self.models.values()]
+            for images in (clean, attacked)
+        ]
+        classes, probabilities = (
+            np.stack([np.stack([item[part] for item in side]) for side in tops]) for part in (0, 1)
+        )
+        small_clean, small_attacked = (
+            _bytes(sampled(images, MAX_PIXELS // MIN_PICTURES)) for images in (clean, attacked)
+        )
+        return PictureArrays(
+            index=np.array(chosen),
+            clean=small_clean,
+            attacked=small_attacked,
+            model=self.shown,
+            models=tuple(self.models),
+            top_classes=classes,
+            top_probabilities=probabilities,
+            class_names=tuple(self.data.classes),
+        )
 
-    def _nearest(self, parts: Sequence[tuple[str, dict[str, Tensor]]], chosen: Collection[int]) -> dict[int, Tensor]:
-        """By image: its stored point of the smallest margin of the shown model; of equal ones the first."""
+    def _nearest(
+        self, parts: Sequence[tuple[str, dict[str, Tensor]]], chosen: Collection[int]
+    ) -> dict[int, Tensor]:
+        """By image: its stored point of the smallest margin of the shown model; of equal ones the
+        first."""
         nearest: dict[int, tuple[float, Tensor]] = {}
         for job, content in parts:
             if "margin" not in content or self.shown not in self._recorded.get(job, set()):
@@ -227,21 +306,30 @@ class PointRecorder:
                     nearest[image] = margin, point
         return {index: image for index, (_, image) in nearest.items()}
 
-    def _frontier(self, parts: Sequence[tuple[str, dict[str, Tensor]]], rows: Sequence[AttackRow]) -> (
-            FrontierArrays | None):
+    def _frontier(
+        self, parts: Sequence[tuple[str, dict[str, Tensor]]], rows: Sequence[AttackRow]
+    ) -> FrontierArrays | None:
         """What other mixtures of the pair predict; None if the points of some rows are missing."""
         assert self.mixture is not None
         if not self._is_complete(parts, rows):
             return None
         mixture, stored = self.mixture, [content for _, content in parts if "robust" in content]
-        g, h = (self._outputs(side, self.data.images) for side in (mixture.accurate, mixture.robust))
+        g, h = (
+            self._outputs(side, self.data.images) for side in (mixture.accurate, mixture.robust)
+        )
         place = {index: position for position, index in enumerate(self.data.index.tolist())}
         images = [place[image] for content in stored for image in content["index"].tolist()]
-        points = AttackedPoints(torch.tensor(images, dtype=torch.int64),
-                                torch.cat([h[:0], *(content["robust"] for content in stored)]))
-        return compute_frontier(mixture, self.names, self.data.index.cpu(), self.data.labels.cpu(), g, h, points)
+        points = AttackedPoints(
+            torch.tensor(images, dtype=torch.int64),
+            torch.cat([h[:0], *(content["robust"] for content in stored)]),
+        )
+        return compute_frontier(
+            mixture, self.names, self.data.index.cpu(), self.data.labels.cpu(), g, h, points
+        )
 
-    def _is_complete(self, parts: Sequence[tuple[str, dict[str, Tensor]]], rows: Sequence[AttackRow]) -> bool:
+    def _is_complete(
+        self, parts: Sequence[tuple[str, dict[str, Tensor]]], rows: Sequence[AttackRow]
+    ) -> bool:
         """Whether every attacked image has a point: a run that an older version started has not."""
         stored: dict[str, set[int]] = {}
         for name, content in parts:
@@ -250,8 +338,12 @@ class PointRecorder:
         for job in self.jobs:
             if job.name not in self.names[1:] or isinstance(job.attack, Clean):
                 continue
-            needed = {row.index for row in rows if row.key == job.key(row.index) and (
-                isinstance(job.attack, BatchAttack) or row.broken_by != "clean")}
+            needed = {
+                row.index
+                for row in rows
+                if row.key == job.key(row.index)
+                and (isinstance(job.attack, BatchAttack) or row.broken_by != "clean")
+            }
             if not needed <= stored.get(str(duplicates.get(str(job), job)), set()):
                 return False
         return True
@@ -274,7 +366,8 @@ def _top_classes(logits: Tensor, labels: Tensor) -> tuple[Array, Array]:
 
 
 def sampled(images: Tensor, max_pixels: int) -> Tensor:
-    """(B, C, H, W) images of at most `max_pixels` pixels each: some rows and columns of the given ones.
+    """(B, C, H, W) images of at most `max_pixels` pixels each: some rows and columns of the given
+    ones.
 
     Values are not averaged, so that a perturbation keeps its size.
     """

@@ -25,7 +25,11 @@ TITLE = "sanity checks"  # of their progress
 
 def planned_checks(jobs: Sequence[Job], data: Dataset) -> dict[str, float]:
     """The title of the progress of the sanity checks of these jobs, and their network passes."""
-    passes = [(job.attack.eot or 1) * SANITY_CHECK_PASSES * min(IMAGES, len(data)) for job in jobs if _is_checked(job)]
+    passes = [
+        (job.attack.eot or 1) * SANITY_CHECK_PASSES * min(IMAGES, len(data))
+        for job in jobs
+        if _is_checked(job)
+    ]
     return {TITLE: float(sum(passes))} if passes else {}
 
 
@@ -33,13 +37,19 @@ def _is_checked(job: Job) -> bool:
     return not isinstance(job.attack, Clean) and job.alpha is None
 
 
-def check_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: Run,
-               rows: Sequence[Row], duplicates: Mapping[str, Job]) -> list[SanityCheck]:
+def check_jobs(
+    jobs: Sequence[Job],
+    data: Dataset,
+    conditions: Conditions,
+    run: Run,
+    rows: Sequence[Row],
+    duplicates: Mapping[str, Job],
+) -> list[SanityCheck]:
     """The sanity checks of every attacked model, in every process.
 
-    They are measured once, on the first images, and divided among the processes by model; a finished run keeps those it
-    has, and `duplicates` have those of the original job. A mixture at one alpha of several is skipped: a sweep makes no
-    claim about robustness.
+    They are measured once, on the first images, and divided among the processes by model; a
+    finished run keeps those it has, and `duplicates` have those of the original job. A mixture at
+    one alpha of several is skipped: a sweep makes no claim about robustness.
     """
     try:
         known = read_summary(run.folder).sanity_checks
@@ -47,8 +57,11 @@ def check_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: 
         known = ()
     originals = {str(job): duplicates.get(str(job), job) for job in jobs if _is_checked(job)}
     has_checks = {(check.model, check.attack) for check in known}
-    missing = [job for job in {str(job): job for job in originals.values()}.values()
-               if (job.name, job.attack_name) not in has_checks]
+    missing = [
+        job
+        for job in {str(job): job for job in originals.values()}.values()
+        if (job.name, job.attack_name) not in has_checks
+    ]
     own = missing[run.world.rank :: run.world.size]
     measured: list[SanityCheck] = []
     with progress.task(TITLE, total=len(own)) as task:
@@ -56,25 +69,46 @@ def check_jobs(jobs: Sequence[Job], data: Dataset, conditions: Conditions, run: 
             measured += _measure(job, data, conditions, rows)
             task.advance(1)
     checks = [*known, *chain.from_iterable(parallel.gather(measured))]
-    return [replace(check, model=job.name, attack=job.attack_name) for job in jobs if _is_checked(job)
-            for check in checks if (check.model, check.attack) == (originals[str(job)].name,
-                                                                   originals[str(job)].attack_name)]
+    return [
+        replace(check, model=job.name, attack=job.attack_name)
+        for job in jobs
+        if _is_checked(job)
+        for check in checks
+        if (check.model, check.attack)
+        == (originals[str(job)].name, originals[str(job)].attack_name)
+    ]
 
 
-def _measure(job: Job, data: Dataset, conditions: Conditions, rows: Sequence[Row]) -> list[SanityCheck]:
+def _measure(
+    job: Job, data: Dataset, conditions: Conditions, rows: Sequence[Row]
+) -> list[SanityCheck]:
     first = data.slice(0, min(IMAGES, len(data)))
 
     def check(part: slice) -> list[SanityCheck]:
         images = first.take(torch.arange(part.start, part.stop))
         x, y = pixels(images.images.to(conditions.device)), images.labels.to(conditions.device)
-        return run_sanity_checks(job.model, x, y, threat=conditions.threat, surrogate=job.attack.surrogate,
-                                 eot=job.attack.eot, repeats=job.attack.repeats,
-                                 stream=rng.stream(conditions.seed, "symptoms", images.index.to(conditions.device)))
+        return run_sanity_checks(
+            job.model,
+            x,
+            y,
+            threat=conditions.threat,
+            surrogate=job.attack.surrogate,
+            eot=job.attack.eot,
+            repeats=job.attack.repeats,
+            stream=rng.stream(conditions.seed, "symptoms", images.index.to(conditions.device)),
+        )
 
-    _, checks = next(memory.in_batches(check, len(first), IMAGES))  # as many images as fit into memory at once
-    if len({stage.name.startswith("square") for stage in job.attack.stages()}) == 2:  # with and without gradients
-        own = [row for row in rows if isinstance(row, AttackRow)
-               and (row.model, row.attack) == (job.name, job.attack_name)]
+    _, checks = next(
+        memory.in_batches(check, len(first), IMAGES)
+    )  # as many images as fit into memory at once
+    if (
+        len({stage.name.startswith("square") for stage in job.attack.stages()}) == 2
+    ):  # with and without gradients
+        own = [
+            row
+            for row in rows
+            if isinstance(row, AttackRow) and (row.model, row.attack) == (job.name, job.attack_name)
+        ]
         broken = Counter(row.broken_by for row in own if row.broken_by)
         checks.append(black_box_check(broken, sum(row.correct for row in own)))
     if is_random_search(job):  # known, and a note says so

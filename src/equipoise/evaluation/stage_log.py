@@ -1,4 +1,5 @@
-"""Logs of unfinished attacks: what their finished stages found about images that are not decided yet."""
+"""Logs of unfinished attacks: what their finished stages found about images that are not decided
+yet."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class _StageEntry:
 
 
 class StageLog:
-    """The log of one attack on one model, one file per process; `known` is the latest state by image."""
+    """The log of one attack on one model, one file per process; `known` is the latest state by
+    image."""
 
     FIELDS = tuple(field.name for field in dataclasses.fields(_StageEntry))[2:]  # of an AttackState
 
@@ -51,8 +53,11 @@ class StageLog:
         """Append a line with the state of these rows."""
         if len(rows):
             # JSON has no infinity; margins of hard decisions are the largest number instead.
-            entry = {"job": self.job, "index": data.index[rows].tolist(),
-                     **{name: getattr(state, name)[rows].nan_to_num().tolist() for name in self.FIELDS}}
+            entry = {
+                "job": self.job,
+                "index": data.index[rows].tolist(),
+                **{name: getattr(state, name)[rows].nan_to_num().tolist() for name in self.FIELDS},
+            }
             files.append_durably(self.path, json.dumps(entry) + "\n")
 
     def _read(self) -> dict[int, dict[str, float]]:
@@ -68,8 +73,13 @@ class StageLog:
                 if list(entry.job) != self.job:
                     continue
                 columns = [getattr(entry, name) for name in self.FIELDS]
-                checks.require({len(column) for column in columns} == {len(entry.index)} and max(
-                    entry.next_stage, default=0) <= self.stages + 1, where, f"be about the {self.stages} stages", line)
+                checks.require(
+                    {len(column) for column in columns} == {len(entry.index)}
+                    and max(entry.next_stage, default=0) <= self.stages + 1,
+                    where,
+                    f"be about the {self.stages} stages",
+                    line,
+                )
                 for index, *values in zip(entry.index, *columns, strict=True):
                     if index not in known or values[0] > known[index]["next_stage"]:
                         known[index] = dict(zip(self.FIELDS, values, strict=True))

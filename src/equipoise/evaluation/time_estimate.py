@@ -1,7 +1,9 @@
-"""How long an evaluation may take: the passes of its attacks, and the time of one pass on this machine.
+"""How long an evaluation may take: the passes of its attacks, and the time of one pass on this
+machine.
 
-Images that break early need few passes, so that the most that a suite of attacks can cost says little. What it usually
-costs is estimated from its first attack on a few images: how many survive it, and how far the others are from breaking.
+Images that break early need few passes, so that the most that a suite of attacks can cost says
+little. What it usually costs is estimated from its first attack on a few images: how many survive
+it, and how far the others are from breaking.
 """
 
 from __future__ import annotations
@@ -36,20 +38,27 @@ class TimeEstimate:
     seconds: float
     usual_passes: float | None = None  # per image; None if it is not known
     usual_seconds: float | None = None
-    tasks: Mapping[str, float] = field(default_factory=dict)  # passes of all images, by the titles of their progress
+    tasks: Mapping[str, float] = field(
+        default_factory=dict
+    )  # passes of all images, by the titles of their progress
 
     def __str__(self) -> str:
         if self.usual_passes is None or self.usual_seconds is None:
-            return (f"at most {self.passes:.0f} passes per image for {self.images} images, about "
-                    f"{duration(self.seconds)} on this machine")
-        return (f"about {self.usual_passes:.0f} passes per image for {self.images} images, "
-                f"{duration(self.usual_seconds)} on this machine, if they break as the first "
-                f"{min(IMAGES, self.images)} do; at most {self.passes:.0f} passes, {duration(self.seconds)}")
+            return (
+                f"at most {self.passes:.0f} passes per image for {self.images} images, about "
+                f"{duration(self.seconds)} on this machine"
+            )
+        return (
+            f"about {self.usual_passes:.0f} passes per image for {self.images} images, "
+            f"{duration(self.usual_seconds)} on this machine, if they break as the first "
+            f"{min(IMAGES, self.images)} do; at most {self.passes:.0f} passes, {duration(self.seconds)}"
+        )
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The first attack of a suite on a few images, and what the whole suite costs if all images are like them."""
+    """The first attack of a suite on a few images, and what the whole suite costs if all images are
+    like them."""
 
     passes: float  # per image
     survived: float  # share of the images
@@ -63,7 +72,9 @@ def passes_per_image(job: Job) -> float:
     return _cost(attack)
 
 
-def planned_passes(jobs: Sequence[Job], data: Dataset, trials: Mapping[str, Trial] | None = None) -> dict[str, float]:
+def planned_passes(
+    jobs: Sequence[Job], data: Dataset, trials: Mapping[str, Trial] | None = None
+) -> dict[str, float]:
     """The tasks of these jobs, by the titles of their progress, and the most passes that they cost.
 
     With `trials`, by the text of a job, the passes that it usually costs.
@@ -83,10 +94,16 @@ def audit_title(job: Job) -> str:
     return f"{job}, audit"
 
 
-def estimate_time(jobs: Sequence[Job], data: Dataset, conditions: Conditions) -> TimeEstimate | None:
-    """Time one pass of each model and multiply; None where the run is short, which is not worth timing."""
-    # Jobs whose attack keeps its images for all of them cost as much as one; clean images cost next to nothing.
-    once = {id(job.attack) if job.attack.name == CACHED else (id(job),): job for job in reversed(jobs)}
+def estimate_time(
+    jobs: Sequence[Job], data: Dataset, conditions: Conditions
+) -> TimeEstimate | None:
+    """Time one pass of each model and multiply; None where the run is short, which is not worth
+    timing."""
+    # Jobs whose attack keeps its images for all of them cost as much as one; clean images cost next
+    # to nothing.
+    once = {
+        id(job.attack) if job.attack.name == CACHED else (id(job),): job for job in reversed(jobs)
+    }
     work = [job for job in once.values() if passes_per_image(job) > 0]
     most = planned_passes(work, data)
     total = sum(most.values())
@@ -98,32 +115,62 @@ def estimate_time(jobs: Sequence[Job], data: Dataset, conditions: Conditions) ->
             times[id(job.model)] = time_pass(job.model, data, conditions)
 
     def seconds(passes: Mapping[str, float]) -> float:
-        return sum(times[id(job.model)] * (passes[str(job)] + passes.get(audit_title(job), 0.0)) for job in work)
+        return sum(
+            times[id(job.model)] * (passes[str(job)] + passes.get(audit_title(job), 0.0))
+            for job in work
+        )
 
-    estimate = TimeEstimate(len(data), total / len(data), seconds(most), tasks=planned_passes(jobs, data))
-    trials = {str(job): trial for job in work if (trial := _run_trial(job, data, conditions)) is not None
-              } if estimate.seconds >= MIN_SECONDS else {}
+    estimate = TimeEstimate(
+        len(data), total / len(data), seconds(most), tasks=planned_passes(jobs, data)
+    )
+    trials = (
+        {
+            str(job): trial
+            for job in work
+            if (trial := _run_trial(job, data, conditions)) is not None
+        }
+        if estimate.seconds >= MIN_SECONDS
+        else {}
+    )
     if not trials:
         return estimate
     usual = planned_passes(work, data, trials)
-    return replace(estimate, tasks=planned_passes(jobs, data, trials), usual_passes=sum(usual.values()) / len(data),
-                   usual_seconds=seconds(usual))
+    return replace(
+        estimate,
+        tasks=planned_passes(jobs, data, trials),
+        usual_passes=sum(usual.values()) / len(data),
+        usual_seconds=seconds(usual),
+    )
 
 
 def _run_trial(job: Job, data: Dataset, conditions: Conditions) -> Trial | None:
-    """The first attack of a suite on the first images; None if it is all of it, or a large part of the work."""
+    """The first attack of a suite on the first images; None if it is all of it, or a large part of
+    the work."""
     first, stages = _first_attack(job.attack), job.attack.stages()
     own = len(first.stages())
-    if (own == len(stages) or job.attack.repeats is not None
-            or IMAGES * _cost(first) > LARGEST_TRIAL * len(data) * _cost(job.attack)):
+    if (
+        own == len(stages)
+        or job.attack.repeats is not None
+        or IMAGES * _cost(first) > LARGEST_TRIAL * len(data) * _cost(job.attack)
+    ):
         return None
-    state = attack_dataset(first, job.model.to(conditions.device), data.slice(0, min(IMAGES, len(data))),
-                           threat=conditions.threat, seed=conditions.seed, precision=conditions.precision,
-                           batch_size=conditions.batch_size, device=conditions.device, title=f"{job}, estimating time")
+    state = attack_dataset(
+        first,
+        job.model.to(conditions.device),
+        data.slice(0, min(IMAGES, len(data))),
+        threat=conditions.threat,
+        seed=conditions.seed,
+        precision=conditions.precision,
+        batch_size=conditions.batch_size,
+        device=conditions.device,
+        title=f"{job}, estimating time",
+    )
     passes = state.passes.clone()
     for stage in stages[own:]:
         limit = stage.margin_ratio_below
-        passes += stage.cost * (state.survived if limit is None else state.survived & (state.margin_ratio < limit))
+        passes += stage.cost * (
+            state.survived if limit is None else state.survived & (state.margin_ratio < limit)
+        )
     return Trial(float(passes.mean()), float(state.survived.float().mean()))
 
 

@@ -1,10 +1,12 @@
-"""The fit of a cascade of views: a confidence switch over all views, and one over the first view alone.
+"""The fit of a cascade of views: a confidence switch over all views, and one over the first view
+alone.
 
-The map, its scale for each stage and the threshold q_1 of the first view are selected on one half of the images, and
-the threshold q of all views is set on the other. For a given first stage, an image is lost from some q on: where the
-first view is sure of a wrong class from any q on, where it is unsure from the margin of all views on. So the loss does
-not decrease in q, as the bounds of `core/promises.py` require, and a cascade that loses too many images at every q is
-given up for the robust model alone.
+The map, its scale for each stage and the threshold q_1 of the first view are selected on one half
+of the images, and the threshold q of all views is set on the other. For a given first stage, an
+image is lost from some q on: where the first view is sure of a wrong class from any q on, where it
+is unsure from the margin of all views on. So the loss does not decrease in q, as the bounds of
+`core/promises.py` require, and a cascade that loses too many images at every q is given up for the
+robust model alone.
 """
 
 from __future__ import annotations
@@ -50,13 +52,17 @@ class Margins:
     attacked: Tensor  # (P, R)
 
     @classmethod
-    def of(cls, clean: Tensor, attacked: Tensor, logits: CachedLogits, logit_map: LogitMap) -> Margins:
+    def of(
+        cls, clean: Tensor, attacked: Tensor, logits: CachedLogits, logit_map: LogitMap
+    ) -> Margins:
         """From the logits (N, K) and (P, N, K) of one stage on these images."""
         rows = logits.survived.nonzero().squeeze(1)
         points = attacked[:, rows]
         own = logits.labels[rows].repeat(len(points))
-        return cls(_signed(clean, logits.labels, logit_map),
-                   _signed(points.flatten(0, 1), own, logit_map).view(points.shape[:2]))
+        return cls(
+            _signed(clean, logits.labels, logit_map),
+            _signed(points.flatten(0, 1), own, logit_map).view(points.shape[:2]),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,12 +77,17 @@ class StageMargins:
     def of(cls, logits: CachedLogits, selected: SelectedMap) -> StageMargins:
         """From cached logits and the maps of a cascade."""
         logit_map, first_map = _maps(selected)
-        return cls(_first_margins(logits, first_map), _all_margins(logits, logit_map), logits.accurate == logits.labels)
+        return cls(
+            _first_margins(logits, first_map),
+            _all_margins(logits, logit_map),
+            logits.accurate == logits.labels,
+        )
 
     def worst(self, first_q: Tensor) -> Tensor:
         """(Q, R) the q from which on an image is lost, for thresholds (Q,) of the first view.
 
-        At a point where the first view is sure it is lost from −1 on or never; an image at the least over its points.
+        At a point where the first view is sure it is lost from −1 on or never; an image at the
+        least over its points.
         """
         sure = self.first.attacked.abs() > first_q.view(-1, 1, 1)
         decided = torch.where(self.first.attacked > 0, torch.inf, -1.0)
@@ -92,16 +103,21 @@ class StageMargins:
 
     def passes(self, first_q: Tensor, views: int) -> Tensor:
         """(Q,) mean number of views of a clean image."""
-        return 1 + (views - 1) * (self.first.clean.abs() <= first_q.unsqueeze(1)).double().mean(dim=1)
+        return 1 + (views - 1) * (self.first.clean.abs() <= first_q.unsqueeze(1)).double().mean(
+            dim=1
+        )
 
 
 class CascadeCalibration(Calibration):
-    """Thresholds of all views for a cascade whose first stage is given, on the half that did not select it.
+    """Thresholds of all views for a cascade whose first stage is given, on the half that did not
+    select it.
 
     Every target has the same first stage, that of the cascade that was attacked last.
     """
 
-    def __init__(self, search: MapSearch, logits: CachedLogits, target: Target, selected: SelectedMap | None) -> None:
+    def __init__(
+        self, search: MapSearch, logits: CachedLogits, target: Target, selected: SelectedMap | None
+    ) -> None:
         super().__init__(search, logits, target)
         self.selected = selected
 
@@ -110,8 +126,12 @@ class CascadeCalibration(Calibration):
         return self.selected
 
     def threshold(self, selected: SelectedMap, losses: int) -> tuple[float, float]:
-        """The threshold q at which a cascade loses this many images, and its clean accuracy; q < 0 if there is none."""
-        margins, first_q = StageMargins.of(self.logits, selected), torch.tensor([selected.first_q or 0.0])
+        """The threshold q at which a cascade loses this many images, and its clean accuracy; q < 0
+        if there is none."""
+        margins, first_q = (
+            StageMargins.of(self.logits, selected),
+            torch.tensor([selected.first_q or 0.0]),
+        )
         q = threshold(margins.worst(first_q), losses)
         return float(q), float(margins.clean(first_q, q))
 
@@ -119,42 +139,64 @@ class CascadeCalibration(Calibration):
         """Why no threshold keeps the target."""
         if self.selected is None:
             return super().no_threshold(losses)
-        worst = StageMargins.of(self.logits, self.selected).worst(torch.tensor([self.selected.first_q or 0.0]))
+        worst = StageMargins.of(self.logits, self.selected).worst(
+            torch.tensor([self.selected.first_q or 0.0])
+        )
         q = self.threshold(self.selected, losses)[0]
-        return (f"of {self.count} images, {losses} of which may be lost, a sure first view loses "
-                f"{int((worst < 0).sum())}, and the threshold of all views would be q = {q:.3g}")
+        return (
+            f"of {self.count} images, {losses} of which may be lost, a sure first view loses "
+            f"{int((worst < 0).sum())}, and the threshold of all views would be q = {q:.3g}"
+        )
 
     def mean_passes(self, views: int) -> tuple[float, float]:
-        """Mean number of views of a clean image, and of an attacked one at the most expensive of its points."""
-        assert self.selected is not None and self.logits.first is not None and self.logits.first_attacked is not None
+        """Mean number of views of a clean image, and of an attacked one at the most expensive of
+        its points."""
+        assert (
+            self.selected is not None
+            and self.logits.first is not None
+            and self.logits.first_attacked is not None
+        )
         first_map, first_q = _maps(self.selected)[1], self.selected.first_q or 0.0
         points, labels = self.logits.first_attacked, self.logits.labels
         unsure = _signed(self.logits.first, labels, first_map).abs() <= first_q
-        at_points = _signed(points.flatten(0, 1), labels.repeat(len(points)), first_map).abs() <= first_q
-        clean, attacked = (1 + (views - 1) * float(where.double().mean())
-                           for where in (unsure, at_points.view(points.shape[:2]).any(dim=0)))
+        at_points = (
+            _signed(points.flatten(0, 1), labels.repeat(len(points)), first_map).abs() <= first_q
+        )
+        clean, attacked = (
+            1 + (views - 1) * float(where.double().mean())
+            for where in (unsure, at_points.view(points.shape[:2]).any(dim=0))
+        )
         return clean, attacked
 
 
 @single_thread()
-def select_cascade(search: MapSearch, logits: CachedLogits, target: Target, views: int, budget: float
-                   ) -> SelectedMap | None:
-    """The switch of the search with the first stage and the scales that are best on the half that selected it.
+def select_cascade(
+    search: MapSearch, logits: CachedLogits, target: Target, views: int, budget: float
+) -> SelectedMap | None:
+    """The switch of the search with the first stage and the scales that are best on the half that
+    selected it.
 
-    That is the highest clean accuracy that keeps the losses, and the budget of passes per clean image. A sure first
-    view may cause a share :data:`FIRST_SHARE` of the losses, which no threshold of all views undoes. Of equal cascades
-    that with the fewest passes. Where none keeps the budget, the cheapest that keeps the losses; with q_1 = 1 the first
-    view is never sure. None if the search has no switch.
+    That is the highest clean accuracy that keeps the losses, and the budget of passes per clean
+    image. A sure first view may cause a share :data:`FIRST_SHARE` of the losses, which no threshold
+    of all views undoes. Of equal cascades that with the fewest passes. Where none keeps the budget,
+    the cheapest that keeps the losses; with q_1 = 1 the first view is never sure. None if the
+    search has no switch.
     """
     switch, half = search.select(target), logits.halves(search.seed)[0]
     if switch is None:
         return None
     s, p, c = switch.candidate.tolist()
     scales = [min(max(s * factor, LIMITS[0][0]), LIMITS[0][1]) for factor in SCALES]
-    candidates = [replace(switch, candidate=torch.tensor([scale, p, c], dtype=torch.float64)) for scale in scales]
+    candidates = [
+        replace(switch, candidate=torch.tensor([scale, p, c], dtype=torch.float64))
+        for scale in scales
+    ]
     maps = [_maps(candidate)[0] for candidate in candidates]
     first, all_views = ([of(half, own) for own in maps] for of in (_first_margins, _all_margins))
-    accurate_correct, losses = half.accurate == half.labels, target.allowed(len(half), int(half.survived.sum()))
+    accurate_correct, losses = (
+        half.accurate == half.labels,
+        target.allowed(len(half), int(half.survived.sum())),
+    )
     best = replace(switch, first_q=1.0, first_scale=s, score=-torch.inf)
     for candidate, all_margins in zip(candidates, all_views, strict=True):
         for first_scale, first_margins in zip(scales, first, strict=True):
@@ -165,11 +207,13 @@ def select_cascade(search: MapSearch, logits: CachedLogits, target: Target, view
     return best
 
 
-def select_first_q(margins: StageMargins, losses: int, views: int, budget: float) -> tuple[float, float]:
+def select_first_q(
+    margins: StageMargins, losses: int, views: int, budget: float
+) -> tuple[float, float]:
     """The best threshold of the first view, and its score: the higher, the better is the cascade.
 
-    The score is the clean accuracy, where the budget is not kept the negative number of passes, and −∞ where too much
-    is lost, or a threshold depends on rounding errors.
+    The score is the clean accuracy, where the budget is not kept the negative number of passes, and
+    −∞ where too much is lost, or a threshold depends on rounding errors.
     """
     ordered = margins.first.clean.abs().sort().values
     places = torch.linspace(0, len(ordered) - 1, CANDIDATES).long().unique()
@@ -184,18 +228,24 @@ def select_first_q(margins: StageMargins, losses: int, views: int, budget: float
     score = torch.where(passes <= budget, clean - 1e-6 * passes, -passes)
     score = torch.where(keeps_losses, score, -torch.inf)
     best = int(score.argmax())
-    return (float(candidates[best]), float(score[best])) if bool(keeps_losses.any()) else (1.0, -torch.inf)
+    return (
+        (float(candidates[best]), float(score[best]))
+        if bool(keeps_losses.any())
+        else (1.0, -torch.inf)
+    )
 
 
-def fit_cascade(attack: MarginAttack, target: Target, folder: Path | None = None,
-                like: ReusedMap | None = None) -> CalibratedMixture:
-    """Fit the most accurate cascade of views that loses at most `target` and keeps the budget of passes.
+def fit_cascade(
+    attack: MarginAttack, target: Target, folder: Path | None = None, like: ReusedMap | None = None
+) -> CalibratedMixture:
+    """Fit the most accurate cascade of views that loses at most `target` and keeps the budget of
+    passes.
 
     The robust model with all views is attacked and a confidence switch is searched as by
-    :func:`~equipoise.fitting.pipeline.fit_mixture`. Then the first view is attacked alone, for points where it is sure
-    of a wrong class, and in every round both stages of the selected cascade together. The last such attack is on the
-    cascade that is calibrated: its maps and q_1 do not change after it. What is lost is counted against the robust
-    model with all views.
+    :func:`~equipoise.fitting.pipeline.fit_mixture`. Then the first view is attacked alone, for
+    points where it is sure of a wrong class, and in every round both stages of the selected cascade
+    together. The last such attack is on the cascade that is calibrated: its maps and q_1 do not
+    change after it. What is lost is counted against the robust model with all views.
     """
     robust, settings, notes = attack.robust, attack.settings, list[str]()
     assert isinstance(robust, TTAClassifier) and like is None
@@ -210,43 +260,72 @@ def fit_cascade(attack: MarginAttack, target: Target, folder: Path | None = None
         previous, selected = selected, select_cascade(search, logits, target, views, budget)
         if selected is None or (previous is not None and _stages(previous) == _stages(selected)):
             break
-        cascade = CascadedClassifier(attack.accurate, robust, 0.5, first_q=selected.first_q or 0.0,
-                                     first_scale=selected.first_scale, logit_map=_maps(selected)[0]).to(attack.device)
+        cascade = CascadedClassifier(
+            attack.accurate,
+            robust,
+            0.5,
+            first_q=selected.first_q or 0.0,
+            first_scale=selected.first_scale,
+            logit_map=_maps(selected)[0],
+        ).to(attack.device)
         both = replace(suite, surrogate=BothStages(cascade), follow="surrogate")
         logits = _attack_survivors(attack, logits, CascadeMargins(cascade), both, skip_broken=True)
     calibration = CascadeCalibration(search, logits, target, selected)
     fitted = calibrated_mixture(calibration, attack, notes)
-    return replace(fitted, summary=replace(fitted.summary, **_passes(fitted, calibration, views, budget)))
+    return replace(
+        fitted, summary=replace(fitted.summary, **_passes(fitted, calibration, views, budget))
+    )
 
 
-def _passes(fitted: CalibratedMixture, calibration: CascadeCalibration, views: int, budget: float) -> dict[str, Any]:
-    """What a summary says about the passes of a fitted cascade, or of the robust model in its place."""
+def _passes(
+    fitted: CalibratedMixture, calibration: CascadeCalibration, views: int, budget: float
+) -> dict[str, Any]:
+    """What a summary says about the passes of a fitted cascade, or of the robust model in its
+    place."""
     if isinstance(fitted.mixture, CascadedClassifier):
         passes, attacked = calibration.mean_passes(views)
-        measured, where = {"passes": passes, "attacked_passes": attacked}, " that did not select the cascade"
+        measured, where = (
+            {"passes": passes, "attacked_passes": attacked},
+            " that did not select the cascade",
+        )
     else:
         passes, measured, where = float(views), {}, ""
     note = f"{passes:.3g} passes of the robust model per clean image{where} are more than the {budget:g} of --passes"
     return {**measured, "notes": (*fitted.summary.notes, *([note] if passes > budget else []))}
 
 
-def _attack_survivors(attack: MarginAttack, logits: CachedLogits, model: nn.Module, suite: Attack, *,
-                      skip_broken: bool) -> CachedLogits:
+def _attack_survivors(
+    attack: MarginAttack,
+    logits: CachedLogits,
+    model: nn.Module,
+    suite: Attack,
+    *,
+    skip_broken: bool,
+) -> CachedLogits:
     """Attack a model by its margin on the images that h survives, and add the points."""
     rows = logits.survived.nonzero().squeeze(1)
-    points = replace(attack, data=attack.data.take(rows)).run_on(model.eval(), suite, skip_broken=skip_broken)
+    points = replace(attack, data=attack.data.take(rows)).run_on(
+        model.eval(), suite, skip_broken=skip_broken
+    )
     return logits.with_points_of(rows, points, use_accurate=False).checked()
 
 
 def _maps(selected: SelectedMap) -> tuple[LogitMap, LogitMap]:
     """The maps of all views and of the first view."""
     logit_map = selected.family.map(selected.candidate)
-    return logit_map, logit_map if selected.first_scale is None else logit_map.with_scale(selected.first_scale)
+    return logit_map, logit_map if selected.first_scale is None else logit_map.with_scale(
+        selected.first_scale
+    )
 
 
 def _stages(selected: SelectedMap) -> tuple[object, ...]:
     """What an attack on the stages of a cascade depends on."""
-    return selected.family, tuple(selected.candidate.tolist()), selected.first_q, selected.first_scale
+    return (
+        selected.family,
+        tuple(selected.candidate.tolist()),
+        selected.first_q,
+        selected.first_scale,
+    )
 
 
 def _first_margins(logits: CachedLogits, logit_map: LogitMap) -> Margins:
@@ -259,7 +338,8 @@ def _all_margins(logits: CachedLogits, logit_map: LogitMap) -> Margins:
 
 
 def _signed(z: Tensor, labels: Tensor, logit_map: LogitMap) -> Tensor:
-    """(B,) first minus second probability of mapped logits (B, K), negative where the first is not the label."""
+    """(B,) first minus second probability of mapped logits (B, K), negative where the first is not
+    the label."""
     p = torch.softmax(logit_map(z), dim=1)
     first, second = p.topk(2, dim=1).values.unbind(dim=1)
     return torch.where(p.argmax(dim=1) == labels, first - second, second - first)

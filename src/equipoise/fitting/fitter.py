@@ -1,4 +1,5 @@
-"""The public function `fit`: the most accurate mixture that loses at most a given robust accuracy."""
+"""The public function `fit`: the most accurate mixture that loses at most a given robust
+accuracy."""
 
 from __future__ import annotations
 
@@ -37,7 +38,14 @@ from equipoise.fitting.pipeline import CalibratedMixture, ReusedMap, fit_mixture
 from equipoise.fitting.planned_attacks import planned_attacks
 from equipoise.fitting.result import Fit
 from equipoise.fitting.settings import FitSettings
-from equipoise.mixing import Gate, GatedClassifier, MixedClassifier, Provenance, load_gate, load_model
+from equipoise.mixing import (
+    Gate,
+    GatedClassifier,
+    MixedClassifier,
+    Provenance,
+    load_gate,
+    load_model,
+)
 from equipoise.mixing.folder import GATE, NAME, is_bundle, load_mixture, save_mixture
 from equipoise.mixing.mixednuts import released_provenance
 from equipoise.mixing.provenance import halves
@@ -46,33 +54,50 @@ from equipoise.models.layers.tta import TTAClassifier
 from equipoise.models.loaded import remember_reference
 
 SIDES = ("accurate", "robust")
-FitRule = Callable[[MarginAttack, Target, Path | None, ReusedMap | None], CalibratedMixture | PaperFit]
+FitRule = Callable[
+    [MarginAttack, Target, Path | None, ReusedMap | None], CalibratedMixture | PaperFit
+]
 FIT_RULES: dict[str, FitRule] = {"paper": fit_paper, "cascade": fit_cascade}
 
 
 @models.name_failing_model
 @outside_inference_mode
-def fit(accurate: str | nn.Module, robust: str | nn.Module, data: Any, *, threat: Threat,
-        lose_at_most: float | None = None, beta: float | None = None, alpha: float | None = None,
-        gate: Path | str | None = None, out: Path | str | None = None, device: str | torch.device = "auto",
-        load_options: LoadOptions | None = None, command: str | None = None, **settings: Any) -> Fit:
+def fit(
+    accurate: str | nn.Module,
+    robust: str | nn.Module,
+    data: Any,
+    *,
+    threat: Threat,
+    lose_at_most: float | None = None,
+    beta: float | None = None,
+    alpha: float | None = None,
+    gate: Path | str | None = None,
+    out: Path | str | None = None,
+    device: str | torch.device = "auto",
+    load_options: LoadOptions | None = None,
+    command: str | None = None,
+    **settings: Any,
+) -> Fit:
     """Fit a mixture to a target on images that are never evaluated on.
 
     Args:
         accurate: g, a reference or a torch module: images in [0, 1] → logits, or classes.
-        robust: h, a reference or a torch module: images → logits. Without gradients it is attacked by random search.
-        data: at least 50 images, better 1000: a `Dataset`, tensors (images, labels), a torch dataset or a loader.
-            Plain mixing and published numbers need none.
+        robust: h, a reference or a torch module: images → logits. Without gradients it is attacked
+            by random search.
+        data: at least 50 images, better 1000: a `Dataset`, tensors (images, labels), a torch
+            dataset or a loader. Plain mixing and published numbers need none.
         threat: the perturbations that the attack may use.
         lose_at_most: points (of 100) of robust accuracy that may be lost; 1 if no target is given.
-        beta: share of the robust model's attacked accuracy to keep, instead; for MixedNUTS the paper's if no
-            target is given.
+        beta: share of the robust model's attacked accuracy to keep, instead; for MixedNUTS the
+            paper's if no target is given.
         alpha: plain mixing with this weight, instead; nothing is fitted.
-        gate: a trained gate (file or folder), which gives every image its own alpha over the fitted map.
-        out: run folder, which is then also `mixture:DIR`; the folder of the same fit is resumed. Without it nothing is
-            kept.
+        gate: a trained gate (file or folder), which gives every image its own alpha over the fitted
+            map.
+        out: run folder, which is then also `mixture:DIR`; the folder of the same fit is resumed.
+            Without it nothing is kept.
         device: auto, cpu or cuda.
-        load_options: how to load models given by reference, such as the architecture of a `.pt` file.
+        load_options: how to load models given by reference, such as the architecture of a `.pt`
+            file.
         command: recorded in `run.toml`.
         settings: further fields of :class:`FitSettings`.
     """
@@ -81,7 +106,12 @@ def fit(accurate: str | nn.Module, robust: str | nn.Module, data: Any, *, threat
         checks.instance(side, base, (str, nn.Module), MODEL)
     check_common(require_threat(threat), out, device, load_options, command)
     checks.path("gate", gate)
-    target = {"lose_at_most": lose_at_most, "beta": beta, "alpha": alpha, "gate": None if gate is None else str(gate)}
+    target = {
+        "lose_at_most": lose_at_most,
+        "beta": beta,
+        "alpha": alpha,
+        "gate": None if gate is None else str(gate),
+    }
     options: FitSettings = split({**target, **settings}, FitSettings)[0]
     folder, load_options = None if out is None else Path(out), load_options or LoadOptions()
     if alpha is not None or options.published is not None:
@@ -89,37 +119,66 @@ def fit(accurate: str | nn.Module, robust: str | nn.Module, data: Any, *, threat
             bases = _load_bases(accurate, robust, load_options, folder, options.bundle)
             return _mix_unfitted(_unfitted(*bases, options), folder, options.bundle)
     images = images_for(data, robust)
-    load_options = replace(load_options, num_classes=images.num_classes, image_shape=images.image_shape)
-    bases = _load_bases(accurate, robust, load_options, folder, options.bundle, options.cascade_views)
+    load_options = replace(
+        load_options, num_classes=images.num_classes, image_shape=images.image_shape
+    )
+    bases = _load_bases(
+        accurate, robust, load_options, folder, options.bundle, options.cascade_views
+    )
     where = resolve(device)
-    conditions = Conditions(threat, where, options.seed, attack_batch_size(options.batch_size, where))
+    conditions = Conditions(
+        threat, where, options.seed, attack_batch_size(options.batch_size, where)
+    )
     like = _map_of(options.like, LoadOptions(allow_code=load_options.allow_code))
     task = _Task(*bases, images, options, conditions, command, like)
     with nothing_left_on_refusal(folder):
         return task.fit_map(folder) if gate is None else task.fit_gate(Path(gate), folder)
 
 
-def _load_bases(accurate: str | nn.Module, robust: str | nn.Module, options: LoadOptions, out: Path | None,
-                bundle: bool, views: int | None = None) -> tuple[nn.Module, nn.Module]:
-    """Load models given by reference; to be written to `out`, modules must have a reference or be of the zoo.
+def _load_bases(
+    accurate: str | nn.Module,
+    robust: str | nn.Module,
+    options: LoadOptions,
+    out: Path | None,
+    bundle: bool,
+    views: int | None = None,
+) -> tuple[nn.Module, nn.Module]:
+    """Load models given by reference; to be written to `out`, modules must have a reference or be
+    of the zoo.
 
-    A bundle may hold any network that torch can trace. With `views` the robust model gets so many of them.
+    A bundle may hold any network that torch can trace. With `views` the robust model gets so many
+    of them.
     """
     checks.require(out is not None or not bundle, "out", "be given for a bundle", None)
-    bases = [models.load(model, options) if isinstance(model, str) else models.as_classifier(model, options.image_shape)
-             for model in (accurate, robust)]
+    bases = [
+        models.load(model, options)
+        if isinstance(model, str)
+        else models.as_classifier(model, options.image_shape)
+        for model in (accurate, robust)
+    ]
     models.require_used(options, bases)
     for side, base in zip(SIDES, bases, strict=True):
-        writable = out is None or bundle or models.reference_of(base) is not None or isinstance(base, Normalized)
-        checks.require(writable, side, "be a reference, a model loaded by one, or a model of the zoo to be written to "
-                       "`out`", type(base).__name__)
+        writable = (
+            out is None
+            or bundle
+            or models.reference_of(base) is not None
+            or isinstance(base, Normalized)
+        )
+        checks.require(
+            writable,
+            side,
+            "be a reference, a model loaded by one, or a model of the zoo to be written to `out`",
+            type(base).__name__,
+        )
     return bases[0], bases[1] if views is None else _with_views(bases[1], views)
 
 
 def _with_views(robust: nn.Module, views: int) -> nn.Module:
     """The robust model with so many views; one that has views already must have as many."""
     if isinstance(robust, TTAClassifier):
-        checks.require(robust.count == views, "views", f"be {robust.count}, those of the robust model", views)
+        checks.require(
+            robust.count == views, "views", f"be {robust.count}, those of the robust model", views
+        )
         return robust
     model, reference = TTAClassifier(robust, views).eval(), models.full_reference_of(robust)
     if reference is not None:
@@ -134,27 +193,44 @@ def _unfitted(accurate: nn.Module, robust: nn.Module, options: FitSettings) -> M
         return MixedClassifier(accurate, robust, options.alpha, **options.accurate_side).eval()
     own = PUBLISHED[options.published]
     alpha = float(f"{own.alpha:.15g}")  # as a folder stores it
-    return MixedClassifier(accurate, robust, alpha, logit_map=own.logit_map(), surrogate_alpha=own.surrogate_alpha,
-                           provenance=released_provenance(options.published), **options.accurate_side).eval()
+    return MixedClassifier(
+        accurate,
+        robust,
+        alpha,
+        logit_map=own.logit_map(),
+        surrogate_alpha=own.surrogate_alpha,
+        provenance=released_provenance(options.published),
+        **options.accurate_side,
+    ).eval()
 
 
 def _mix_unfitted(mixture: MixedClassifier, out: Path | None, bundle: bool) -> Fit:
     if out is not None:
         checks.require(not out.exists() or out.is_dir(), "out", "be a folder", str(out))
         same = (out / NAME).exists() and models.identity(
-            load_mixture(out, bases=(mixture.accurate, mixture.robust))) == models.identity(mixture)
-        checks.require(same or not out.exists() or _is_unfinished(out, mixture), "out",
-                       "be a new folder or hold the same mixture", str(out))
+            load_mixture(out, bases=(mixture.accurate, mixture.robust))
+        ) == models.identity(mixture)
+        checks.require(
+            same or not out.exists() or _is_unfinished(out, mixture),
+            "out",
+            "be a new folder or hold the same mixture",
+            str(out),
+        )
         out.mkdir(parents=True, exist_ok=True)
         save_mixture(out, mixture, bundle=bundle)
     return Fit(mixture, out=out)
 
 
 def _is_unfinished(folder: Path, mixture: MixedClassifier) -> bool:
-    """Whether a folder is empty, or holds only what :func:`save_mixture` writes first, by an interrupted call."""
+    """Whether a folder is empty, or holds only what :func:`save_mixture` writes first, by an
+    interrupted call."""
     saved = {f"{side}.safetensors": getattr(mixture, side) for side in SIDES}
-    return all(name in saved and models.weights_digest(checkpoint.load(folder / name)) == models.weights_digest(
-        saved[name]) for name in files.names(folder))
+    return all(
+        name in saved
+        and models.weights_digest(checkpoint.load(folder / name))
+        == models.weights_digest(saved[name])
+        for name in files.names(folder)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,8 +249,12 @@ class _Task:
         accurate, robust = self.attack.identities
         different = accurate != robust or not list(self.robust.parameters())
         checks.require(different, "accurate and robust", "be different models", "equal weights")
-        checks.require(models.has_gradients(self.robust) or self.settings.gradient_free, "gradient_free",
-                       "be set (--gradient-free) for a robust model without gradients", False)
+        checks.require(
+            models.has_gradients(self.robust) or self.settings.gradient_free,
+            "gradient_free",
+            "be set (--gradient-free) for a robust model without gradients",
+            False,
+        )
         self.attack.check_inputs()  # before a folder is created
 
     @property
@@ -183,34 +263,65 @@ class _Task:
 
     @cached_property
     def attack(self) -> MarginAttack:
-        return MarginAttack(self.accurate, self.robust, self.data, self.conditions.threat, self.conditions.device,
-                            self.settings)
+        return MarginAttack(
+            self.accurate,
+            self.robust,
+            self.data,
+            self.conditions.threat,
+            self.conditions.device,
+            self.settings,
+        )
 
     def open_run(self, out: Path, gate: Gate | None = None) -> Run:
         """Open the run folder of this fit, new or to be resumed."""
         target, bases = self.target, {"accurate": self.accurate, "robust": self.robust}
-        search = {"objective": self.settings.search_objective, "clamp": self.settings.search_clamp,
-                  **{name: getattr(self.settings, name) for name in ("rule", "against", "rounds")}}
+        search = {
+            "objective": self.settings.search_objective,
+            "clamp": self.settings.search_clamp,
+            **{name: getattr(self.settings, name) for name in ("rule", "against", "rounds")},
+        }
         if self.settings.accurate_temperature is not None:
             search["accurate_temperature"] = self.settings.accurate_temperature
         if self.settings.cascade_views is not None:
             search["passes"] = self.settings.pass_budget
         search["like"] = None if self.like is None else self.like.logit_map.describe()
         identity = {
-            "command": "fit", "version": 1, "seed": self.settings.seed, "threat": self.conditions.threat.to_dict(),
-            "target": {"share": target.share, "of": "robust images" if target.of_robust else "all images",
-                       "confidence": target.confidence},
-            "search": search, "attack": self.attack.describe(),
-            "models": dict(zip(SIDES, self.attack.identities, strict=True)), "data": self.data.describe(),
-            "gate": None if gate is None else models.identity(gate)}
+            "command": "fit",
+            "version": 1,
+            "seed": self.settings.seed,
+            "threat": self.conditions.threat.to_dict(),
+            "target": {
+                "share": target.share,
+                "of": "robust images" if target.of_robust else "all images",
+                "confidence": target.confidence,
+            },
+            "search": search,
+            "attack": self.attack.describe(),
+            "models": dict(zip(SIDES, self.attack.identities, strict=True)),
+            "data": self.data.describe(),
+            "gate": None if gate is None else models.identity(gate),
+        }
         if gate is not None:
-            identity |= {"range_attack": self.settings.range_attack, "adaptive_attacks": ADAPTIVE_VERSION}
+            identity |= {
+                "range_attack": self.settings.range_attack,
+                "adaptive_attacks": ADAPTIVE_VERSION,
+            }
         references = [models.reference_of(base) or type(base).__name__ for base in bases.values()]
-        run = Run(out, identity, {**self.conditions.environment(), "references": references, "command": self.command},
-                  labels=self.data.labels_by_index())
-        note_loaded({reference: base.to(self.conditions.device) for reference, base in
-                     zip(references, bases.values(), strict=True)}, self.data, self.conditions.device,
-                    self.conditions.batch_size)
+        run = Run(
+            out,
+            identity,
+            {**self.conditions.environment(), "references": references, "command": self.command},
+            labels=self.data.labels_by_index(),
+        )
+        note_loaded(
+            {
+                reference: base.to(self.conditions.device)
+                for reference, base in zip(references, bases.values(), strict=True)
+            },
+            self.data,
+            self.conditions.device,
+            self.conditions.batch_size,
+        )
         return run
 
     def fit_map(self, out: Path | None) -> Fit:
@@ -224,9 +335,13 @@ class _Task:
             fitted = self._fit_rule(out)
             run.append(artifacts.rows(fitted))
             arrays.save(out, artifacts.arrays(fitted))
-            # Passes of a cascade are those of the images that did not select it, as in the summary of the fit.
-            data = self.data if fitted.summary.passes is None else self.data.take(
-                halves(self.data.index, self.settings.seed)[1])
+            # Passes of a cascade are those of the images that did not select it, as in the summary
+            # of the fit.
+            data = (
+                self.data
+                if fitted.summary.passes is None
+                else self.data.take(halves(self.data.index, self.settings.seed)[1])
+            )
             cost = costs(fitted.mixture, data, self.conditions.device, self.conditions.batch_size)
             self._write(run, start, fitted.mixture, costs=tuple(cost), fit=fitted.summary)
         return Fit(self._read(out), read_summary(out).fit, out=out)
@@ -238,7 +353,8 @@ class _Task:
             return fit_rule(self.attack, self.target, out, self.like)
 
     def fit_gate(self, gate: Path, out: Path | None) -> Fit:
-        """Fit a map, put the gate over it (over plain mixing where no map helps), and select its range."""
+        """Fit a map, put the gate over it (over plain mixing where no map helps), and select its
+        range."""
         start = time.monotonic()
         network = load_gate(gate / GATE if gate.is_dir() else gate, self.accurate, self.robust)
         run = None if out is None else self.open_run(out, network)
@@ -252,19 +368,35 @@ class _Task:
         """Put the gate over the map of `base` and select its range, unless the run has finished."""
         out = None if run is None else run.folder
         if out is None or not (out / "summary.json").exists():
-            model = GatedClassifier(self.accurate, self.robust, network).to(self.conditions.device).eval()
+            model = (
+                GatedClassifier(self.accurate, self.robust, network)
+                .to(self.conditions.device)
+                .eval()
+            )
             over = model if base.mixture.logit_map is None else model.with_settings_of(base.mixture)
-            outcome = select_range(over, self.data, self.target, self.conditions,
-                                   None if out is None else out / "pool", self.settings.range_attack)
+            outcome = select_range(
+                over,
+                self.data,
+                self.target,
+                self.conditions,
+                None if out is None else out / "pool",
+                self.settings.range_attack,
+            )
             gated = outcome.selected.model
             gated.provenance = Provenance.of(
-                self.data, outcome.promise, over.rule if over is model else base.mixture.rule,
-                like=None if self.like is None else self.like.provenance)
+                self.data,
+                outcome.promise,
+                over.rule if over is model else base.mixture.rule,
+                like=None if self.like is None else self.like.provenance,
+            )
             if run is None:
                 return Fit(base.mixture, base.summary, gated, outcome.summary())
             # Selecting a range does not run the accurate model alone; fitting the map did.
-            accurate = [replace(row, half=None) for row in read_rows(run.folder / "map")
-                        if isinstance(row, AttackRow) and row.model == "accurate"]
+            accurate = [
+                replace(row, half=None)
+                for row in read_rows(run.folder / "map")
+                if isinstance(row, AttackRow) and row.model == "accurate"
+            ]
             run.append([*accurate, *outcome.rows(self.data)])
             self._write(run, start, gated, gate=outcome.summary())
         assert out is not None
@@ -272,15 +404,25 @@ class _Task:
 
     def _write(self, run: Run, start: float, mixture: MixedClassifier, **sections: Any) -> None:
         """Write the mixture, and last the summary, which marks the fit as finished."""
-        save_mixture(run.folder, mixture, bundle=self.settings.bundle, image_shape=self.data.image_shape)
+        save_mixture(
+            run.folder, mixture, bundle=self.settings.bundle, image_shape=self.data.image_shape
+        )
         # Accuracies on the images that selected the map would be optimistic.
         rows = [row for row in run.finish() if getattr(row, "half", None) != SEARCH]
         results = tuple(aggregation.accuracies(rows, self.conditions.threat))
-        run.write_summary(Summary(command="fit", seconds=time.monotonic() - start, results=results,
-                                  notes=class_share_notes(self.data), **sections))
+        run.write_summary(
+            Summary(
+                command="fit",
+                seconds=time.monotonic() - start,
+                results=results,
+                notes=class_share_notes(self.data),
+                **sections,
+            )
+        )
 
     def _read(self, folder: Path) -> MixedClassifier:
-        """The mixture of a finished fit; a bundle of a fit that was run without `bundle` is made now."""
+        """The mixture of a finished fit; a bundle of a fit that was run without `bundle` is made
+        now."""
         mixture = load_mixture(folder, bases=(self.accurate, self.robust))
         if self.settings.bundle and not is_bundle(folder):
             save_mixture(folder, mixture, bundle=True, image_shape=self.data.image_shape)

@@ -1,4 +1,5 @@
-"""The attack of a fit: on the margin of the robust model, or of both models, over the fitting images."""
+"""The attack of a fit: on the margin of the robust model, or of both models, over the fitting
+images."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ from equipoise.mixing.surrogates import Surrogate
 from equipoise.models.layers.tta import TTAClassifier
 
 MIN_IMAGES = 50
-BATCHES = 4  # that are attacked together on CUDA: batches stay full when only few images of each survive
+BATCHES = (
+    4  # that are attacked together on CUDA: batches stay full when only few images of each survive
+)
 CASCADE_TITLE = "attacking the cascade"
 PAIR_ALPHA = 0.9  # weight of the robust model in the gradients of an attack on both: the strongest of 0.3 … 0.99
 
@@ -59,18 +62,28 @@ class MarginAttack:
 
     def describe(self) -> dict[str, Any]:
         """Identity of the attack, for `run.toml`."""
-        settings = {name: getattr(self.settings, name) for name in ("steps", "targets", "pool", "gradient_free")}
+        settings = {
+            name: getattr(self.settings, name)
+            for name in ("steps", "targets", "pool", "gradient_free")
+        }
         return {"attack": "minimum-margin", "version": 1, **settings}
 
     def check_inputs(self) -> None:
-        """Count the images and probe both models with one: h must output logits, g logits or classes."""
+        """Count the images and probe both models with one: h must output logits, g logits or
+        classes."""
         count = len(self.data)
-        checks.require(count >= MIN_IMAGES, "count", f"give at least {MIN_IMAGES} images to fit on", count)
+        checks.require(
+            count >= MIN_IMAGES, "count", f"give at least {MIN_IMAGES} images to fit on", count
+        )
         image = pixels(self.data.images[:1].to(self.device))
-        for name, model, dims, expected in (("robust", self.robust, (2,), "logits (B, K)"),
-                                            ("accurate", self.accurate, (1, 2), "logits (B, K) or classes (B,)")):
+        for name, model, dims, expected in (
+            ("robust", self.robust, (2,), "logits (B, K)"),
+            ("accurate", self.accurate, (1, 2), "logits (B, K) or classes (B,)"),
+        ):
             output = models.check_forward(name, model.to(self.device), image)
-            checks.require(output.dim() in dims, name, f"output {expected}", f"shape {tuple(output.shape)}")
+            checks.require(
+                output.dim() in dims, name, f"output {expected}", f"shape {tuple(output.shape)}"
+            )
 
     def has_gradients(self) -> bool:
         """Whether the logits of h depend differentiably on the image."""
@@ -81,14 +94,27 @@ class MarginAttack:
     def clean_logits(self) -> CachedLogits:
         """Both models on the clean images; no attacked points yet."""
         with inference(self.accurate, self.robust), torch.no_grad():
-            outputs = [output for _, output in memory.in_batches(
-                lambda rows: self._outputs(pixels(self.data.images[rows].to(self.device))), len(self.data),
-                self.batch_size)]
+            outputs = [
+                output
+                for _, output in memory.in_batches(
+                    lambda rows: self._outputs(pixels(self.data.images[rows].to(self.device))),
+                    len(self.data),
+                    self.batch_size,
+                )
+            ]
         h, g, first = _join(outputs, dim=0)
         assert g is not None
-        return CachedLogits(h, h.new_empty(0, *h.shape), self.data.labels, self.data.index, _classes(g),
-                            torch.empty(0, len(h), dtype=torch.int64), g if g.dim() == 2 else None, first,
-                            None if first is None else h.new_empty(0, *h.shape))
+        return CachedLogits(
+            h,
+            h.new_empty(0, *h.shape),
+            self.data.labels,
+            self.data.index,
+            _classes(g),
+            torch.empty(0, len(h), dtype=torch.int64),
+            g if g.dim() == 2 else None,
+            first,
+            None if first is None else h.new_empty(0, *h.shape),
+        )
 
     def _outputs(self, x: Tensor) -> Outputs:
         """Logits of h, and logits or classes of g."""
@@ -103,26 +129,39 @@ class MarginAttack:
             g = self.accurate(x)
         h, g = _finite(h, "robust").float(), _finite(g, "accurate")
         if g.dim() == 2:
-            checks.require(g.shape == h.shape, "accurate and robust", "have equal numbers of classes",
-                           (g.shape[1], h.shape[1]))
+            checks.require(
+                g.shape == h.shape,
+                "accurate and robust",
+                "have equal numbers of classes",
+                (g.shape[1], h.shape[1]),
+            )
         else:
             g = checks.labels(g, h.shape[1], len(x), "classes of the accurate model").long()
         return Outputs(h.cpu(), g.cpu(), None if first is None else first.float().cpu())
 
     def run(self, logit_map: LogitMap, *, both: bool = False) -> Outputs:
-        """(P, N, K) logits of h and (P, N) classes of g at the points of smallest margin of the mapped model M(h).
+        """(P, N, K) logits of h and (P, N) classes of g at the points of smallest margin of the
+        mapped model M(h).
 
         With a cache, an attack that any fit has already made is read from there.
         """
-        return self._cached({"map": logit_map.describe(), "both": both}, lambda: self._run(logit_map, both=both))
+        return self._cached(
+            {"map": logit_map.describe(), "both": both}, lambda: self._run(logit_map, both=both)
+        )
 
     def run_on(self, model: nn.Module, attack: Attack, *, skip_broken: bool) -> Outputs:
         """Outputs at the points of smallest margin of another model than M(h), cached too.
 
         With `skip_broken` an image on which the model is wrong is not attacked further.
         """
-        what = {"model": models.identity(model), "suite": attack.describe(), "skip_broken": skip_broken}
-        return self._cached(what, lambda: self._attack(model, attack, CASCADE_TITLE, skip_broken=skip_broken))
+        what = {
+            "model": models.identity(model),
+            "suite": attack.describe(),
+            "skip_broken": skip_broken,
+        }
+        return self._cached(
+            what, lambda: self._attack(model, attack, CASCADE_TITLE, skip_broken=skip_broken)
+        )
 
     def _cached(self, what: dict[str, Any], compute: Callable[[], Outputs]) -> Outputs:
         if self.settings.cache is None:
@@ -133,36 +172,53 @@ class MarginAttack:
             tensors = compute()._asdict()
             folder.mkdir(parents=True, exist_ok=True)
             with files.atomic_writer(path) as file:
-                np.savez_compressed(file, **{name: value.numpy() for name, value in tensors.items()
-                                             if value is not None})
+                np.savez_compressed(
+                    file,
+                    **{name: value.numpy() for name, value in tensors.items() if value is not None},
+                )
         stored = arrays.read_npz(path)
         shapes = {name: array.shape for name, array in stored.items()}
         grid = (shapes.get("g", (0,))[0], len(self.data))
         logits = ("h", "first") if self.settings.rule == "cascade" else ("h",)
         expected = {"g": grid, **dict.fromkeys(logits, (*grid, self.data.num_classes))}
-        checks.require(shapes == expected, str(path),
-                       "hold the logits of this attack (remove it to compute them again)", shapes)
+        checks.require(
+            shapes == expected,
+            str(path),
+            "hold the logits of this attack (remove it to compute them again)",
+            shapes,
+        )
         return Outputs(**{name: torch.from_numpy(array) for name, array in stored.items()})
 
     def _key(self, what: dict[str, Any]) -> str:
-        """Name of the attack in a cache: equal for equal models, images, threat, settings and attacked model."""
-        identity = {"models": self.identities, "data": self.data.describe(), "threat": self.threat.to_dict(),
-                    "seed": self.settings.seed,
-                    **({"rule": "cascade"} if self.settings.rule == "cascade" else {}), **what, **self.describe()}
+        """Name of the attack in a cache: equal for equal models, images, threat, settings and
+        attacked model."""
+        identity = {
+            "models": self.identities,
+            "data": self.data.describe(),
+            "threat": self.threat.to_dict(),
+            "seed": self.settings.seed,
+            **({"rule": "cascade"} if self.settings.rule == "cascade" else {}),
+            **what,
+            **self.describe(),
+        }
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
 
     def _run(self, logit_map: LogitMap, *, both: bool = False) -> Outputs:
         """Run the attack.
 
-        With `both` the accurate model is attacked too, for the smallest margin of M(h) against the class that g
-        predicts. A mixture with α = 1/2 is wrong wherever g is, so its margin orders such points by that of M(h) alone,
-        for every threshold.
+        With `both` the accurate model is attacked too, for the smallest margin of M(h) against the
+        class that g predicts. A mixture with α = 1/2 is wrong wherever g is, so its margin orders
+        such points by that of M(h) alone, for every threshold.
         """
-        logit_map = copy.deepcopy(logit_map).to(self.device)  # the caller's stays where its cached logits are
+        logit_map = copy.deepcopy(logit_map).to(
+            self.device
+        )  # the caller's stays where its cached logits are
         model: nn.Module = nn.Sequential(self.robust, logit_map)
         surrogate = None
         if both:
-            model = MixedClassifier(self.accurate, self.robust, 0.5, logit_map=logit_map, hard=True).to(self.device)
+            model = MixedClassifier(
+                self.accurate, self.robust, 0.5, logit_map=logit_map, hard=True
+            ).to(self.device)
             surrogate = Surrogate(self.accurate, self.robust, logit_map, PAIR_ALPHA)
         settings = self.settings
         # To a confidence switch, all classes but the first are the same target.
@@ -171,33 +227,54 @@ class MarginAttack:
         return self._attack(model, replace(suite, surrogate=surrogate), title, skip_broken=not both)
 
     def _attack(self, model: nn.Module, suite: Attack, title: str, *, skip_broken: bool) -> Outputs:
-        """Outputs at the points of smallest margin of a model; without gradients by random search."""
+        """Outputs at the points of smallest margin of a model; without gradients by random
+        search."""
         settings = self.settings
         square = Square(50 * settings.steps, restarts=settings.pool, surrogate=suite.surrogate)
         attack = square if settings.gradient_free else suite
         # On CUDA networks are prepared and passes recorded once for several batches.
         is_cuda = self.device.type == "cuda"
-        # What g predicts at the points matters only with `against="pair"`, and is part of what a cache holds.
-        only_robust = settings.against == "any" and settings.cache is None and settings.rule != "cascade"
+        # What g predicts at the points matters only with `against="pair"`, and is part of what a
+        # cache holds.
+        only_robust = (
+            settings.against == "any" and settings.cache is None and settings.rule != "cascade"
+        )
 
         def run(rows: slice) -> Outputs:
             part = self.data.take(torch.arange(rows.start, rows.stop))
             x, y = pixels(part.images.to(self.device)), part.labels.to(self.device)
             points = minimum_margin(
-                model, x, y, threat=self.threat, stream=rng.stream(settings.seed, "fit", part.index.to(self.device)),
-                attack=attack, pool=settings.pool, skip_broken=skip_broken,
-                batch_size=self.batch_size if is_cuda else None, observe=self.robust if only_robust else None)
+                model,
+                x,
+                y,
+                threat=self.threat,
+                stream=rng.stream(settings.seed, "fit", part.index.to(self.device)),
+                attack=attack,
+                pool=settings.pool,
+                skip_broken=skip_broken,
+                batch_size=self.batch_size if is_cuda else None,
+                observe=self.robust if only_robust else None,
+            )
             if points.observed is not None:
                 return Outputs(_finite(points.observed, "robust").float().cpu(), None)
             with inference(self.accurate, self.robust), torch.no_grad():
-                h, g, first = _join([_join([self._outputs(images) for images in point.split(self.batch_size)], dim=0)
-                                     for point in points.images])
+                h, g, first = _join(
+                    [
+                        _join(
+                            [self._outputs(images) for images in point.split(self.batch_size)],
+                            dim=0,
+                        )
+                        for point in points.images
+                    ]
+                )
             assert g is not None
             return Outputs(h, _classes(g), first)
 
         parts: list[Outputs] = []
         with progress.task(title, total=len(self.data)) as task:
-            for rows, part in memory.in_batches(run, len(self.data), self.batch_size * (BATCHES if is_cuda else 1)):
+            for rows, part in memory.in_batches(
+                run, len(self.data), self.batch_size * (BATCHES if is_cuda else 1)
+            ):
                 parts.append(part)
                 task.advance(rows.stop - rows.start)
         return _join(parts, dim=1)
@@ -210,9 +287,12 @@ def attack_title(*, both: bool, is_mapped: bool) -> str:
 
 def _join(parts: Sequence[Outputs], dim: int | None = None) -> Outputs:
     """The outputs of several batches along a dimension, or of several points (batches) stacked."""
+
     def join(tensors: Sequence[Tensor | None]) -> Tensor | None:
         known = [tensor for tensor in tensors if tensor is not None]
-        return None if not known else torch.stack(known) if dim is None else torch.cat(known, dim=dim)
+        return (
+            None if not known else torch.stack(known) if dim is None else torch.cat(known, dim=dim)
+        )
 
     h, g, first = (join(side) for side in zip(*parts, strict=True))
     assert h is not None
@@ -227,5 +307,6 @@ def _finite(output: Tensor, name: str) -> Tensor:
 
 
 def _classes(g: Tensor) -> Tensor:
-    """(…, K) logits or (…) classes of g → classes; at points, logits have one dimension more than points."""
+    """(…, K) logits or (…) classes of g → classes; at points, logits have one dimension more than
+    points."""
     return g.argmax(dim=-1) if g.is_floating_point() else g

@@ -1,6 +1,8 @@
-"""MixedNUTS: Algorithm 1 of the paper on cached logits, without the corrections of the other rules [Bai2024nuts].
+"""MixedNUTS: Algorithm 1 of the paper on cached logits, without the corrections of the other rules
+[Bai2024nuts].
 
-The grid, the margins, the percentile and the objective are those of the paper and its published code; no model is run.
+The grid, the margins, the percentile and the objective are those of the paper and its published
+code; no model is run.
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ from equipoise.mixing.logit_maps import CLAMPS, layer_norm, power
 from equipoise.mixing.mixednuts import RELEASED, ReleasedNumbers
 
 STEPS = 8  # values of s, of p and of c
-BELOW_ONE = 1 - 1e-9  # the objective counts margins from here on at the latest, as in the published code
+BELOW_ONE = (
+    1 - 1e-9
+)  # the objective counts margins from here on at the latest, as in the published code
 Axes = tuple[Array, Array, Array]  # values of s, of p and of c
 
 
 @dataclass(frozen=True)
 class PublishedSettings:
-    """The search box [Bai2024nuts, Table 3], β, the released optimum, and the β of α_d for one data set."""
+    """The search box [Bai2024nuts, Table 3], β, the released optimum, and the β of α_d for one data
+    set."""
 
     classes: int
     s: tuple[float, float]
@@ -63,9 +68,16 @@ class PublishedSettings:
 
 
 PUBLISHED = {
-    "cifar10": PublishedSettings(10, (0.05, 5.0), (1.0, 4.0), (-1.1, 0.0), RELEASED["cifar10"], 0.95),
-    "cifar100": PublishedSettings(100, (0.05, 4.0), (1.0, 4.0), (-2.5, -0.4), RELEASED["cifar100"], 0.935),
-    "imagenet": PublishedSettings(1000, (0.01, 0.2), (2.0, 3.0), (-2.0, 0.0), RELEASED["imagenet"], 0.95, 0.99, 1e-7)}
+    "cifar10": PublishedSettings(
+        10, (0.05, 5.0), (1.0, 4.0), (-1.1, 0.0), RELEASED["cifar10"], 0.95
+    ),
+    "cifar100": PublishedSettings(
+        100, (0.05, 4.0), (1.0, 4.0), (-2.5, -0.4), RELEASED["cifar100"], 0.935
+    ),
+    "imagenet": PublishedSettings(
+        1000, (0.01, 0.2), (2.0, 3.0), (-2.0, 0.0), RELEASED["imagenet"], 0.95, 0.99, 1e-7
+    ),
+}
 
 
 def published_for(classes: int) -> str:
@@ -74,33 +86,47 @@ def published_for(classes: int) -> str:
     >>> [published_for(classes) for classes in (10, 43, 100, 1000)]
     ['cifar10', 'cifar100', 'cifar100', 'imagenet']
     """
-    checks.require(classes > 2, "rule", "not be paper with two classes, whose logits its layer norm makes ±0.71",
-                   "paper")
+    checks.require(
+        classes > 2,
+        "rule",
+        "not be paper with two classes, whose logits its layer norm makes ±0.71",
+        "paper",
+    )
     return min(PUBLISHED, key=lambda name: abs(math.log(PUBLISHED[name].classes / classes)))
 
 
 @dataclass(frozen=True, eq=False)
 class GridSearch:
-    """Thresholds and objectives of all candidates; arrays are (S, C, P), the order of the published code."""
+    """Thresholds and objectives of all candidates; arrays are (S, C, P), the order of the published
+    code."""
 
     axes: Axes
     q: Array  # (S, C, P) thresholds (1 − α)/α
-    objective: Array  # (S, C, P) share of the clean errors that the robust model decides; lower is better
+    objective: (
+        Array  # (S, C, P) share of the clean errors that the robust model decides; lower is better
+    )
     saturation: float = 3e-6
 
     @property
     def optima(self) -> list[tuple[int, int, int]]:
-        """All candidates with the lowest objective, in the order of the published code, which prints all of them."""
-        return [(int(s), int(c), int(p)) for s, c, p in np.argwhere(self.objective == self.objective.min())]
+        """All candidates with the lowest objective, in the order of the published code, which
+        prints all of them."""
+        return [
+            (int(s), int(c), int(p))
+            for s, c, p in np.argwhere(self.objective == self.objective.min())
+        ]
 
     @property
     def best(self) -> tuple[int, int, int]:
         """The optimum to use.
 
-        The published code asks for one that is numerically stable, whose 1 − α is not tiny. So, of several: one whose
-        threshold is not saturated, with the largest 1 − α, and of these the first in the order of s, then c, then p.
+        The published code asks for one that is numerically stable, whose 1 − α is not tiny. So, of
+        several: one whose threshold is not saturated, with the largest 1 − α, and of these the
+        first in the order of s, then c, then p.
         """
-        return max(self.optima, key=lambda place: (self.q[place] < 1 - self.saturation, self.q[place]))
+        return max(
+            self.optima, key=lambda place: (self.q[place] < 1 - self.saturation, self.q[place])
+        )
 
     @property
     def candidate(self) -> tuple[float, float, float]:
@@ -117,25 +143,36 @@ class GridSearch:
         """The edges of the grid on which the optimum lies, such as "s high"."""
         s, c, p = self.best
         places = zip("spc", (s, p, c), self.axes, strict=True)
-        return [f"{name} {'low' if place == 0 else 'high'}" for name, place, axis in places
-                if len(axis) > 1 and place in (0, len(axis) - 1)]
+        return [
+            f"{name} {'low' if place == 0 else 'high'}"
+            for name, place, axis in places
+            if len(axis) > 1 and place in (0, len(axis) - 1)
+        ]
 
 
 @single_thread()
-def algorithm_1(attacked: Tensor, clean: Tensor, beta: float, axes: Axes, clamp: str = "gelu",
-                saturation: float = 3e-6) -> GridSearch:
+def algorithm_1(
+    attacked: Tensor,
+    clean: Tensor,
+    beta: float,
+    axes: Axes,
+    clamp: str = "gelu",
+    saturation: float = 3e-6,
+) -> GridSearch:
     """The grid search of Algorithm 1, in double precision.
 
     Args:
         attacked: (R, K) logits of h at the attacked points that it classifies correctly.
-        clean: (M, K) logits of h on the clean images that it misclassifies; for the conditional objective only on those
-            that g classifies correctly [Bai2024nuts, D.8.3].
+        clean: (M, K) logits of h on the clean images that it misclassifies; for the conditional
+            objective only on those that g classifies correctly [Bai2024nuts, D.8.3].
         beta: share of the attacked points that the robust model is to decide.
         axes: values of s, p and c.
         clamp: a key of `CLAMPS`.
         saturation: see :class:`PublishedSettings`.
     """
-    checks.require(len(attacked) > 0, "attacked", "hold a point that the robust model classifies correctly", 0)
+    checks.require(
+        len(attacked) > 0, "attacked", "hold a point that the robust model classifies correctly", 0
+    )
     checks.require(len(clean) > 0, "clean", "hold an image that the robust model misclassifies", 0)
     normed = [layer_norm(z.double()) for z in (attacked, clean)]
     scales, powers, shifts = axes
@@ -152,7 +189,8 @@ def algorithm_1(attacked: Tensor, clean: Tensor, beta: float, axes: Axes, clamp:
 
 
 def top_margins(z: Tensor) -> Array:
-    """(B,) the largest probability minus the second largest [Bai2024nuts, Definition 2.1]; z are (B, K) logits."""
+    """(B,) the largest probability minus the second largest [Bai2024nuts, Definition 2.1]; z are
+    (B, K) logits."""
     top = torch.softmax(z.double(), dim=1).topk(2, dim=1).values
     margins: Array = (top[:, 0] - top[:, 1]).cpu().numpy()
     return margins
@@ -164,5 +202,6 @@ def percentile(margins: Array, beta: float) -> float:
 
 
 def errors_kept(margins: Array, q: float) -> float:
-    """The objective: the share of clean errors whose margin reaches the threshold, so that the robust model decides."""
+    """The objective: the share of clean errors whose margin reaches the threshold, so that the
+    robust model decides."""
     return float(np.mean(margins >= min(q, BELOW_ONE)))

@@ -26,7 +26,8 @@ class Fit(NotebookResult):
 
     @property
     def helped(self) -> bool:
-        """Whether the mixture is more accurate than the robust model alone; False for plain mixing."""
+        """Whether the mixture is more accurate than the robust model alone; False for plain
+        mixing."""
         return self.summary is not None and self.summary.helped
 
     @property
@@ -42,44 +43,66 @@ class Fit(NotebookResult):
 
     def to_dict(self) -> dict[str, Any]:
         """The outcome as plain values."""
-        return {"mixture": self.mixture.describe(), "fit": serialize.to_plain(self.summary),
-                "frontier": [serialize.to_plain(point) for point in self.frontier],
-                "gate": serialize.to_plain(self.selection)}
+        return {
+            "mixture": self.mixture.describe(),
+            "fit": serialize.to_plain(self.summary),
+            "frontier": [serialize.to_plain(point) for point in self.frontier],
+            "gate": serialize.to_plain(self.selection),
+        }
 
     def notebook_content(self) -> tuple[Summary, list[Row], Path | None]:
         """What a notebook shows: of a fit that was not kept, the outcome alone."""
-        return Summary(command="fit", seconds=0.0, fit=self.summary, gate=self.selection), [], self.out
+        return (
+            Summary(command="fit", seconds=0.0, fit=self.summary, gate=self.selection),
+            [],
+            self.out,
+        )
 
     def __str__(self) -> str:
         if self.summary is None:
-            logit_map = "" if self.mixture.logit_map is None else f"the published {self.mixture.logit_map}, "
+            logit_map = (
+                ""
+                if self.mixture.logit_map is None
+                else f"the published {self.mixture.logit_map}, "
+            )
             return f"{self.mixture.method} with {logit_map}alpha {self.mixture.alpha:.6g}; nothing was fitted"
         lines = [self._table(self.summary), *(f"note: {note}" for note in self.summary.notes)]
         literal = self.summary.rule == "paper"  # returns its mixture also where that does not help
         lines.append(f"the mixture {self.promise}" if self.helped or literal else self.promise)
         if self.helped or literal:
             own = self.mixture.logit_map
-            lines.append(f"{self.summary.method}{'' if own is None else f', {own.extra_repr()}'}, "
-                         f"alpha {self.mixture.alpha:.6g}")
+            lines.append(
+                f"{self.summary.method}{'' if own is None else f', {own.extra_repr()}'}, "
+                f"alpha {self.mixture.alpha:.6g}"
+            )
             if self.summary.passes is not None:
                 attacked = self.summary.attacked_passes
                 more = "" if attacked is None else f", up to {attacked:.2f} per attacked one"
-                lines.append(f"{self.summary.passes:.2f} passes of the robust model per clean image{more}")
+                lines.append(
+                    f"{self.summary.passes:.2f} passes of the robust model per clean image{more}"
+                )
         elif self.frontier:
             first = self.frontier[0]
-            lines.append(f"a mixture that may lose {100 * first.lose_at_most:.3g} points helps: clean "
-                         f"{format.percent(first.clean)}")
+            lines.append(
+                f"a mixture that may lose {100 * first.lose_at_most:.3g} points helps: clean "
+                f"{format.percent(first.clean)}"
+            )
         if isinstance(self.gated, GatedClassifier) and self.selection is not None:
             low, high = self.gated.alpha_range
-            lines.append(f"the gate, alpha in ({low:.3g}, {high:.3g}): clean {format.percent(self.selection.clean)}; "
-                         f"it {self.selection.promise}")
+            lines.append(
+                f"the gate, alpha in ({low:.3g}, {high:.3g}): clean {format.percent(self.selection.clean)}; "
+                f"it {self.selection.promise}"
+            )
         return "\n".join(lines)
 
     def _table(self, summary: FitSummary) -> str:
         """Clean accuracies, and that of the robust model under the attack of the fit."""
         is_paper = summary.rule == "paper"
-        which = ("the images that it was fitted on, which is optimistic" if is_paper else
-                 "the fitting images that did not select its map")
+        which = (
+            "the images that it was fitted on, which is optimistic"
+            if is_paper
+            else "the fitting images that did not select its map"
+        )
         n = summary.images
 
         def cell(share: float) -> str:
@@ -101,5 +124,9 @@ class Fit(NotebookResult):
             return "no target of the frontier gives a mixture that helps"
         table = format.new_table("Mixtures for other targets", "lose at most", "clean", "alpha")
         for point in self.frontier:
-            table.add_row(format.percent(point.lose_at_most), format.percent(point.clean), f"{point.alpha:.6g}")
+            table.add_row(
+                format.percent(point.lose_at_most),
+                format.percent(point.clean),
+                f"{point.alpha:.6g}",
+            )
         return format.render(table)

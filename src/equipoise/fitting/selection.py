@@ -1,11 +1,14 @@
-"""Select among mixtures of one kind, such as the ranges of a gate, by their accuracy on held-out images.
+"""Select among mixtures of one kind, such as the ranges of a gate, by their accuracy on held-out
+images.
 
-[Bai2024, D.1] sets α_min "by enforcing a desired level of either clean validation accuracy or robustness". The
-robustness of a candidate is unknown before it is attacked, and attacking every one is expensive. So attacked images
-are pooled: all candidates are scored on the whole pool, the best one is attacked itself and its images join the pool,
-until the best candidate has been attacked. The selected candidate has always been attacked itself.
+[Bai2024, D.1] sets α_min "by enforcing a desired level of either clean validation accuracy or
+robustness". The robustness of a candidate is unknown before it is attacked, and attacking every one
+is expensive. So attacked images are pooled: all candidates are scored on the whole pool, the best
+one is attacked itself and its images join the pool, until the best candidate has been attacked. The
+selected candidate has always been attacked itself.
 
-The best of many candidates is optimistic on the images that selected it, so a selection promises nothing about others.
+The best of many candidates is optimistic on the images that selected it, so a selection promises
+nothing about others.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class CandidateLogits:
-    """Outputs of both models and of the gate on N images; they serve all candidates with the same models and gate."""
+    """Outputs of both models and of the gate on N images; they serve all candidates with the same
+    models and gate."""
 
     g: Tensor  # (N, K) log-probabilities
     h: Tensor  # (N, K)
@@ -55,13 +59,24 @@ class CandidateLogits:
 class CandidateEvaluator:
     """Runs and attacks candidates on images that are never evaluated on; each attack is run once.
 
-    `attack_for` gives the attack on a candidate. With a folder, which is for these images and this kind of attack only,
-    outputs on attacked images are kept, so that an interrupted selection resumes.
+    `attack_for` gives the attack on a candidate. With a folder, which is for these images and this
+    kind of attack only, outputs on attacked images are kept, so that an interrupted selection
+    resumes.
     """
 
-    def __init__(self, data: Dataset, conditions: Conditions, attack_for: Callable[[MixedClassifier], Attack],
-                 folder: Path | None = None) -> None:
-        self.data, self.conditions, self.attack_for, self.folder = data, conditions, attack_for, folder
+    def __init__(
+        self,
+        data: Dataset,
+        conditions: Conditions,
+        attack_for: Callable[[MixedClassifier], Attack],
+        folder: Path | None = None,
+    ) -> None:
+        self.data, self.conditions, self.attack_for, self.folder = (
+            data,
+            conditions,
+            attack_for,
+            folder,
+        )
         self.labels = data.labels.to(conditions.device)
 
     def clean(self, model: MixedClassifier) -> CandidateLogits:
@@ -82,9 +97,17 @@ class CandidateEvaluator:
         stored = checkpoint.read_safetensors(path)[0]
         grid = (len(self.data), self.data.num_classes)
         expected = {"g": grid, "h": grid, "u": grid[:1]}
-        checks.require({name: tuple(value.shape) for name, value in stored.items() if value.is_floating_point()}
-                       == expected, str(path), "hold the outputs on these images (remove it to compute them again)",
-                       sorted(stored))
+        checks.require(
+            {
+                name: tuple(value.shape)
+                for name, value in stored.items()
+                if value.is_floating_point()
+            }
+            == expected,
+            str(path),
+            "hold the outputs on these images (remove it to compute them again)",
+            sorted(stored),
+        )
         g, h, u = (stored[name].to(self.conditions.device) for name in expected)
         return CandidateLogits(g, h, u, self.labels)
 
@@ -92,14 +115,23 @@ class CandidateEvaluator:
         device = self.conditions.device
 
         def outputs(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-            x = pixels(self.data.images[rows].to(device)) if images is None else images[rows].to(device)
+            x = (
+                pixels(self.data.images[rows].to(device))
+                if images is None
+                else images[rows].to(device)
+            )
             if isinstance(model, GatedClassifier):
                 g, h, z = model.log_probabilities_and_gate(x)
                 return g, h, (z - model.shift) / model.scale
             return (*model.log_probabilities(x), x.new_zeros(len(x)))
 
         with inference(model), torch.no_grad():
-            parts = [part for _, part in memory.in_batches(outputs, len(self.data), self.conditions.batch_size)]
+            parts = [
+                part
+                for _, part in memory.in_batches(
+                    outputs, len(self.data), self.conditions.batch_size
+                )
+            ]
         g, h, u = (torch.cat(side) for side in zip(*parts, strict=True))
         return CandidateLogits(g, h, u, self.labels)
 
@@ -108,8 +140,12 @@ class CandidateEvaluator:
         attack, conditions = self.attack_for(model), self.conditions
 
         def run(rows: slice) -> Tensor:
-            x = pixels(self.data.images[rows].to(conditions.device)).contiguous(memory_format=torch.channels_last)
-            stream = rng.stream(conditions.seed, "candidates", self.data.index[rows].to(conditions.device))
+            x = pixels(self.data.images[rows].to(conditions.device)).contiguous(
+                memory_format=torch.channels_last
+            )
+            stream = rng.stream(
+                conditions.seed, "candidates", self.data.index[rows].to(conditions.device)
+            )
             return attack(model, x, self.labels[rows], threat=conditions.threat, stream=stream)
 
         title, images = f"attacking a candidate (alpha {model.alpha:g})", []
@@ -122,7 +158,8 @@ class CandidateEvaluator:
 
 @dataclass(frozen=True)
 class Selected:
-    """A selected mixture and its accuracies on the images that selected it, which are optimistic."""
+    """A selected mixture and its accuracies on the images that selected it, which are
+    optimistic."""
 
     model: MixedClassifier
     correct: Tensor  # (N,) bool: clean images classified correctly
@@ -140,19 +177,35 @@ class Selected:
         """Accuracy under every attack of the pool."""
         return float(self.survived.float().mean())
 
-    def summary(self, *, robust_attacked: float | None = None, keep: float | None = None, target: float | None = None,
-                promise: str | None = None) -> SelectionSummary:
+    def summary(
+        self,
+        *,
+        robust_attacked: float | None = None,
+        keep: float | None = None,
+        target: float | None = None,
+        promise: str | None = None,
+    ) -> SelectionSummary:
         """As stored in `summary.json`."""
         return SelectionSummary(
-            clean=round(self.clean, 6), attacked=round(self.attacked, 6), met=self.met, mixture=self.model.extra_repr(),
-            candidates_attacked=self.candidates_attacked, robust_attacked=robust_attacked, keep=keep, target=target,
-            promise=promise)
+            clean=round(self.clean, 6),
+            attacked=round(self.attacked, 6),
+            met=self.met,
+            mixture=self.model.extra_repr(),
+            candidates_attacked=self.candidates_attacked,
+            robust_attacked=robust_attacked,
+            keep=keep,
+            target=target,
+            promise=promise,
+        )
 
 
 class Selection:
-    """Selects among candidates that share both models, map and gate, and differ in alpha, range, scale or shift."""
+    """Selects among candidates that share both models, map and gate, and differ in alpha, range,
+    scale or shift."""
 
-    def __init__(self, candidates: Sequence[MixedClassifier], evaluator: CandidateEvaluator) -> None:
+    def __init__(
+        self, candidates: Sequence[MixedClassifier], evaluator: CandidateEvaluator
+    ) -> None:
         checks.require(len(candidates) > 0, "candidates", "not be empty", 0)
         self.candidates, self.evaluator = candidates, evaluator
         logits = evaluator.clean(candidates[0])
@@ -162,24 +215,44 @@ class Selection:
         self.attacked_candidates: list[int] = []
 
     def under(self, evaluator: CandidateEvaluator) -> Selection:
-        """The same selection under another attack: what survived so far is kept, and no candidate counts as attacked.
+        """The same selection under another attack: what survived so far is kept, and no candidate
+        counts as attacked.
 
         Select with `first=0` from it: the pool already says which candidates are worth an attack.
         """
         other = copy.copy(self)
-        other.evaluator, other.survived, other.attacked_candidates = evaluator, self.survived.clone(), []
+        other.evaluator, other.survived, other.attacked_candidates = (
+            evaluator,
+            self.survived.clone(),
+            [],
+        )
         return other
 
-    def select(self, *, robust: float | None = None, clean: float | None = None, rounds: int = ROUNDS,
-               first: int = FIRST) -> Selected:
-        """The candidate with the highest clean accuracy that reaches a robust one on the pool, or the other way round.
+    def select(
+        self,
+        *,
+        robust: float | None = None,
+        clean: float | None = None,
+        rounds: int = ROUNDS,
+        first: int = FIRST,
+    ) -> Selected:
+        """The candidate with the highest clean accuracy that reaches a robust one on the pool, or
+        the other way round.
 
-        Exactly one of both is given. After the `first` few, at most `rounds` candidates are attacked.
+        Exactly one of both is given. After the `first` few, at most `rounds` candidates are
+        attacked.
         """
-        checks.require((robust is None) != (clean is None), "robust or clean", "be given, one of them", (robust, clean))
+        checks.require(
+            (robust is None) != (clean is None),
+            "robust or clean",
+            "be given, one of them",
+            (robust, clean),
+        )
         if not self.attacked_candidates:
             order, last = self.clean.argsort(stable=True).tolist(), len(self.candidates) - 1
-            for number in dict.fromkeys(order[last * place // (first + 1)] for place in range(1, first + 1)):
+            for number in dict.fromkeys(
+                order[last * place // (first + 1)] for place in range(1, first + 1)
+            ):
                 self._attack(number)
         for _ in range(rounds):
             number = _best(self.clean, self.robust, robust, clean)
@@ -187,11 +260,18 @@ class Selection:
                 break
             self._attack(number)
         attacked = torch.tensor(self.attacked_candidates, device=self.clean.device)
-        number = self.attacked_candidates[_best(self.clean[attacked], self.robust[attacked], robust, clean)]
+        number = self.attacked_candidates[
+            _best(self.clean[attacked], self.robust[attacked], robust, clean)
+        ]
         reached, target = (self.robust, robust) if robust is not None else (self.clean, clean)
         met = float(reached[number]) >= float(target or 0) - TOLERANCE
-        return Selected(self.candidates[number], self.correct[number], self.survived[number], met,
-                        len(self.attacked_candidates))
+        return Selected(
+            self.candidates[number],
+            self.correct[number],
+            self.survived[number],
+            met,
+            len(self.attacked_candidates),
+        )
 
     @property
     def robust(self) -> Tensor:
@@ -205,23 +285,37 @@ class Selection:
         self.attacked_candidates.append(number)
 
 
-def _best(clean: Tensor, robust: Tensor, robust_target: float | None, clean_target: float | None) -> int:
-    """Of the candidates that reach the target the best in the other accuracy; otherwise the nearest to the target."""
-    constrained, other, target = (robust, clean, robust_target) if robust_target is not None else (
-        clean, robust, clean_target)
+def _best(
+    clean: Tensor, robust: Tensor, robust_target: float | None, clean_target: float | None
+) -> int:
+    """Of the candidates that reach the target the best in the other accuracy; otherwise the nearest
+    to the target."""
+    constrained, other, target = (
+        (robust, clean, robust_target)
+        if robust_target is not None
+        else (clean, robust, clean_target)
+    )
     reaches = constrained >= float(target or 0) - TOLERANCE
     # Ties in the first accuracy are broken by the second.
     score = torch.where(reaches, 10 + other + 1e-3 * constrained, constrained + 1e-3 * other)
     return int(score.argmax())
 
 
-def shift_for(model: GatedClassifier, logits: CandidateLogits, clean: float,
-              shifts: Sequence[float]) -> GatedClassifier:
-    """The same gate with the greatest shift, thus the most robust, that still reaches a clean accuracy [Bai2024, C.2].
+def shift_for(
+    model: GatedClassifier, logits: CandidateLogits, clean: float, shifts: Sequence[float]
+) -> GatedClassifier:
+    """The same gate with the greatest shift, thus the most robust, that still reaches a clean
+    accuracy [Bai2024, C.2].
 
     If none does, the most accurate.
     """
     candidates = [model.with_range(*model.alpha_range, shift=shift) for shift in sorted(shifts)]
     accuracies = [float(logits.correct(candidate).float().mean()) for candidate in candidates]
-    reaching = [candidate for candidate, value in zip(candidates, accuracies, strict=True) if value >= clean]
-    return reaching[-1] if reaching else candidates[max(range(len(candidates)), key=lambda row: accuracies[row])]
+    reaching = [
+        candidate for candidate, value in zip(candidates, accuracies, strict=True) if value >= clean
+    ]
+    return (
+        reaching[-1]
+        if reaching
+        else candidates[max(range(len(candidates)), key=lambda row: accuracies[row])]
+    )

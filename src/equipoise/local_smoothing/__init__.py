@@ -7,6 +7,13 @@ from equipoise.local_smoothing.radii import largest_radius, theorem_1_bound, the
 from equipoise.local_smoothing.smoothing import BinarySmoothing, SmoothedClassifier
 
 __all__ = [
-    "AdaptiveSmoothing", "BinarySmoothing", "Neighbours", "SmoothedClassifier", "attack_at_strengths",
-    "find_crossing", "largest_radius", "theorem_1_bound", "theorem_2_bound",
+    "AdaptiveSmoothing",
+    "BinarySmoothing",
+    "Neighbours",
+    "SmoothedClassifier",
+    "attack_at_strengths",
+    "find_crossing",
+    "largest_radius",
+    "theorem_1_bound",
+    "theorem_2_bound",
 ]

@@ -1,4 +1,5 @@
-"""The nearest training images as an oracle: hard to fool, because it has no weights that were trained."""
+"""The nearest training images as an oracle: hard to fool, because it has no weights that were
+trained."""
 
 from __future__ import annotations
 
@@ -16,16 +17,18 @@ BLOCK_BYTES = 2**28  # memory of one block of products
 
 
 class Neighbours(Described):
-    """h_i(x) = 2·(share of the K nearest training images that are of class i) − 1 [Bai2022, Section 3].
+    """h_i(x) = 2·(share of the K nearest training images that are of class i) − 1 [Bai2022, Section
+    3].
 
-    Images are standardised per channel by the mean and standard deviation of the training images; distances are ℓ2.
-    With `distance`, neighbour k has weight 1/d_k (a training image itself has all the weight). Votes can tie; then
-    h_i = h_j, and the classifier that it is mixed with decides (g, in Eq. (2)); alone, the smaller class is predicted.
-    Neighbours at equal distance are taken in the order of the training set.
+    Images are standardised per channel by the mean and standard deviation of the training images;
+    distances are ℓ2. With `distance`, neighbour k has weight 1/d_k (a training image itself has all
+    the weight). Votes can tie; then h_i = h_j, and the classifier that it is mixed with decides (g,
+    in Eq. (2)); alone, the smaller class is predicted. Neighbours at equal distance are taken in
+    the order of the training set.
 
-    Exact: products propose K + 16 candidates per image, direct differences rank them, and where the rounding of the
-    products could have hidden a nearer one, all distances are computed directly. Differentiable through the distances
-    if they are weights, and constant otherwise.
+    Exact: products propose K + 16 candidates per image, direct differences rank them, and where the
+    rounding of the products could have hidden a nearer one, all distances are computed directly.
+    Differentiable through the distances if they are weights, and constant otherwise.
 
     Args:
         images, labels: (N, C, H, W) uint8, or floating point in [0, 1], and (N,).
@@ -42,17 +45,31 @@ class Neighbours(Described):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, images: Tensor, labels: Tensor, num_classes: int, *, k: int = 5, weights: str = "plain",
-                 block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        num_classes: int,
+        *,
+        k: int = 5,
+        weights: str = "plain",
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
         super().__init__()
         if images.dtype == torch.uint8:
-            checks.require(images.dim() == 4, "images", "have shape (N, C, H, W)", tuple(images.shape))
+            checks.require(
+                images.dim() == 4, "images", "have shape (N, C, H, W)", tuple(images.shape)
+            )
         else:
             checks.images(images)
         checks.whole("num_classes", num_classes, least=2)
         checks.labels(labels, num_classes, len(images))
-        checks.require(checks.whole("k", k, least=1) <= len(images), "k",
-                       f"be at most the number of images, {len(images)}", k)
+        checks.require(
+            checks.whole("k", k, least=1) <= len(images),
+            "k",
+            f"be at most the number of images, {len(images)}",
+            k,
+        )
         self.k, self.num_classes, self.block_bytes = k, num_classes, block_bytes
         self.weights = checks.one_of("weights", weights, WEIGHTS)
         dtype = torch.float32 if images.dtype == torch.uint8 else images.dtype
@@ -82,11 +99,13 @@ class Neighbours(Described):
         return 2 * shares.scatter_add(1, self.labels[rows], weights).to(x.dtype) - 1
 
     def constant_vote_radius(self, x: Tensor, norm: Norm = "linf") -> Tensor:
-        """(B,) a radius in this norm within which the K nearest images stay the same, and plain votes constant.
+        """(B,) a radius in this norm within which the K nearest images stay the same, and plain
+        votes constant.
 
-        A step of length s changes no distance by more than s, so the (K+1)-th cannot pass the K-th before half the gap
-        between them; the ball of the norm lies in an ℓ2 ball √D^(1 − 2/p) times as wide where p > 2, and is stretched
-        by 1/std at most. Within it the condition of Theorem 1 on the oracle holds; rounding errors are subtracted.
+        A step of length s changes no distance by more than s, so the (K+1)-th cannot pass the K-th
+        before half the gap between them; the ball of the norm lies in an ℓ2 ball √D^(1 − 2/p) times
+        as wide where p > 2, and is stretched by 1/std at most. Within it the condition of Theorem 1
+        on the oracle holds; rounding errors are subtracted.
         """
         if self.k == len(self.points):
             return torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
@@ -97,15 +116,25 @@ class Neighbours(Described):
         return radius
 
     def nearest(self, x: Tensor, k: int | None = None) -> tuple[Tensor, Tensor]:
-        """(B, k) positions of the nearest training images and their ℓ2 distances, in order; K of them by default."""
+        """(B, k) positions of the nearest training images and their ℓ2 distances, in order; K of
+        them by default."""
         k = self.k if k is None else k
         # One channel would be broadcast to C silently.
-        checks.require(tuple(x.shape[1:]) == self.image_shape, "images", f"have the shape (B, {self.image_shape[0]}, "
-                       f"{self.image_shape[1]}, {self.image_shape[2]}) of the neighbours", tuple(x.shape))
+        checks.require(
+            tuple(x.shape[1:]) == self.image_shape,
+            "images",
+            f"have the shape (B, {self.image_shape[0]}, "
+            f"{self.image_shape[1]}, {self.image_shape[2]}) of the neighbours",
+            tuple(x.shape),
+        )
         query = ((x.to(self.mean.dtype) - self.mean) / self.std).flatten(1)
-        chunk = max(1, self.block_bytes // (4 * self.points.shape[1] * (k + SPARE)))  # so that their candidates fit
+        chunk = max(
+            1, self.block_bytes // (4 * self.points.shape[1] * (k + SPARE))
+        )  # so that their candidates fit
         results = [self._nearest(part, k) for part in query.split(chunk)]
-        return torch.cat([rows for rows, _ in results]), torch.cat([distances for _, distances in results])
+        return torch.cat([rows for rows, _ in results]), torch.cat(
+            [distances for _, distances in results]
+        )
 
     def _nearest(self, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
         # Products in TF32 or under autocast would propose the wrong candidates.
@@ -121,7 +150,8 @@ class Neighbours(Described):
         return rows.gather(1, order), distances.gather(1, order)
 
     def _candidates(self, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """(B, m) rows that include the k nearest, and (B,) whether that is certain in spite of rounding."""
+        """(B, m) rows that include the k nearest, and (B,) whether that is certain in spite of
+        rounding."""
         count = len(self.points)
         m = min(k + SPARE, count)
         best, rows = query.new_empty(len(query), 0), self.labels.new_empty(len(query), 0)
@@ -138,7 +168,9 @@ class Neighbours(Described):
             return rows, torch.ones(len(query), dtype=torch.bool, device=query.device)
         own = query.square().sum(dim=1)
         # The rounding error of a product of d terms grows like √d; ten times that.
-        slack = 10 * torch.finfo(query.dtype).eps * (query.shape[1] ** 0.5) * (own + self.squares.max())
+        slack = (
+            10 * torch.finfo(query.dtype).eps * (query.shape[1] ** 0.5) * (own + self.squares.max())
+        )
         return rows, best[:, k - 1] + slack < best[:, -1]
 
 
@@ -155,4 +187,6 @@ def _channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
         else:
             std, mean = torch.std_mean(channel.double(), unbiased=False)
         statistics.append((mean, torch.where(std > 0, std, torch.ones_like(std))))
-    return torch.stack([mean for mean, _ in statistics]), torch.stack([std for _, std in statistics])
+    return torch.stack([mean for mean, _ in statistics]), torch.stack(
+        [std for _, std in statistics]
+    )

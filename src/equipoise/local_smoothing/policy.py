@@ -15,16 +15,27 @@ from equipoise.models.feature_hooks import FeatureLayers, find_feature_layers
 from equipoise.models.inspection import Described
 
 MAX_BETA = 14.0  # β is clamped to [−14, 14]: exp(14) is a million, and beyond that nothing changes
-TARGETS = (0.0, 0.316, 1.46, 6.81, 31.6, 147.0, 681.0, 3162.0, math.inf)  # γ_t of [Bai2022, Section 6.3]
+TARGETS = (
+    0.0,
+    0.316,
+    1.46,
+    6.81,
+    31.6,
+    147.0,
+    681.0,
+    3162.0,
+    math.inf,
+)  # γ_t of [Bai2022, Section 6.3]
 
 
 class Policy(nn.Module):
     """β_θ from feature maps of two depths of both bases [Bai2022, Figure 1].
 
-    3×3 convolutions with batch norm and ReLU: the shallow maps → pooled to the size of the deep ones and joined with
-    them → two more with a 2×2 max-pool between → global average → one number, clamped. `shallow` and `deep` are the
-    channels of the joined maps of both bases; the first convolution has `width` channels, the later ones twice as many
-    (the paper does not state the widths).
+    3×3 convolutions with batch norm and ReLU: the shallow maps → pooled to the size of the deep
+    ones and joined with them → two more with a 2×2 max-pool between → global average → one number,
+    clamped. `shallow` and `deep` are the channels of the joined maps of both bases; the first
+    convolution has `width` channels, the later ones twice as many (the paper does not state the
+    widths).
     """
 
     def __init__(self, shallow: int, deep: int, width: int = 64) -> None:
@@ -38,7 +49,9 @@ class Policy(nn.Module):
 
     def forward(self, shallow: Tensor, deep: Tensor) -> Tensor:
         """(B, shallow, H, W), (B, deep, H', W') → (B,) β in [−14, 14]."""
-        out = self.second(torch.cat((F.adaptive_max_pool2d(self.first(shallow), deep.shape[2:]), deep), dim=1))
+        out = self.second(
+            torch.cat((F.adaptive_max_pool2d(self.first(shallow), deep.shape[2:]), deep), dim=1)
+        )
         if min(out.shape[2:]) > 1:
             out = F.max_pool2d(out, 2)
         beta: Tensor = self.fc(self.third(out).mean(dim=(2, 3))).squeeze(1)
@@ -46,7 +59,9 @@ class Policy(nn.Module):
 
 
 def _layer(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
+    )
 
 
 class AdaptiveSmoothing(Described):
@@ -57,24 +72,41 @@ class AdaptiveSmoothing(Described):
     Args:
         accurate, robust: images (B, C, H, W) in [0, 1] → logits (B, K).
         example: a few images, to find the channels of the feature maps.
-        feature_layers: two submodule names per base, (accurate, robust); :func:`find_feature_layers` if not given.
+        feature_layers: two submodule names per base, (accurate, robust);
+            :func:`find_feature_layers` if not given.
         width, seed: of the policy, and random seed of its initial weights.
-        trust, space, norm, attached: of the rule, see :class:`~equipoise.local_smoothing.smoothing.SmoothedClassifier`.
+        trust, space, norm, attached: of the rule, see
+            :class:`~equipoise.local_smoothing.smoothing.SmoothedClassifier`.
     """
 
     description = ("adaptive-smoothing", "feature_layers")
 
     def __init__(
-        self, accurate: nn.Module, robust: nn.Module, *, example: Tensor,
-        feature_layers: tuple[FeatureLayers, FeatureLayers] | None = None, width: int = 64, seed: int = 0,
-        trust: str = "top-ratio", space: str = "logits", norm: Norm = "linf", attached: bool = True,
+        self,
+        accurate: nn.Module,
+        robust: nn.Module,
+        *,
+        example: Tensor,
+        feature_layers: tuple[FeatureLayers, FeatureLayers] | None = None,
+        width: int = 64,
+        seed: int = 0,
+        trust: str = "top-ratio",
+        space: str = "logits",
+        norm: Norm = "linf",
+        attached: bool = True,
     ) -> None:
         super().__init__()
-        self.rule = SmoothedClassifier(accurate, robust, 1.0, trust=trust, space=space, norm=norm, attached=attached)
+        self.rule = SmoothedClassifier(
+            accurate, robust, 1.0, trust=trust, space=space, norm=norm, attached=attached
+        )
         self.rule.requires_grad_(False).eval()
-        self.feature_layers = feature_layers or (find_feature_layers(accurate, example),
-                                                 find_feature_layers(robust, example))
-        shallow, deep = feature_hooks.joined_channels((accurate, robust), self.feature_layers, example)
+        self.feature_layers = feature_layers or (
+            find_feature_layers(accurate, example),
+            find_feature_layers(robust, example),
+        )
+        shallow, deep = feature_hooks.joined_channels(
+            (accurate, robust), self.feature_layers, example
+        )
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.policy = Policy(shallow, deep, width)
@@ -89,16 +121,23 @@ class AdaptiveSmoothing(Described):
         """(B, C, H, W) → (B, K) logits."""
         return self.logits_and_beta(x)[0]
 
-    def logits_and_beta(self, x: Tensor, gate: Tensor | None = None,
-                        own: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def logits_and_beta(
+        self, x: Tensor, gate: Tensor | None = None, own: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Logits (B, K) and β (B,).
 
-        With a gate (B,), the images that are not `own` (B,) use it as log γ, as an attack with another target strength
-        does; the β returned is the policy's for all images.
+        With a gate (B,), the images that are not `own` (B,) use it as log γ, as an attack with
+        another target strength does; the β returned is the policy's for all images.
         """
-        layers = dict(zip((id(self.rule.accurate), id(self.rule.oracle)), self.feature_layers, strict=True))
+        layers = dict(
+            zip((id(self.rule.accurate), id(self.rule.oracle)), self.feature_layers, strict=True)
+        )
         g, h, trust, features = self.rule.sides_and_trust(
-            x, lambda base, at: feature_hooks.forward_with_features(base, layers[id(base)], at, keeper=self))
+            x,
+            lambda base, at: feature_hooks.forward_with_features(
+                base, layers[id(base)], at, keeper=self
+            ),
+        )
         beta = self.policy(*feature_hooks.join_features(features))
         used = beta if gate is None or own is None else torch.where(own, beta, gate.to(beta.dtype))
         return self.rule.combine(g, h, trust, used), beta

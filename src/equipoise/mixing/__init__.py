@@ -11,7 +11,22 @@ from equipoise.mixing.logit_maps import LogitMap
 from equipoise.mixing.provenance import FrontierMixture, Provenance
 
 __all__ = [
-    "AlphaPenalty", "CascadedClassifier", "FrontierMixture", "Gate", "GatedClassifier", "GatedSurrogate", "HardLabels",
-    "LogitMap", "MixedClassifier", "Provenance", "gate_of", "load_gate", "load_model", "mix", "new_gate", "save",
-    "save_gate", "save_mixture",
+    "AlphaPenalty",
+    "CascadedClassifier",
+    "FrontierMixture",
+    "Gate",
+    "GatedClassifier",
+    "GatedSurrogate",
+    "HardLabels",
+    "LogitMap",
+    "MixedClassifier",
+    "Provenance",
+    "gate_of",
+    "load_gate",
+    "load_model",
+    "mix",
+    "new_gate",
+    "save",
+    "save_gate",
+    "save_mixture",
 ]

@@ -1,4 +1,5 @@
-"""The cascade of views: one view of the robust model decides where it is sure, its other views and g elsewhere."""
+"""The cascade of views: one view of the robust model decides where it is sure, its other views and
+g elsewhere."""
 
 from __future__ import annotations
 
@@ -21,22 +22,25 @@ SURE = 1e-6  # probability that a sure first view leaves to the other classes in
 
 
 class CascadedClassifier(MixedClassifier):
-    r"""A confidence switch in two stages over the N views of a robust model with test-time augmentation.
+    r"""A confidence switch in two stages over the N views of a robust model with test-time
+    augmentation.
 
     .. math:: \text{prediction} = \begin{cases}
               \arg\max M_1(h_1) & \text{if the margin of } \sigma(M_1(h_1)) \text{ exceeds } q_1,\\
-              \arg\max M(\bar h) & \text{otherwise, if the margin of } \sigma(M(\bar h)) \text{ exceeds } q,\\
-              \text{the class of } g & \text{otherwise,}\end{cases}
+              \arg\max M(\bar h) & \text{otherwise, if the margin of } \sigma(M(\bar h)) \text{
+              exceeds } q,\\ \text{the class of } g & \text{otherwise,}\end{cases}
 
-    h_1 are the logits of the first view and h̄ their mean over all N, M is the logit map, M_1 the same map with a scale
-    of its own, and q = (1 − α)/α. It is a mixture whose alpha depends on the image: 1 where the first view is sure.
-    :meth:`predict` runs the other views, and g after them, only where they are needed.
+    h_1 are the logits of the first view and h̄ their mean over all N, M is the logit map, M_1 the
+    same map with a scale of its own, and q = (1 − α)/α. It is a mixture whose alpha depends on the
+    image: 1 where the first view is sure. :meth:`predict` runs the other views, and g after them,
+    only where they are needed.
 
     Args:
-        accurate, alpha, logit_map, surrogate_alpha, frontier, provenance: see :class:`MixedClassifier`; the labels of g
-            are hard.
+        accurate, alpha, logit_map, surrogate_alpha, frontier, provenance: see
+            :class:`MixedClassifier`; the labels of g are hard.
         robust: h with its views.
-        first_q: q_1, in [0, 1]: at 1 the first view is never sure, and this is the mixture with all views.
+        first_q: q_1, in [0, 1]: at 1 the first view is never sure, and this is the mixture with all
+            views.
         first_scale: the scale of M_1; None is that of M.
     """
 
@@ -44,15 +48,42 @@ class CascadedClassifier(MixedClassifier):
     stages = 2
     robust: TTAClassifier
 
-    def __init__(self, accurate: nn.Module, robust: nn.Module, alpha: float, *, first_q: float,
-                 first_scale: float | None = None, logit_map: LogitMap | None = None, surrogate_alpha: float = 0.9,
-                 frontier: Frontier = (), provenance: Provenance | None = None) -> None:
+    def __init__(
+        self,
+        accurate: nn.Module,
+        robust: nn.Module,
+        alpha: float,
+        *,
+        first_q: float,
+        first_scale: float | None = None,
+        logit_map: LogitMap | None = None,
+        surrogate_alpha: float = 0.9,
+        frontier: Frontier = (),
+        provenance: Provenance | None = None,
+    ) -> None:
         checks.instance("robust", robust, TTAClassifier, "have views (tta:N:REFERENCE)")
-        super().__init__(accurate, robust, alpha, logit_map=logit_map, hard=True, surrogate_alpha=surrogate_alpha,
-                         frontier=frontier, provenance=provenance)
+        super().__init__(
+            accurate,
+            robust,
+            alpha,
+            logit_map=logit_map,
+            hard=True,
+            surrogate_alpha=surrogate_alpha,
+            frontier=frontier,
+            provenance=provenance,
+        )
         self.first_q, self.first_scale = float(checks.within("first_q", first_q, 0, 1)), first_scale
-        checks.require(first_scale is None or logit_map is not None, "first_scale", "come with a map", first_scale)
-        self.first_map = logit_map if logit_map is None or first_scale is None else logit_map.with_scale(first_scale)
+        checks.require(
+            first_scale is None or logit_map is not None,
+            "first_scale",
+            "come with a map",
+            first_scale,
+        )
+        self.first_map = (
+            logit_map
+            if logit_map is None or first_scale is None
+            else logit_map.with_scale(first_scale)
+        )
 
     @property
     def rule(self) -> str:
@@ -72,7 +103,8 @@ class CascadedClassifier(MixedClassifier):
         return mix(self._accurate_log_probabilities(g, log_p), log_p, gate)
 
     def log_probabilities(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, K) log-probabilities of the accurate side, and of the stage that is the robust one."""
+        """(B, K) log-probabilities of the accurate side, and of the stage that is the robust
+        one."""
         g, h, first = self.base_outputs(x)
         log_p = self._stages(h, first)[1]
         return self._accurate_log_probabilities(g, log_p), log_p
@@ -82,13 +114,15 @@ class CascadedClassifier(MixedClassifier):
         return self._mapped(first, self.first_map)
 
     def _stages(self, h: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) where the first view is sure, and (B, K) log-probabilities of the stage that decides."""
+        """(B,) where the first view is sure, and (B, K) log-probabilities of the stage that
+        decides."""
         log_p_first = self.map_first(first)
         sure = self.is_sure(log_p_first)
         return sure, torch.where(sure.unsqueeze(1), log_p_first, self.map_robust(h))
 
     def robust_side(self, h: Tensor, *outputs: Tensor) -> Tensor:
-        """(B, K) log-probabilities of the robust side from :meth:`robust_outputs`, by which g may change the class.
+        """(B, K) log-probabilities of the robust side from :meth:`robust_outputs`, by which g may
+        change the class.
 
         Where the first view is sure, its class has nearly all probability: no g changes it.
         """
@@ -114,7 +148,9 @@ class CascadedClassifier(MixedClassifier):
         classes = log_p_first.argmax(dim=1)
         rows = (~self.is_sure(log_p_first)).nonzero().squeeze(1)
         if len(rows):
-            h = self.map_robust(checks.logits(self.robust.complete(x[rows], first[rows]), len(rows), name))
+            h = self.map_robust(
+                checks.logits(self.robust.complete(x[rows], first[rows]), len(rows), name)
+            )
             classes[rows] = self._predict_by_margin(x[rows], h)
         return classes
 
@@ -126,15 +162,23 @@ class CascadedClassifier(MixedClassifier):
         return views, unsure & self.needs_accurate(self.map_robust(h))
 
     def surrogate(self, *, stand_in: nn.Module | None = None) -> nn.Module:
-        """:meth:`MixedClassifier.surrogate` of the mixtures with all views and with the first view, together."""
-        stages = [Surrogate(stand_in or self.accurate, self.robust, own, self.surrogate_alpha)
-                  for own in (self.logit_map, self.first_map)]
+        """:meth:`MixedClassifier.surrogate` of the mixtures with all views and with the first view,
+        together."""
+        stages = [
+            Surrogate(stand_in or self.accurate, self.robust, own, self.surrogate_alpha)
+            for own in (self.logit_map, self.first_map)
+        ]
         return CascadeSurrogate(self, *stages, stand_in=stand_in)
 
     def tempered_surrogate(self, *, stand_in: nn.Module | None = None) -> nn.Module:
-        """:meth:`surrogate` with the cascade's own alpha, each stage at the temperature at which its map works."""
-        stages = [Surrogate(stand_in or self.accurate, self.robust, own, self.alpha, None if own is None else q)
-                  for own, q in ((self.logit_map, self.q), (self.first_map, self.first_q))]
+        """:meth:`surrogate` with the cascade's own alpha, each stage at the temperature at which
+        its map works."""
+        stages = [
+            Surrogate(
+                stand_in or self.accurate, self.robust, own, self.alpha, None if own is None else q
+            )
+            for own, q in ((self.logit_map, self.q), (self.first_map, self.first_q))
+        ]
         return CascadeSurrogate(self, *stages, stand_in=stand_in)
 
     def hinges(self, *, stand_in: nn.Module | None = None) -> nn.Module:
@@ -142,23 +186,35 @@ class CascadedClassifier(MixedClassifier):
         return CascadeHinges(self, stand_in)
 
     def sides(self, *outputs: Tensor) -> tuple[Tensor, ...]:
-        """As for any mixture, with the logits, log-probabilities and log q of the first view as a second stage."""
+        """As for any mixture, with the logits, log-probabilities and log q of the first view as a
+        second stage."""
         g, h, first = outputs
-        log_q = torch.full_like(first[:, 0], max(math.log(max(self.first_q, 1e-30)), -60.0), dtype=torch.float32)
+        log_q = torch.full_like(
+            first[:, 0], max(math.log(max(self.first_q, 1e-30)), -60.0), dtype=torch.float32
+        )
         return *super().sides(g, h), first, self.map_first(first), log_q
 
 
-def mixture_at(point: FrontierMixture, accurate: nn.Module, robust: nn.Module, **settings: Any) -> MixedClassifier:
+def mixture_at(
+    point: FrontierMixture, accurate: nn.Module, robust: nn.Module, **settings: Any
+) -> MixedClassifier:
     """The mixture of a point on a frontier; `settings` are those that the point does not hold."""
     settings["logit_map"] = point.logit_map()
     if point.first_q is not None:
-        return CascadedClassifier(accurate, robust, point.alpha, first_q=point.first_q,
-                                  first_scale=point.first_scale, **settings)
+        return CascadedClassifier(
+            accurate,
+            robust,
+            point.alpha,
+            first_q=point.first_q,
+            first_scale=point.first_scale,
+            **settings,
+        )
     return MixedClassifier(accurate, robust, point.alpha, hard=True, **settings)
 
 
 class FirstView(Described):
-    """The first view of a robust model as a network of its own, for attacks on the first stage of a cascade."""
+    """The first view of a robust model as a network of its own, for attacks on the first stage of a
+    cascade."""
 
     description = ("first-view",)
 
@@ -202,19 +258,28 @@ class CascadeSurrogate(OfMixture):
 
     description = ("cascade-surrogate",)
 
-    def __init__(self, mixture: CascadedClassifier, all_views: Surrogate, first_view: Surrogate, *,
-                 stand_in: nn.Module | None) -> None:
+    def __init__(
+        self,
+        mixture: CascadedClassifier,
+        all_views: Surrogate,
+        first_view: Surrogate,
+        *,
+        stand_in: nn.Module | None,
+    ) -> None:
         super().__init__(mixture, stand_in)
         self.all_views, self.first_view = all_views, first_view
 
     def from_base_outputs(self, *outputs: Tensor) -> Tensor:
         """(B, K) log-probabilities."""
         g, h, first = outputs
-        return _mean_probability(self.all_views.from_base_outputs(g, h), self.first_view.from_base_outputs(g, first))
+        return _mean_probability(
+            self.all_views.from_base_outputs(g, h), self.first_view.from_base_outputs(g, first)
+        )
 
 
 class CascadeMargins(OfMixture):
-    """:meth:`CascadedClassifier.robust_side` as a network: its margins are those that a fit judges a cascade by."""
+    """:meth:`CascadedClassifier.robust_side` as a network: its margins are those that a fit judges
+    a cascade by."""
 
     description = ("cascade-margins",)
 
@@ -223,7 +288,8 @@ class CascadeMargins(OfMixture):
         return self.from_base_outputs(*self.base_outputs(x))
 
     def base_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
-        """What its own and :class:`BothStages`' outputs are a function of: one pass of the views serves both."""
+        """What its own and :class:`BothStages`' outputs are a function of: one pass of the views
+        serves both."""
         return self.mixture.robust_outputs(x)
 
     def reads_bases_of(self, model: nn.Module) -> bool:
@@ -236,7 +302,8 @@ class CascadeMargins(OfMixture):
 
 
 class CascadeHinges(OfMixture):
-    """:class:`~equipoise.mixing.surrogates.Hinges` with a third one: the first view must not be sure either."""
+    """:class:`~equipoise.mixing.surrogates.Hinges` with a third one: the first view must not be
+    sure either."""
 
     description = ("cascade-hinges", "stand_in")
 

@@ -1,4 +1,5 @@
-"""The mixing formula, and the best that any choice of alpha per image could achieve: a bound for every gate."""
+"""The mixing formula, and the best that any choice of alpha per image could achieve: a bound for
+every gate."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ SLACK = 1e-6  # in probabilities: a mixture that is rounded to a tie may still c
 def mix(log_p_accurate: Tensor, log_p_robust: Tensor, gate: Tensor) -> Tensor:
     r"""Mix two predictions in probability space.
 
-    .. math:: \log\big((1-\alpha)\,p_{acc} + \alpha\,p_{rob}\big), \qquad \alpha = \mathrm{sigmoid}(gate)
+    .. math:: \log\big((1-\alpha)\,p_{acc} + \alpha\,p_{rob}\big), \qquad \alpha =
+    \mathrm{sigmoid}(gate)
 
-    [Bai2024, Eq. (3.4)]. The literal formula gives −inf logits and NaN gradients for confident bases;
-    with log-sigmoids of the gate it is finite for |gate| ≤ 1e4 and exact at ±inf. A class that neither side gives any
-    probability is −inf, with gradient 0.
+    [Bai2024, Eq. (3.4)]. The literal formula gives −inf logits and NaN gradients for confident
+    bases; with log-sigmoids of the gate it is finite for |gate| ≤ 1e4 and exact at ±inf. A class
+    that neither side gives any probability is −inf, with gradient 0.
 
     Args:
         log_p_accurate, log_p_robust: (B, K) log-probabilities of both classifiers.
@@ -34,7 +36,9 @@ def mix(log_p_accurate: Tensor, log_p_robust: Tensor, gate: Tensor) -> Tensor:
     gate = gate.to(log_p_robust.dtype).unsqueeze(-1)
     accurate, robust = F.logsigmoid(-gate) + log_p_accurate, F.logsigmoid(gate) + log_p_robust
     neither = torch.maximum(accurate, robust).detach() == -math.inf
-    return torch.logaddexp(accurate.masked_fill(neither, 0.0), robust).masked_fill(neither, -math.inf)
+    return torch.logaddexp(accurate.masked_fill(neither, 0.0), robust).masked_fill(
+        neither, -math.inf
+    )
 
 
 def gate_of(alpha: float) -> Tensor:
@@ -44,14 +48,16 @@ def gate_of(alpha: float) -> Tensor:
     return torch.tensor(math.log(alpha) - math.log1p(-alpha), dtype=torch.float64)
 
 
-def correct_alphas(log_p_accurate: Tensor, log_p_robust: Tensor, y: Tensor, slack: float = SLACK
-                   ) -> tuple[Tensor, Tensor]:
+def correct_alphas(
+    log_p_accurate: Tensor, log_p_robust: Tensor, y: Tensor, slack: float = SLACK
+) -> tuple[Tensor, Tensor]:
     r"""The interval of alpha in [0, 1] in which the mixture predicts y; empty where low > high.
 
     .. math:: (1-\alpha)(g_y - g_j) + \alpha (h_y - h_j) \ge 0 \quad \text{for all } j
 
-    Every class j allows a half-line. A gate that knows the label, as in [Bai2024, Theorem 4.1], is correct wherever the
-    interval is not empty; that can be where both bases are wrong, because each may prefer another wrong class.
+    Every class j allows a half-line. A gate that knows the label, as in [Bai2024, Theorem 4.1], is
+    correct wherever the interval is not empty; that can be where both bases are wrong, because each
+    may prefer another wrong class.
 
     Args:
         log_p_accurate, log_p_robust: as for :func:`mix`.
@@ -73,16 +79,20 @@ def correct_alphas(log_p_accurate: Tensor, log_p_robust: Tensor, y: Tensor, slac
 
 
 def oracle_is_correct(log_p_accurate: Tensor, log_p_robust: Tensor, y: Tensor) -> Tensor:
-    """(B,) where some alpha in [0, 1] gives the correct class: no gate does better [Bai2024, Theorem 4.1]."""
+    """(B,) where some alpha in [0, 1] gives the correct class: no gate does better [Bai2024,
+    Theorem 4.1]."""
     low, high = correct_alphas(log_p_accurate, log_p_robust, y)
     return low <= high
 
 
-def alpha_of_accuracy(log_p_accurate: Tensor, log_p_robust: Tensor, y: Tensor, accuracy: float) -> float:
-    """The largest alpha with which the mixture is at least so accurate; if none is, the largest of the most accurate.
+def alpha_of_accuracy(
+    log_p_accurate: Tensor, log_p_robust: Tensor, y: Tensor, accuracy: float
+) -> float:
+    """The largest alpha with which the mixture is at least so accurate; if none is, the largest of
+    the most accurate.
 
-    The accuracy changes only at the ends of :func:`correct_alphas`, so one alpha between every two of them is tried,
-    however near to 1 they are: maps put the alphas of MixedNUTS at 1 − 10⁻⁵.
+    The accuracy changes only at the ends of :func:`correct_alphas`, so one alpha between every two
+    of them is tried, however near to 1 they are: maps put the alphas of MixedNUTS at 1 − 10⁻⁵.
 
     >>> g, h = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.4999, 0.5001]])  # g is correct, and h nearly
     >>> round(alpha_of_accuracy(g.log(), h.log(), torch.tensor([0]), 1.0), 3)

@@ -15,17 +15,20 @@ from equipoise.models.feature_hooks import FeatureLayers, FeatureMaps
 from equipoise.models.inspection import Described
 
 WIDTH = 96  # 6.3 million parameters for a pair of ResNet-18; the official network has width 256 and 44 million
-PairOfLayers = tuple[FeatureLayers, FeatureLayers]  # feature layers of the accurate and of the robust base
+PairOfLayers = tuple[
+    FeatureLayers, FeatureLayers
+]  # feature layers of the accurate and of the robust base
 
 
 class Gate(Described):
-    """The mixing network: one number per image from feature maps of two depths of both bases [Bai2024, Figure 10].
+    """The mixing network: one number per image from feature maps of two depths of both bases
+    [Bai2024, Figure 10].
 
-    Three stages of two pre-activation blocks, each halving the map: the first on the joined shallow maps; its output is
-    added to the joined deep maps (through a 1×1 convolution where the channels differ, average-pooled where the sizes
-    do); global average; a linear layer without bias; batch norm without a scale, so that the output cannot shrink or
-    grow during training. The statistics are the batch's in training mode and running ones otherwise; nothing else
-    depends on the mode.
+    Three stages of two pre-activation blocks, each halving the map: the first on the joined shallow
+    maps; its output is added to the joined deep maps (through a 1×1 convolution where the channels
+    differ, average-pooled where the sizes do); global average; a linear layer without bias; batch
+    norm without a scale, so that the output cannot shrink or grow during training. The statistics
+    are the batch's in training mode and running ones otherwise; nothing else depends on the mode.
 
     Args:
         feature_layers: the submodules of both bases whose outputs it gets.
@@ -36,13 +39,21 @@ class Gate(Described):
 
     description = ("gate", "feature_layers", "shape")
 
-    def __init__(self, feature_layers: PairOfLayers, shallow: int, deep: int, width: int = WIDTH,
-                 momentum: float = 0.05) -> None:
+    def __init__(
+        self,
+        feature_layers: PairOfLayers,
+        shallow: int,
+        deep: int,
+        width: int = WIDTH,
+        momentum: float = 0.05,
+    ) -> None:
         super().__init__()
         self.feature_layers = feature_layers
         self.shape = (shallow, deep, checks.whole("width", width, least=1, most=4096))
         self.first = _stage(shallow, width)
-        self.join: nn.Module = nn.Identity() if deep == width else nn.Conv2d(deep, width, 1, bias=False)
+        self.join: nn.Module = (
+            nn.Identity() if deep == width else nn.Conv2d(deep, width, 1, bias=False)
+        )
         self.second = _stage(width, 2 * width)
         self.third = _stage(2 * width, 4 * width)
         self.fc = nn.Linear(4 * width, 1, bias=False)
@@ -50,11 +61,16 @@ class Gate(Described):
         he_init(self)
 
     def forward(self, features: Sequence[FeatureMaps]) -> Tensor:
-        """(B,) from the maps of the accurate and of the robust base; about standard normal on training images."""
+        """(B,) from the maps of the accurate and of the robust base; about standard normal on
+        training images."""
         shallow, deep = feature_hooks.join_features(features)
-        checks.require((shallow.shape[1], deep.shape[1]) == self.shape[:2], "bases", "be those of the gate, with "
-                       f"{self.shape[0]} and {self.shape[1]} channels at its feature layers",
-                       (shallow.shape[1], deep.shape[1]))
+        checks.require(
+            (shallow.shape[1], deep.shape[1]) == self.shape[:2],
+            "bases",
+            "be those of the gate, with "
+            f"{self.shape[0]} and {self.shape[1]} channels at its feature layers",
+            (shallow.shape[1], deep.shape[1]),
+        )
         matched = feature_hooks.match_sizes([self.first(shallow), self.join(deep)])
         last = self.third(self.second(matched[0] + matched[1])).mean(dim=(2, 3))
         # In bfloat16 this one number would hide from an attack what it gains by changing it.
@@ -67,8 +83,16 @@ def _stage(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(PreActBlock(inputs, outputs, 2), PreActBlock(outputs, outputs, 1))
 
 
-def new_gate(accurate: nn.Module, robust: nn.Module, example: Tensor, *, feature_layers: PairOfLayers | None = None,
-             width: int = WIDTH, momentum: float = 0.05, seed: int = 0) -> Gate:
+def new_gate(
+    accurate: nn.Module,
+    robust: nn.Module,
+    example: Tensor,
+    *,
+    feature_layers: PairOfLayers | None = None,
+    width: int = WIDTH,
+    momentum: float = 0.05,
+    seed: int = 0,
+) -> Gate:
     """A gate with random weights for two bases.
 
     Args:
@@ -79,11 +103,20 @@ def new_gate(accurate: nn.Module, robust: nn.Module, example: Tensor, *, feature
         seed: the same seed gives the same weights.
     """
     layers = feature_layers
-    valid = layers is None or [len(names) if isinstance(names, tuple | list) else 0 for names in layers] == [2, 2]
-    checks.require(valid, "feature_layers", "hold two names for the accurate and two for the robust base", layers)
+    valid = layers is None or [
+        len(names) if isinstance(names, tuple | list) else 0 for names in layers
+    ] == [2, 2]
+    checks.require(
+        valid,
+        "feature_layers",
+        "hold two names for the accurate and two for the robust base",
+        layers,
+    )
     with torch.no_grad(), inference(accurate, robust):
-        layers = layers or (feature_hooks.find_feature_layers(accurate, example),
-                            feature_hooks.find_feature_layers(robust, example))
+        layers = layers or (
+            feature_hooks.find_feature_layers(accurate, example),
+            feature_hooks.find_feature_layers(robust, example),
+        )
         shallow, deep = feature_hooks.joined_channels((accurate, robust), layers, example)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

@@ -45,13 +45,16 @@ class GatedSurrogate(OfGatedMixture):
     Args:
         model: the gated mixture.
         detach_gate: treat the gate as a constant.
-        soft: use the soft sides and a gate no steeper than in training. Where even the middle of the alpha range would
-            make g's gradient negligible, the gate is also lowered to the surrogate's alpha.
+        soft: use the soft sides and a gate no steeper than in training. Where even the middle of
+            the alpha range would make g's gradient negligible, the gate is also lowered to the
+            surrogate's alpha.
     """
 
     description = ("gated-surrogate", "detach_gate", "soft", "offset")
 
-    def __init__(self, model: GatedClassifier, *, detach_gate: bool = False, soft: bool = False) -> None:
+    def __init__(
+        self, model: GatedClassifier, *, detach_gate: bool = False, soft: bool = False
+    ) -> None:
         super().__init__(model)
         self.detach_gate, self.soft = detach_gate, soft
         middle = float(model.restrict_gate(torch.zeros((), dtype=torch.float64)))
@@ -60,14 +63,17 @@ class GatedSurrogate(OfGatedMixture):
     def from_base_outputs(self, g: Tensor, h: Tensor, z: Tensor) -> Tensor:
         """(B, K) log-probabilities from logits of both bases and the gate's log-odds."""
         z = self.model.limit_gate_slope(z) if self.soft else z
-        return mix(*self.model.sides_of_logits(g, h, soft=self.soft),
-                   self.model.restrict_gate(z.detach() if self.detach_gate else z) - self.offset)
+        return mix(
+            *self.model.sides_of_logits(g, h, soft=self.soft),
+            self.model.restrict_gate(z.detach() if self.detach_gate else z) - self.offset,
+        )
 
 
 class GatedHinges(OfGatedMixture):
     """:class:`Hinges` of a gated mixture: the threshold q is that of the image's own alpha.
 
-    The threshold of α_min would count as reached where the gate still lets h decide, and the attack would stop there.
+    The threshold of α_min would count as reached where the gate still lets h decide, and the attack
+    would stop there.
     """
 
     description = ("gated-hinges",)
@@ -82,11 +88,12 @@ class GatedHinges(OfGatedMixture):
 class AlphaPenalty:
     """An extra term for attacks that lowers alpha, whatever its range [Bai2024, adversary D].
 
-    `share` is −weight·sigmoid(gate), of the size of a margin, so that it changes the direction of an attack without
-    replacing its objective. `published` is −weight·log sigmoid(gate), with weight 1 in the official evaluation; here it
-    made attacks on margins and ratios weaker, because it grows without bound where alpha is already low. A steep gate
-    is used with its slope in training, because the sigmoid of a steep one is flat. On CUDA the forward pass runs in
-    bfloat16, as the attack's own passes do.
+    `share` is −weight·sigmoid(gate), of the size of a margin, so that it changes the direction of
+    an attack without replacing its objective. `published` is −weight·log sigmoid(gate), with weight
+    1 in the official evaluation; here it made attacks on margins and ratios weaker, because it
+    grows without bound where alpha is already low. A steep gate is used with its slope in training,
+    because the sigmoid of a steep one is flat. On CUDA the forward pass runs in bfloat16, as the
+    attack's own passes do.
     """
 
     model: GatedClassifier
@@ -98,12 +105,19 @@ class AlphaPenalty:
 
     def describe(self) -> dict[str, Any]:
         """Form, weight and gate, for the identity of an attack."""
-        return {"type": "alpha-penalty", "version": 1, "form": self.form, "weight": self.weight,
-                "model": identity(self.model)}
+        return {
+            "type": "alpha-penalty",
+            "version": 1,
+            "form": self.form,
+            "weight": self.weight,
+            "model": identity(self.model),
+        }
 
     def __call__(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B,)."""
-        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=x.is_cuda, cache_enabled=False):
+        with torch.autocast(
+            x.device.type, dtype=torch.bfloat16, enabled=x.is_cuda, cache_enabled=False
+        ):
             outputs = self.model.base_outputs(x)
         return self.from_base_outputs(*(output.to(x.dtype) for output in outputs))
 

@@ -23,24 +23,37 @@ BYPASS = 0.9  # share of the robust side whose gradient bypasses the map
 class Surrogate(Described):
     r"""The auxiliary differentiable mixture.
 
-    .. math:: \log\big((1-\alpha_d)\,\sigma(g) + \alpha_d r_d\,\sigma(h) + \alpha_d (1-r_d)\,\sigma(M(h))\big)
+    .. math:: \log\big((1-\alpha_d)\,\sigma(g) + \alpha_d r_d\,\sigma(h) + \alpha_d
+    (1-r_d)\,\sigma(M(h))\big)
 
-    [Bai2024nuts, Eq. (8)]. Its accurate side is not one-hot, and most of its robust side bypasses the map, so that
-    neither hides the gradient.
+    [Bai2024nuts, Eq. (8)]. Its accurate side is not one-hot, and most of its robust side bypasses
+    the map, so that neither hides the gradient.
 
     Args:
         accurate, robust: g and h; a g that returns classes has no gradient and is left out.
         logit_map: M; None is the identity.
         alpha: α_d; r_d is :data:`BYPASS`.
-        working_q: the q at which normalized logits, at :func:`working_scale`, replace h in σ(h); None is the paper's.
+        working_q: the q at which normalized logits, at :func:`working_scale`, replace h in σ(h);
+            None is the paper's.
     """
 
     description = ("mixture-surrogate", "weights", "working_q")
 
-    def __init__(self, accurate: nn.Module, robust: nn.Module, logit_map: LogitMap | None, alpha: float,
-                 working_q: float | None = None) -> None:
+    def __init__(
+        self,
+        accurate: nn.Module,
+        robust: nn.Module,
+        logit_map: LogitMap | None,
+        alpha: float,
+        working_q: float | None = None,
+    ) -> None:
         super().__init__()
-        self.accurate, self.robust, self.logit_map, self.working_q = accurate, robust, logit_map, working_q
+        self.accurate, self.robust, self.logit_map, self.working_q = (
+            accurate,
+            robust,
+            logit_map,
+            working_q,
+        )
         self._scales: dict[int, float] = {}  # by number of classes
         self.weights = (1 - alpha, alpha * BYPASS, alpha * (1 - BYPASS))
 
@@ -53,13 +66,17 @@ class Surrogate(Described):
         return _has_bases(model, self.accurate, self.robust)
 
     def from_base_outputs(self, g: Tensor, h: Tensor, *_: Tensor) -> Tensor:
-        """(B, K) log-probabilities from what the bases return; the log-odds of a gate do not matter."""
+        """(B, K) log-probabilities from what the bases return; the log-odds of a gate do not
+        matter."""
         h = h.float()
         mapped = h if self.logit_map is None else self.logit_map(h)
         if self.working_q is not None and self.logit_map is not None:
             h = self._scale(self.logit_map, h.shape[1]) * self.logit_map.normalize(h)
-        terms = [F.log_softmax(z.float(), dim=1) + math.log(weight)
-                 for z, weight in zip((g, h, mapped), self.weights, strict=True) if weight > 0 and z.dim() == 2]
+        terms = [
+            F.log_softmax(z.float(), dim=1) + math.log(weight)
+            for z, weight in zip((g, h, mapped), self.weights, strict=True)
+            if weight > 0 and z.dim() == 2
+        ]
         return torch.logsumexp(torch.stack(terms), dim=0)
 
     def _scale(self, logit_map: LogitMap, classes: int) -> float:
@@ -70,10 +87,12 @@ class Surrogate(Described):
 
 
 def working_scale(logit_map: LogitMap, q: float, classes: int) -> float:
-    """The factor at which a softmax of normalized logits is as confident as the map where g begins to decide.
+    """The factor at which a softmax of normalized logits is as confident as the map where g begins
+    to decide.
 
-    There the margin of the robust side is q: between two classes, or, if the map flattens the rivals, over all others.
-    At the temperature of the logits themselves these probabilities may be flat, and surrogates without gradient.
+    There the margin of the robust side is q: between two classes, or, if the map flattens the
+    rivals, over all others. At the temperature of the logits themselves these probabilities may be
+    flat, and surrogates without gradient.
     """
     q = min(max(q, 0.01), 0.99)
     rivals = classes - 1 if logit_map.flattens_rivals else 1
@@ -88,19 +107,23 @@ def working_scale(logit_map: LogitMap, q: float, classes: int) -> float:
 
 
 class Hinges(Described):
-    r"""How far the mixture is from predicting each class but h's first *because of the accurate side*.
+    r"""How far the mixture is from predicting each class but h's first *because of the accurate
+    side*.
 
     .. math:: -\frac{\max_k g_k - g_j}{\mathrm{spread}(g)} -
               [p_{top} - p_j > q]\,\big(\mathrm{LN}(h)_{top} - \mathrm{LN}(h)_j\big)
 
-    with p = σ(M(h)). Zero exactly where g predicts j and the margin of h over j is at most q; as long as one of the two
-    fails, its hinge has a gradient that no softmax has flattened. A map that flattens the rivals depends only on the
-    confidence of h, so the second hinge then is the log-odds of h's first class.
+    with p = σ(M(h)). Zero exactly where g predicts j and the margin of h over j is at most q; as
+    long as one of the two fails, its hinge has a gradient that no softmax has flattened. A map that
+    flattens the rivals depends only on the confidence of h, so the second hinge then is the
+    log-odds of h's first class.
     """
 
     description = ("mixture-hinges", "q")
 
-    def __init__(self, accurate: nn.Module, robust: nn.Module, logit_map: LogitMap | None, q: float) -> None:
+    def __init__(
+        self, accurate: nn.Module, robust: nn.Module, logit_map: LogitMap | None, q: float
+    ) -> None:
         super().__init__()
         self.accurate, self.robust, self.logit_map, self.q = accurate, robust, logit_map, q
 
@@ -122,17 +145,22 @@ def _has_bases(model: nn.Module, accurate: nn.Module, robust: nn.Module) -> bool
 
 
 def hinge_scores(g: Tensor, h: Tensor, logit_map: LogitMap | None, q: float | Tensor) -> Tensor:
-    """(B, K) scores of :class:`Hinges` from logits (B, K) of g and h, or classes (B,) of g; q may be (B, 1)."""
+    """(B, K) scores of :class:`Hinges` from logits (B, K) of g and h, or classes (B,) of g; q may
+    be (B, 1)."""
     h = h.float()
     g = g.float() if g.dim() == 2 else F.one_hot(g.long(), h.shape[1]).float()
     spread = g.detach().std(dim=1, keepdim=True).clamp_min(1e-6)
     accurate_hinge = (g.amax(dim=1, keepdim=True) - g) / spread
-    # The first class of h scores 0: an objective z_y − z_j then is the two hinges of j and nothing else.
-    return (-accurate_hinge - robust_hinge(h, logit_map, q)).scatter(1, h.argmax(dim=1, keepdim=True), 0.0)
+    # The first class of h scores 0: an objective z_y − z_j then is the two hinges of j and nothing
+    # else.
+    return (-accurate_hinge - robust_hinge(h, logit_map, q)).scatter(
+        1, h.argmax(dim=1, keepdim=True), 0.0
+    )
 
 
 def robust_hinge(h: Tensor, logit_map: LogitMap | None, q: float | Tensor) -> Tensor:
-    """(B, K) how far h is from leaving the decision to another class: 0 where its margin over it is at most q."""
+    """(B, K) how far h is from leaving the decision to another class: 0 where its margin over it is
+    at most q."""
     h = h.float()
     p = torch.softmax(h if logit_map is None else logit_map(h), dim=1).detach()
     active = p.amax(dim=1, keepdim=True) - p > q
@@ -146,7 +174,8 @@ def robust_hinge(h: Tensor, logit_map: LogitMap | None, q: float | Tensor) -> Te
 
 
 class OfMixture(Described, ABC):
-    """A network that is a function of what the bases of one mixture return; a stand-in replaces g."""
+    """A network that is a function of what the bases of one mixture return; a stand-in replaces
+    g."""
 
     def __init__(self, mixture: MixedClassifier, stand_in: nn.Module | None = None) -> None:
         super().__init__()
@@ -168,10 +197,11 @@ class OfMixture(Described, ABC):
 
 
 class Sides(OfMixture):
-    """What decides the class of a mixture, side by side, for attacks on both sides at once (:func:`hinge_sums`).
+    """What decides the class of a mixture, side by side, for attacks on both sides at once
+    (:func:`hinge_sums`).
 
-    Columns are the logits of g, and for every stage of the robust side (all but cascades have one) the logits of h,
-    their log-probabilities, K each, and log q.
+    Columns are the logits of g, and for every stage of the robust side (all but cascades have one)
+    the logits of h, their log-probabilities, K each, and log q.
     """
 
     description = ("mixture-sides", "stand_in")
@@ -188,22 +218,30 @@ class Sides(OfMixture):
 
 
 FORMS = ("mapped", "logits")  # what the hinge of the robust side measures
-RESERVES = {True: 0.05, False: 1.0}  # by whether labels of g are hard: soft ones must also be confident
+RESERVES = {
+    True: 0.05,
+    False: 1.0,
+}  # by whether labels of g are hard: soft ones must also be confident
 SLACK = 0.01  # the hinge of the robust side ends where its margin is this far below q
 TOWARDS_TARGET = 0.2  # weight of the logits of h towards the target where a map flattens the rivals
 
 
-def hinge_sums(sides: Tensor, y: Tensor, form: str, *, reserve: float, rivals: float = 1.0, stages: int = 1) -> Tensor:
-    r"""(B, K) how far a mixture is from predicting each class j instead of y *because of the accurate side*.
+def hinge_sums(
+    sides: Tensor, y: Tensor, form: str, *, reserve: float, rivals: float = 1.0, stages: int = 1
+) -> Tensor:
+    r"""(B, K) how far a mixture is from predicting each class j instead of y *because of the
+    accurate side*.
 
     .. math:: \frac{[\max_{k \ne j} g_k - g_j + r]_+}{\mathrm{spread}(g)} +
-              [p_y - p_j > q]\,\Big(\frac{\ell_y - \ell_j}{\mathrm{spread}(\ell)} + \log\frac{p_y - p_j}{q}\Big)
+              [p_y - p_j > q]\,\Big(\frac{\ell_y - \ell_j}{\mathrm{spread}(\ell)} + \log\frac{p_y -
+              p_j}{q}\Big)
 
-    ℓ are the mapped log-probabilities, which have their gradient at the temperature of the map, or the logits of h,
-    which have one where the map is flat. If a map flattens the rivals, the margin of logits is that over all others
-    together. At `rivals` = 0 neither margin depends on j, so the logits of h towards j are added with a small weight;
-    they also put classes near h first among those equally near for g. The last term has the gradient of a gate. The
-    second hinge is summed over the stages of the robust side: each of them must leave the decision to g.
+    ℓ are the mapped log-probabilities, which have their gradient at the temperature of the map, or
+    the logits of h, which have one where the map is flat. If a map flattens the rivals, the margin
+    of logits is that over all others together. At `rivals` = 0 neither margin depends on j, so the
+    logits of h towards j are added with a small weight; they also put classes near h first among
+    those equally near for g. The last term has the gradient of a gate. The second hinge is summed
+    over the stages of the robust side: each of them must leave the decision to g.
 
     Args:
         sides: of :class:`Sides`.
@@ -224,11 +262,14 @@ def hinge_sums(sides: Tensor, y: Tensor, form: str, *, reserve: float, rivals: f
 
 
 def _spread(scores: Tensor) -> Tensor:
-    """(B, 1) the unit in which differences of scores (B, K) are measured; a constant for gradients."""
+    """(B, 1) the unit in which differences of scores (B, K) are measured; a constant for
+    gradients."""
     return scores.detach().std(dim=1, keepdim=True).clamp_min(1e-6)
 
 
-def _stage_hinge(h: Tensor, log_p: Tensor, log_q: Tensor, label: Tensor, form: str, rivals: float) -> Tensor:
+def _stage_hinge(
+    h: Tensor, log_p: Tensor, log_q: Tensor, label: Tensor, form: str, rivals: float
+) -> Tensor:
     """(B, K) the second hinge of :func:`hinge_sums` for one stage."""
     p = log_p.exp()
     difference = p.gather(1, label) - p

@@ -1,4 +1,5 @@
-"""Classifiers: a zoo of architectures, checkpoints, and references that name a model in one string."""
+"""Classifiers: a zoo of architectures, checkpoints, and references that name a model in one
+string."""
 
 from equipoise.models.architectures.zoo import ARCHITECTURES, build
 from equipoise.models.checkpoint import read_metadata
@@ -21,9 +22,34 @@ from equipoise.models.reference import SCHEMES, Reference, load, parse, relocate
 from equipoise.models.sources.black_box import BlackBox, has_gradients
 
 __all__ = [
-    "ARCHITECTURES", "SCHEMES", "BlackBox", "LoadOptions", "LoadedModel", "ModelInfo", "ModelSettings", "Normalize",
-    "Normalized", "RandomlySmoothedClassifier", "Reference", "TTAClassifier", "as_classifier", "build",
-    "check_forward", "full_reference_of", "has_gradients", "identity", "info_of", "load", "name_failing_model",
-    "note_loaded", "parse", "read_metadata", "reference_of", "relocate", "require_used", "runs_code", "unwrap_outputs",
+    "ARCHITECTURES",
+    "SCHEMES",
+    "BlackBox",
+    "LoadOptions",
+    "LoadedModel",
+    "ModelInfo",
+    "ModelSettings",
+    "Normalize",
+    "Normalized",
+    "RandomlySmoothedClassifier",
+    "Reference",
+    "TTAClassifier",
+    "as_classifier",
+    "build",
+    "check_forward",
+    "full_reference_of",
+    "has_gradients",
+    "identity",
+    "info_of",
+    "load",
+    "name_failing_model",
+    "note_loaded",
+    "parse",
+    "read_metadata",
+    "reference_of",
+    "relocate",
+    "require_used",
+    "runs_code",
+    "unwrap_outputs",
     "weights_digest",
 ]

@@ -31,8 +31,9 @@ def weights_digest(module: nn.Module) -> str:
 class Described(nn.Module):
     """Base class of modules with settings that are not weights.
 
-    A subclass names itself and the attributes that are its settings: `description = ("tta", "count")`. Buffers that
-    hold settings move with the module, but `half()`, `float()` and the like do not round them.
+    A subclass names itself and the attributes that are its settings: `description = ("tta",
+    "count")`. Buffers that hold settings move with the module, but `half()`, `float()` and the like
+    do not round them.
     """
 
     description: tuple[str, ...]
@@ -42,7 +43,11 @@ class Described(nn.Module):
     def describe(self) -> dict[str, Any]:
         """The settings as plain values, for :func:`identity`."""
         name, *settings = self.description
-        return {"type": name, "version": self.version, **{key: to_plain(getattr(self, key)) for key in settings}}
+        return {
+            "type": name,
+            "version": self.version,
+            **{key: to_plain(getattr(self, key)) for key in settings},
+        }
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         exact = {name: self.get_buffer(name) for name in self.settings_buffers}
@@ -55,33 +60,46 @@ class Described(nn.Module):
 
     def extra_repr(self) -> str:
         """The settings on one line."""
-        return ", ".join(f"{key}={value:.15g}" if isinstance(value, float) else f"{key}={value}"
-                         for key, value in list(self.describe().items())[2:])
+        return ", ".join(
+            f"{key}={value:.15g}" if isinstance(value, float) else f"{key}={value}"
+            for key, value in list(self.describe().items())[2:]
+        )
 
 
 def identity(model: nn.Module) -> dict[str, Any]:
     """What distinguishes a model from any other, for `run.toml`.
 
-    Weights alone are not enough: test-time augmentation or a mixing rule has settings that are not weights. Modules
-    with such settings have a method `describe()`, as those of this package do (:class:`Described`). The result is
-    {"weights": digest, "settings": {path of the submodule: its description}}; the model itself is "(root)".
+    Weights alone are not enough: test-time augmentation or a mixing rule has settings that are not
+    weights. Modules with such settings have a method `describe()`, as those of this package do
+    (:class:`Described`). The result is {"weights": digest, "settings": {path of the submodule: its
+    description}}; the model itself is "(root)".
     """
     from equipoise.models.loaded import reference_of  # which loads models, and so imports this file
 
-    described = {name or "(root)": module.describe() for name, module in model.named_modules()
-                 if callable(getattr(module, "describe", None))}
-    # A model without weights computes outside of torch: where it was loaded from is all that is known of it.
+    described = {
+        name or "(root)": module.describe()
+        for name, module in model.named_modules()
+        if callable(getattr(module, "describe", None))
+    }
+    # A model without weights computes outside of torch: where it was loaded from is all that is
+    # known of it.
     reference = None if model.state_dict() else reference_of(model)
-    return {"weights": weights_digest(model), **({"settings": described} if described else {}),
-            **({"reference": reference} if reference else {})}
+    return {
+        "weights": weights_digest(model),
+        **({"settings": described} if described else {}),
+        **({"reference": reference} if reference else {}),
+    }
 
 
 def check_forward(name: str, model: nn.Module, x: Tensor) -> Tensor:
-    """The output of a model for a few images; whatever is wrong with it becomes an :class:`InputError` that names it.
+    """The output of a model for a few images; whatever is wrong with it becomes an
+    :class:`InputError` that names it.
 
-    The output is one dense tensor with a row per image, logits are floating point, and the images are not changed.
+    The output is one dense tensor with a row per image, logits are floating point, and the images
+    are not changed.
     """
-    # A copy, because the images may be a view of the caller's data; two, because one row would fit any batch.
+    # A copy, because the images may be a view of the caller's data; two, because one row would fit
+    # any batch.
     x = torch.cat([x, x]) if len(x) == 1 else x
     given, count = x.clone(), len(x)
     version = 0 if given.is_inference() else given._version
@@ -93,19 +111,27 @@ def check_forward(name: str, model: nn.Module, x: Tensor) -> Tensor:
     except (Exception, SystemExit) as error:  # the model is the user's own and may raise anything
         if isinstance(error, RuntimeError) and memory.is_out_of_memory(error):
             raise
-        raise InputError(f"`{name}` must take images of shape {tuple(x.shape[1:])}, but raised {one_line(error)}"
-                         ) from error
-    # The version also counts writes that happen to leave this image as it was; writes through numpy have none.
+        raise InputError(
+            f"`{name}` must take images of shape {tuple(x.shape[1:])}, but raised {one_line(error)}"
+        ) from error
+    # The version also counts writes that happen to leave this image as it was; writes through numpy
+    # have none.
     after = 0 if given.is_inference() else given._version
     if after != version or not torch.equal(given.nan_to_num(nan=-1.0), x.nan_to_num(nan=-1.0)):
-        raise InputError(f"`{name}` must not change its images in place, got a model that does; work on a copy")
+        raise InputError(
+            f"`{name}` must not change its images in place, got a model that does; work on a copy"
+        )
     if not isinstance(output, Tensor):
         raise InputError(f"`{name}` must return one tensor, got {type(output).__name__!r}")
     if output.layout != torch.strided or output.is_meta:
-        raise InputError(f"`{name}` must return a dense tensor with values, got {output.layout} on {output.device}")
+        raise InputError(
+            f"`{name}` must return a dense tensor with values, got {output.layout} on {output.device}"
+        )
     if output.dim() == 0 or len(output) != count:
-        raise InputError(f"`{name}` must return one row of logits per image, got shape {tuple(output.shape)} for "
-                         f"{count} images")
+        raise InputError(
+            f"`{name}` must return one row of logits per image, got shape {tuple(output.shape)} for "
+            f"{count} images"
+        )
     if output.dim() == 2 and not output.is_floating_point():
         raise InputError(f"`{name}` must return logits in floating point, got {output.dtype}")
     return output
@@ -121,11 +147,13 @@ T = TypeVar("T")
 
 
 def name_failing_model(function: Callable[P, T]) -> Callable[P, T]:
-    """A public function in which an exception of a user's model becomes an :class:`InputError` that names the model.
+    """A public function in which an exception of a user's model becomes an :class:`InputError` that
+    names the model.
 
-    An exception of our own code or of torch, called by our own models, is a bug and keeps its type. The original
-    exception is the cause of the error.
+    An exception of our own code or of torch, called by our own models, is a bug and keeps its type.
+    The original exception is the cause of the error.
     """
+
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -134,7 +162,9 @@ def name_failing_model(function: Callable[P, T]) -> Callable[P, T]:
             raise
         except (Exception, SystemExit) as error:
             sentence = _failing_model(error)
-            if sentence is None or (isinstance(error, RuntimeError) and memory.is_out_of_memory(error)):
+            if sentence is None or (
+                isinstance(error, RuntimeError) and memory.is_out_of_memory(error)
+            ):
                 raise
             raise InputError(sentence) from error
 
@@ -149,17 +179,27 @@ def _failing_model(error: BaseException) -> str | None:
     lines = traceback.extract_tb(error.__traceback__)
     for start, frame in enumerate(frames):
         module = frame.f_locals.get("self")
-        if frame.f_code.co_name != "_call_impl" or not isinstance(module, nn.Module) or _is_known(
-                type(module).__module__):
+        if (
+            frame.f_code.co_name != "_call_impl"
+            or not isinstance(module, nn.Module)
+            or _is_known(type(module).__module__)
+        ):
             continue
-        own = [line for frame, line in zip(frames[start:], lines[start:], strict=True)
-               if not _is_known(frame.f_globals.get("__name__", ""))]
+        own = [
+            line
+            for frame, line in zip(frames[start:], lines[start:], strict=True)
+            if not _is_known(frame.f_globals.get("__name__", ""))
+        ]
         if not own:  # raised before its `forward` was called
             return None
-        x = next((value for value in frame.f_locals.get("args", ()) if isinstance(value, Tensor)), None)
+        x = next(
+            (value for value in frame.f_locals.get("args", ()) if isinstance(value, Tensor)), None
+        )
         batch = "" if x is None else f" for a batch of shape {tuple(x.shape)}"
-        return (f"the model {reference_of(module) or type(module).__name__} must work for every batch, but raised "
-                f"{one_line(error)}{batch} ({Path(own[-1].filename).name}, line {own[-1].lineno})")
+        return (
+            f"the model {reference_of(module) or type(module).__name__} must work for every batch, but raised "
+            f"{one_line(error)}{batch} ({Path(own[-1].filename).name}, line {own[-1].lineno})"
+        )
     return None
 
 

@@ -1,4 +1,5 @@
-"""What a reference loaded: the network, and where it, its preprocessing and its classes come from."""
+"""What a reference loaded: the network, and where it, its preprocessing and its classes come
+from."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class ModelInfo:
         origin: where the weights come from, and whether a hash was checked.
         class_names: one per class.
         is_remote: whether every image costs a request.
-        of_zoo: whether it is a model of this package's zoo, which holds its own normalisation: no line is shown.
+        of_zoo: whether it is a model of this package's zoo, which holds its own normalisation: no
+            line is shown.
     """
 
     architecture: str
@@ -40,18 +42,24 @@ class ModelInfo:
     of_zoo: bool = False
 
     def __str__(self) -> str:
-        parts = (self.architecture, "" if self.num_classes is None else f"{self.num_classes} classes",
-                 "" if self.input_shape is None else f"input {'×'.join(map(str, self.input_shape))}",
-                 f"normalisation: {self.normalization}", "" if self.origin is None else f"weights: {self.origin}")
+        parts = (
+            self.architecture,
+            "" if self.num_classes is None else f"{self.num_classes} classes",
+            "" if self.input_shape is None else f"input {'×'.join(map(str, self.input_shape))}",
+            f"normalisation: {self.normalization}",
+            "" if self.origin is None else f"weights: {self.origin}",
+        )
         return "; ".join(filter(None, parts))
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """What the loader of a scheme returns: a network, and the preprocessing that it was trained with.
+    """What the loader of a scheme returns: a network, and the preprocessing that it was trained
+    with.
 
-    `preprocessing` becomes a first layer; None for a network that maps images in [0, 1] to logits on its own. The
-    caller replaces its parts by the settings of the reference (`preset`, `mean`, `std`), and maps `labels`.
+    `preprocessing` becomes a first layer; None for a network that maps images in [0, 1] to logits
+    on its own. The caller replaces its parts by the settings of the reference (`preset`, `mean`,
+    `std`), and maps `labels`.
     """
 
     network: nn.Module
@@ -64,9 +72,17 @@ def describe_module(model: nn.Module) -> ModelInfo:
     if not isinstance(model, Normalized) or not model.config:
         return ModelInfo(type(model).__name__)
     sizes = [int(size) for size in model.config["image_shape"].split(",")]
-    mean, std = (",".join(f"{number:g}" for number in values.flatten().tolist()) for values in (model.mean, model.std))
-    return ModelInfo(model.config["arch"], int(model.config["num_classes"]), (sizes[0], sizes[1], sizes[2]),
-                     f"mean {mean}, std {std} (in the model)", of_zoo=True)
+    mean, std = (
+        ",".join(f"{number:g}" for number in values.flatten().tolist())
+        for values in (model.mean, model.std)
+    )
+    return ModelInfo(
+        model.config["arch"],
+        int(model.config["num_classes"]),
+        (sizes[0], sizes[1], sizes[2]),
+        f"mean {mean}, std {std} (in the model)",
+        of_zoo=True,
+    )
 
 
 _infos: WeakKeyDictionary[nn.Module, ModelInfo] = WeakKeyDictionary()
@@ -78,12 +94,14 @@ def remember_info(model: nn.Module, info: ModelInfo) -> None:
 
 
 def info_of(model: nn.Module) -> ModelInfo | None:
-    """What is known of a model that was loaded by this package: in one line as `str`, and its class names."""
+    """What is known of a model that was loaded by this package: in one line as `str`, and its class
+    names."""
     return _infos.get(model)
 
 
 def note_loaded(models: Mapping[str, nn.Module]) -> None:
-    """Show one line for every model that was loaded from elsewhere and of which more than its class is known."""
+    """Show one line for every model that was loaded from elsewhere and of which more than its class
+    is known."""
     for name, model in models.items():
         info = _infos.get(model)
         if info is not None and not info.of_zoo and info != ModelInfo(info.architecture):
@@ -100,26 +118,39 @@ class _Record:
 _references: WeakKeyDictionary[nn.Module, _Record] = WeakKeyDictionary()
 
 
-def remember_reference(model: nn.Module, text: str, full: str | None = None,
-                       settings: ModelSettings | None = None) -> None:
+def remember_reference(
+    model: nn.Module, text: str, full: str | None = None, settings: ModelSettings | None = None
+) -> None:
     """Record from which reference a model was loaded, and with which settings."""
     _references[model] = _Record(text, full or text, settings or ModelSettings())
 
 
 def reference_of(model: nn.Module) -> str | None:
-    """The reference that a model was loaded from, as the user wrote it; None if it was not loaded by this package."""
+    """The reference that a model was loaded from, as the user wrote it; None if it was not loaded
+    by this package."""
     return _references[model].text if model in _references else None
 
 
 def full_reference_of(model: nn.Module) -> str | None:
-    """The reference with all settings that the model was loaded with: it needs no further options."""
+    """The reference with all settings that the model was loaded with: it needs no further
+    options."""
     return _references[model].full if model in _references else None
 
 
 def require_used(options: LoadOptions, models: Iterable[nn.Module]) -> None:
-    """Refuse options for all models with which none of these models, nor a base of a mixture among them, was loaded."""
-    used = [_references[part].settings for model in models for part in model.modules() if part in _references]
+    """Refuse options for all models with which none of these models, nor a base of a mixture among
+    them, was loaded."""
+    used = [
+        _references[part].settings
+        for model in models
+        for part in model.modules()
+        if part in _references
+    ]
     for name, value in ModelSettings.of(options).given().items():
         if name not in DATA_OPTIONS:
-            checks.require(any(getattr(settings, name) == value for settings in used), name,
-                           "be left out, because no model of this command takes it", value)
+            checks.require(
+                any(getattr(settings, name) == value for settings in used),
+                name,
+                "be left out, because no model of this command takes it",
+                value,
+            )

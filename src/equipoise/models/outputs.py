@@ -1,4 +1,5 @@
-"""Networks whose output is an object with `.logits`, a tuple or a dictionary, as models that return logits."""
+"""Networks whose output is an object with `.logits`, a tuple or a dictionary, as models that return
+logits."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def select_logits(output: Any) -> Any:
         return output.logits
     if isinstance(output, Mapping):
         tensors = [value for value in output.values() if isinstance(value, Tensor)]
-        logits = output.get("logits", tensors[0] if len(tensors) == 1 else None)  # of several, none is guessed
+        logits = output.get(
+            "logits", tensors[0] if len(tensors) == 1 else None
+        )  # of several, none is guessed
     else:
         logits = output[0] if isinstance(output, tuple | list) and output else None
     return logits if isinstance(logits, Tensor) else output
@@ -39,8 +42,8 @@ def _logits_hook(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> 
 def unwrap_outputs(model: nn.Module) -> nn.Module:
     """The same model, with the same weights, submodules and type, but with logits as its output.
 
-    Only the returned module has the hook that selects them: code that uses `model` itself is not affected. A program of
-    TorchScript takes no hooks: a layer follows it.
+    Only the returned module has the hook that selects them: code that uses `model` itself is not
+    affected. A program of TorchScript takes no hooks: a layer follows it.
     """
     if isinstance(model, torch.jit.ScriptModule):
         return nn.Sequential(model, Logits()).train(model.training)

@@ -1,15 +1,17 @@
 """Model references: one string that names a model, `scheme:body?key=value&…`.
 
-`file:PATH` is a checkpoint, `zoo:NAME` an architecture with random weights, `python:FILE.py:NAME` and
-`python:MODULE:NAME` a function without arguments, a class or a module from images in [0, 1] to logits; docs/models.md
-has the others. `tta:N:REFERENCE` is any of them with test-time augmentation over N copies of each image (2, 6 or 10);
-`looks:` is an old name of `tta:`. `smoothed:SIGMA:REFERENCE` is a randomly smoothed classifier with fixed Gaussian
-noise, `smoothed:SIGMA,N:REFERENCE` one with N samples instead of 100, `smoothed:SIGMA,N,fresh:REFERENCE` one with new
-noise in every pass. A bare path is `file:`. Settings (:class:`ModelSettings`) belong to the innermost reference; a
-literal `?` is written `%3F`.
+`file:PATH` is a checkpoint, `zoo:NAME` an architecture with random weights, `python:FILE.py:NAME`
+and `python:MODULE:NAME` a function without arguments, a class or a module from images in [0, 1] to
+logits; docs/models.md has the others. `tta:N:REFERENCE` is any of them with test-time augmentation
+over N copies of each image (2, 6 or 10); `looks:` is an old name of `tta:`.
+`smoothed:SIGMA:REFERENCE` is a randomly smoothed classifier with fixed Gaussian noise,
+`smoothed:SIGMA,N:REFERENCE` one with N samples instead of 100, `smoothed:SIGMA,N,fresh:REFERENCE`
+one with new noise in every pass. A bare path is `file:`. Settings (:class:`ModelSettings`) belong
+to the innermost reference; a literal `?` is written `%3F`.
 
-What the user types is the user's own. A reference that a folder names may come from anybody: it must not run code
-unless `allow_code` is set, and its modules are never taken from that folder (SECURITY.md).
+What the user types is the user's own. A reference that a folder names may come from anybody: it
+must not run code unless `allow_code` is set, and its modules are never taken from that folder
+(SECURITY.md).
 """
 
 from __future__ import annotations
@@ -32,7 +34,13 @@ from equipoise.models import checkpoint
 from equipoise.models.architectures import zoo
 from equipoise.models.assembly import assemble
 from equipoise.models.layers import resizing
-from equipoise.models.loaded import LoadedModel, describe_module, info_of, remember_info, remember_reference
+from equipoise.models.loaded import (
+    LoadedModel,
+    describe_module,
+    info_of,
+    remember_info,
+    remember_reference,
+)
 from equipoise.models.options import (
     DATA_OPTIONS,
     EXPLICIT_PATH,
@@ -54,8 +62,8 @@ NO_SETTINGS = ModelSettings()
 class Reference:
     """A parsed reference: `scheme`:`body`?`settings`; `text` is what the user wrote.
 
-    `folder` is the folder that names the reference, None if the user gave it. Settings of a wrapper such as `tta:` are
-    those of the model inside.
+    `folder` is the folder that names the reference, None if the user gave it. Settings of a wrapper
+    such as `tta:` are those of the model inside.
     """
 
     scheme: str
@@ -75,7 +83,8 @@ Loader = Callable[[Reference, LoadOptions], nn.Module | LoadedModel]
 
 @dataclass(frozen=True)
 class Scheme:
-    """A scheme of this package; its loader is a function `load(reference, options)`, imported when first called.
+    """A scheme of this package; its loader is a function `load(reference, options)`, imported when
+    first called.
 
     The options of that call are the user's, overridden by the settings of the reference.
 
@@ -85,8 +94,8 @@ class Scheme:
         runs_code: whether loading may run code that the body names; False only if it reads data.
         path: the pattern of a body that begins with a path, with the path as its first group.
         takes_defaults: whether options that the user gave for all models apply to this body.
-        find_weights: where the file of a body and a setting `weights` lies that depends on the current folder or the
-            environment, as "module:function"; it is recorded as `weights`.
+        find_weights: where the file of a body and a setting `weights` lies that depends on the
+            current folder or the environment, as "module:function"; it is recorded as `weights`.
     """
 
     loader: str
@@ -109,32 +118,62 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 _OWN_SETTINGS = ("arch", "mean", "std", "num_classes", "image_shape")
-SCHEMES: Registry[Loader] = Registry("equipoise.model_schemes", "scheme of a model", {
-    "exported": Scheme("sources.exported:load", ("mean", "std"), path="(.*)"),
-    "file": Scheme("checkpoint:load_reference", _OWN_SETTINGS, False, "(.*)",
-                   lambda body: Path(body).suffix in checkpoint.TORCH_SUFFIXES),
-    "hf": Scheme("sources.hf_models:load", _OWN_SETTINGS, False, EXPLICIT_PATH),
-    "http": Scheme("sources.remote:load_reference", ("mean", "std", "num_classes")),
-    "https": Scheme("sources.remote:load_reference", ("mean", "std", "num_classes")),
-    "onnx": Scheme("sources.onnx_model:load_reference", ("mean", "std", "num_classes"), False, "(.*)"),
-    "python": Scheme("sources.python_code:load", path=r"(.*\.py):[^:]*"),
-    "robustbench": Scheme("sources.robustbench:load_reference", ("weights",), False,
-                          find_weights="sources.robustbench:find_weights"),
-    "smoothed": Scheme(""),  # wrappers, see below
-    "timm": Scheme("sources.timm_models:load", ("mean", "std", "num_classes", "weights"), False),
-    "torchvision": Scheme("sources.torchvision_models:load", ("mean", "std", "num_classes", "weights"), False),
-    "tta": Scheme(""),
-    "zoo": Scheme("architectures.zoo:load_reference", ("mean", "std", "num_classes", "image_shape", "seed"), False,
-                  takes_defaults=lambda body: True)})
+SCHEMES: Registry[Loader] = Registry(
+    "equipoise.model_schemes",
+    "scheme of a model",
+    {
+        "exported": Scheme("sources.exported:load", ("mean", "std"), path="(.*)"),
+        "file": Scheme(
+            "checkpoint:load_reference",
+            _OWN_SETTINGS,
+            False,
+            "(.*)",
+            lambda body: Path(body).suffix in checkpoint.TORCH_SUFFIXES,
+        ),
+        "hf": Scheme("sources.hf_models:load", _OWN_SETTINGS, False, EXPLICIT_PATH),
+        "http": Scheme("sources.remote:load_reference", ("mean", "std", "num_classes")),
+        "https": Scheme("sources.remote:load_reference", ("mean", "std", "num_classes")),
+        "onnx": Scheme(
+            "sources.onnx_model:load_reference", ("mean", "std", "num_classes"), False, "(.*)"
+        ),
+        "python": Scheme("sources.python_code:load", path=r"(.*\.py):[^:]*"),
+        "robustbench": Scheme(
+            "sources.robustbench:load_reference",
+            ("weights",),
+            False,
+            find_weights="sources.robustbench:find_weights",
+        ),
+        "smoothed": Scheme(""),  # wrappers, see below
+        "timm": Scheme(
+            "sources.timm_models:load", ("mean", "std", "num_classes", "weights"), False
+        ),
+        "torchvision": Scheme(
+            "sources.torchvision_models:load", ("mean", "std", "num_classes", "weights"), False
+        ),
+        "tta": Scheme(""),
+        "zoo": Scheme(
+            "architectures.zoo:load_reference",
+            ("mean", "std", "num_classes", "image_shape", "seed"),
+            False,
+            takes_defaults=lambda body: True,
+        ),
+    },
+)
 
 
 def split_wrapper(reference: Reference) -> tuple[str, Reference]:
     """The settings of a wrapper itself, and the reference of the model inside."""
     wrapper = WRAPPERS[reference.scheme]
     own, _, body = reference.body.partition(":")
-    checks.require(bool(body and re.fullmatch(wrapper.pattern, own, re.ASCII)), "model", f"read {wrapper.words}",
-                   reference.text)
-    return own, dataclasses.replace(parse(escape(body), reference.folder), settings=reference.settings)
+    checks.require(
+        bool(body and re.fullmatch(wrapper.pattern, own, re.ASCII)),
+        "model",
+        f"read {wrapper.words}",
+        reference.text,
+    )
+    return own, dataclasses.replace(
+        parse(escape(body), reference.folder), settings=reference.settings
+    )
 
 
 def _steps(reference: Reference) -> list[Reference]:
@@ -142,8 +181,12 @@ def _steps(reference: Reference) -> list[Reference]:
     steps = [reference]
     while steps[-1].scheme in WRAPPERS:
         _, inner = split_wrapper(steps[-1])
-        checks.require(inner.scheme not in [step.scheme for step in steps], "model",
-                       f"have {inner.scheme}: only once", reference.text)
+        checks.require(
+            inner.scheme not in [step.scheme for step in steps],
+            "model",
+            f"have {inner.scheme}: only once",
+            reference.text,
+        )
         steps.append(inner)
     return steps
 
@@ -170,11 +213,23 @@ def parse(text: str, folder: Path | None = None) -> Reference:
         checks.require(scheme not in SCHEMES, "model", f"name a model after {scheme}:", text)
         scheme, body = "file", address
         path = Path(unescape(address))
-        if not address or not (path.suffix in (".safetensors", *checkpoint.TORCH_SUFFIXES) or files.exists(path)):
+        if not address or not (
+            path.suffix in (".safetensors", *checkpoint.TORCH_SUFFIXES) or files.exists(path)
+        ):
             known = ", ".join(f"{name}:" for name in sorted(SCHEMES))
-            hint = f" (did you mean 'zoo:{text}'?)" if text in zoo.ARCHITECTURES else files.near_miss(path)
-            raise InputError(f"`model` must be a path that exists or begin with one of {known}, got {text!r}{hint}")
-    settings = ModelSettings.parse(query, checks.shorten(text, checks.VALUE_LENGTH)) if question else NO_SETTINGS
+            hint = (
+                f" (did you mean 'zoo:{text}'?)"
+                if text in zoo.ARCHITECTURES
+                else files.near_miss(path)
+            )
+            raise InputError(
+                f"`model` must be a path that exists or begin with one of {known}, got {text!r}{hint}"
+            )
+    settings = (
+        ModelSettings.parse(query, checks.shorten(text, checks.VALUE_LENGTH))
+        if question
+        else NO_SETTINGS
+    )
     return Reference(scheme, unescape(body), text, folder, settings)
 
 
@@ -192,7 +247,9 @@ def _relocate(reference: Reference, move: Callable[[str], str]) -> Reference:
     if reference.scheme in WRAPPERS:
         own, inner = split_wrapper(reference)
         moved = _relocate(inner, move)
-        return dataclasses.replace(reference, body=f"{own}:{moved.scheme}:{moved.body}", settings=moved.settings)
+        return dataclasses.replace(
+            reference, body=f"{own}:{moved.scheme}:{moved.body}", settings=moved.settings
+        )
     pattern = None if scheme is None else scheme.path
     if pattern is not None and (match := re.fullmatch(pattern, body, re.DOTALL)):
         body = f"{body[: match.start(1)]}{move(expand_home(match[1]))}{body[match.end(1) :]}"
@@ -210,27 +267,36 @@ def runs_code(text: str | Reference) -> bool:
 
 
 def _builtin(reference: Reference) -> Scheme | None:
-    """The scheme, None if it is one of another package, which is not imported here and may run code."""
+    """The scheme, None if it is one of another package, which is not imported here and may run
+    code."""
     scheme = SCHEMES.builtin.get(reference.scheme)
     return scheme if isinstance(scheme, Scheme) else None
 
 
 @outside_inference_mode
-def load(reference: str, options: LoadOptions | None = None, *, folder: Path | None = None,
-         **settings: Any) -> nn.Module:
+def load(
+    reference: str,
+    options: LoadOptions | None = None,
+    *,
+    folder: Path | None = None,
+    **settings: Any,
+) -> nn.Module:
     """Load the model of a reference, in evaluation mode.
 
     Args:
         reference: of any of :data:`SCHEMES`.
-        options: defaults for references without such settings; they apply to models that have no values of their own
-            (`.pt` files and `zoo:`), and are ignored by others.
-        folder: the folder that names the reference, which then runs code only with `allow_code`; None if the user
-            gave it.
-        settings: fields of :class:`LoadOptions` for this very model; one that its scheme cannot use is an error.
+        options: defaults for references without such settings; they apply to models that have no
+            values of their own (`.pt` files and `zoo:`), and are ignored by others.
+        folder: the folder that names the reference, which then runs code only with `allow_code`;
+            None if the user gave it.
+        settings: fields of :class:`LoadOptions` for this very model; one that its scheme cannot use
+            is an error.
     """
     for name in settings:
         checks.one_of("option", name, LoadOptions.names())
-    general = {name: settings.pop(name) for name in (*DATA_OPTIONS, "allow_code") if name in settings}
+    general = {
+        name: settings.pop(name) for name in (*DATA_OPTIONS, "allow_code") if name in settings
+    }
     options = dataclasses.replace(options or LoadOptions(), **general)
     parsed, own = parse(reference, folder), ModelSettings(**settings).given()
     for name, value in own.items():
@@ -250,7 +316,9 @@ def _with_weights(reference: Reference) -> Reference:
     if scheme is None or scheme.find_weights is None:
         return reference
     weights = _function(scheme.find_weights)(model.body, model.settings.weights)
-    return dataclasses.replace(reference, settings=dataclasses.replace(reference.settings, weights=weights))
+    return dataclasses.replace(
+        reference, settings=dataclasses.replace(reference.settings, weights=weights)
+    )
 
 
 def _with_defaults(reference: Reference, options: LoadOptions) -> Reference:
@@ -260,25 +328,40 @@ def _with_defaults(reference: Reference, options: LoadOptions) -> Reference:
     if scheme is None:
         return reference
     for name, value in own.items():
-        checks.require(name in (*scheme.settings, *COMMON), name,
-                       f"be left out for {innermost.scheme}: models, which have their own", value)
+        checks.require(
+            name in (*scheme.settings, *COMMON),
+            name,
+            f"be left out for {innermost.scheme}: models, which have their own",
+            value,
+        )
     general = _for_network(options, reference.settings)
     defaults = {name: value for name, value in general.given().items() if name in scheme.settings}
-    return dataclasses.replace(reference, settings=ModelSettings(
-        **{**(defaults if scheme.takes_defaults(innermost.body) else {}), **own}))
+    return dataclasses.replace(
+        reference,
+        settings=ModelSettings(
+            **{**(defaults if scheme.takes_defaults(innermost.body) else {}), **own}
+        ),
+    )
 
 
 def _for_network(options: LoadOptions, settings: ModelSettings) -> LoadOptions:
-    """The options without what is known of the data but not of the network: it may have other classes and sizes."""
-    return dataclasses.replace(options, num_classes=options.num_classes if settings.labels is None else None,
-                               image_shape=options.image_shape if settings.preset is None else None)
+    """The options without what is known of the data but not of the network: it may have other
+    classes and sizes."""
+    return dataclasses.replace(
+        options,
+        num_classes=options.num_classes if settings.labels is None else None,
+        image_shape=options.image_shape if settings.preset is None else None,
+    )
 
 
 def _load(reference: Reference, options: LoadOptions) -> nn.Module:
-    """Load the model, also that inside another reference; the one place where code in folders is refused."""
+    """Load the model, also that inside another reference; the one place where code in folders is
+    refused."""
     if reference.folder is not None and runs_code(reference) and not options.allow_code:
-        raise InputError(f"`allow_code` must be set (--allow-code) to load {reference.text!r}, which runs code and was "
-                         f"named by the folder {reference.folder}, got False")
+        raise InputError(
+            f"`allow_code` must be set (--allow-code) to load {reference.text!r}, which runs code and was "
+            f"named by the folder {reference.folder}, got False"
+        )
     loader = SCHEMES[reference.scheme]
     if reference.scheme in WRAPPERS:
         own, inner = split_wrapper(reference)
@@ -289,9 +372,13 @@ def _load(reference: Reference, options: LoadOptions) -> nn.Module:
     if reference.settings.preset is not None:
         resizing.preset(reference.settings.preset)  # checks it, before anything is read
     general = _for_network(options, reference.settings)
-    own_options = dict.fromkeys(ModelSettings.names()) | {name: getattr(general, name) for name in DATA_OPTIONS}
+    own_options = dict.fromkeys(ModelSettings.names()) | {
+        name: getattr(general, name) for name in DATA_OPTIONS
+    }
     with hub.no_downloads_for(None if options.allow_code else reference.folder):
-        loaded = loader(reference, dataclasses.replace(options, **{**own_options, **reference.settings.given()}))
+        loaded = loader(
+            reference, dataclasses.replace(options, **{**own_options, **reference.settings.given()})
+        )
     model, info = assemble(loaded, reference.text, reference.settings, options)
     remember_info(model, info)
     return model.eval()

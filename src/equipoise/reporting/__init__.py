@@ -1,4 +1,5 @@
-"""Reports: turn a run folder into one self-contained HTML file, compare several runs, and list those of a folder."""
+"""Reports: turn a run folder into one self-contained HTML file, compare several runs, and list
+those of a folder."""
 
 from equipoise.reporting.opening import open_report as open_report
 from equipoise.reporting.render import SECTIONS as SECTIONS

@@ -11,9 +11,11 @@ from equipoise.reporting.run_index import find_runs, index
 
 
 def open_report(folder: Path | str) -> Path:
-    """Open the report of a run folder in the browser; it is written first where it is missing or out of date.
+    """Open the report of a run folder in the browser; it is written first where it is missing or
+    out of date.
 
-    A folder of runs has an index, which is written anew; a page that was written elsewhere is opened as it is.
+    A folder of runs has an index, which is written anew; a page that was written elsewhere is
+    opened as it is.
 
     Returns:
         The path of the page.
@@ -28,14 +30,23 @@ def open_report(folder: Path | str) -> Path:
 
 def _page(given: Path) -> Path:
     if given.is_file():
-        checks.require(page.kind_of(given) is not None, "folder", "be a run folder, a folder of runs, or a page that "
-                       "Equipoise wrote", str(given))
+        checks.require(
+            page.kind_of(given) is not None,
+            "folder",
+            "be a run folder, a folder of runs, or a page that Equipoise wrote",
+            str(given),
+        )
         return given
     if given.is_dir() and not (given / "run.toml").exists() and find_runs(given).runs:
         return index(given)
     path = given / "report.html"
-    sources = [source for name in ("run.toml", "summary.json", "rows.jsonl", "parts", "arrays.npz")
-               if (source := given / name).exists()]
-    if not path.exists() or any(source.stat().st_mtime > path.stat().st_mtime for source in sources):
+    sources = [
+        source
+        for name in ("run.toml", "summary.json", "rows.jsonl", "parts", "arrays.npz")
+        if (source := given / name).exists()
+    ]
+    if not path.exists() or any(
+        source.stat().st_mtime > path.stat().st_mtime for source in sources
+    ):
         return report(given)
     return path

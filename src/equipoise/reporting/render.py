@@ -1,6 +1,8 @@
-"""Render a run folder to `report.html`, one self-contained file, and the sections that it consists of.
+"""Render a run folder to `report.html`, one self-contained file, and the sections that it consists
+of.
 
-To add a section, write a function from a run to a section and list it in :data:`SECTIONS`, or register an entry point.
+To add a section, write a function from a run to a section and list it in :data:`SECTIONS`, or
+register an entry point.
 """
 
 from __future__ import annotations
@@ -38,79 +40,86 @@ from equipoise.reporting.title import title
 
 SectionFunction = Callable[[RunView], Section | None]
 
-# Each function returns None for runs that have nothing to show in it. Sections of other packages come before the last.
-SECTIONS: Registry[SectionFunction] = Registry("equipoise.report_sections", "report section", {
-    "progress": provenance.progress,
-    "headline": accuracy.headline,
-    "explorer": explorer,
-    "promise": mixture_fit.promise,
-    "compared-rules": comparison.compared_rules,
-    "radius-curves": radius_curves.radius_curves,
-    "autoattack": local_policy.autoattack,
-    "sanity-checks": sanity_checks.sanity_checks,
-    "attack-progress": attack_progress.attack_progress,
-    "attack-details": attacked.details,
-    "attacked-images": attacked.pictures,
-    "training": provenance.training,
-    "certified": certificates.certified,
-    "certified-theorems": certificates.theorems,
-    "frontier": certificates.frontier,
-    "certified-and-attacked": certified_mixtures.certified_and_attacked,
-    "equal-clean": certified_mixtures.equal_clean,
-    "smoothmix-methods": smoothmix.methods,
-    "smoothmix-cifar10": smoothmix.methods_on_cifar10,
-    "smoothmix-resnet110": smoothmix.methods_with_resnet110,
-    "smoothmix-confidence": smoothmix.off_class_confidence,
-    "smoothmix-interpolation": smoothmix.interpolation,
-    "smoothmix-ablations": smoothmix.ablations,
-    "mixednuts-fits": mixednuts.fits,
-    "mixednuts-parts": mixednuts.parts,
-    "mixednuts-margins": mixednuts.margins,
-    "mixednuts-examples": mixednuts.example_maps,
-    "mixednuts-map-margins": mixednuts.map_margins,
-    "mixednuts-landscape": mixednuts.landscape,
-    "fit": mixture_fit.fitted,
-    "fit-trade-off": mixture_fit.trade_off,
-    "alpha": alphas.alpha_sweep,
-    "transfer": alphas.transfer,
-    "confidence": alphas.confidence,
-    "trust": local_smoothing.trust,
-    "fixed-strength": local_smoothing.fixed_strength,
-    "neighbours": local_smoothing.neighbours,
-    "crossing": local_policy.crossing,
-    "policy-targets": local_policy.targets,
-    "policy-losses": local_policy.policy_losses,
-    "policy-radii": local_policy.radii,
-    "gradients": local_policy.gradients,
-    "theorem-radii": local_policy.theorems,
-    "oracle-gate": gate.oracle_gate,
-    "gate-alphas": gate.alphas,
-    "gate-trade-off": gate.trade_off,
-    "fixed-alphas": gate.fixed_alphas,
-    "gate-settings": gate.settings,
-    "gate-ablation": gate.ablation,
-    "examples": accuracy.examples,
-    "margins": accuracy.margins,
-    "estimates": certificates.estimates,
-    "map-margins": mixture_fit.map_margins,
-    "landscape": mixture_fit.landscape,
-    "cost": mixture_fit.cost,
-    "provenance": provenance.provenance,
-})
+# Each function returns None for runs that have nothing to show in it. Sections of other packages
+# come before the last.
+SECTIONS: Registry[SectionFunction] = Registry(
+    "equipoise.report_sections",
+    "report section",
+    {
+        "progress": provenance.progress,
+        "headline": accuracy.headline,
+        "explorer": explorer,
+        "promise": mixture_fit.promise,
+        "compared-rules": comparison.compared_rules,
+        "radius-curves": radius_curves.radius_curves,
+        "autoattack": local_policy.autoattack,
+        "sanity-checks": sanity_checks.sanity_checks,
+        "attack-progress": attack_progress.attack_progress,
+        "attack-details": attacked.details,
+        "attacked-images": attacked.pictures,
+        "training": provenance.training,
+        "certified": certificates.certified,
+        "certified-theorems": certificates.theorems,
+        "frontier": certificates.frontier,
+        "certified-and-attacked": certified_mixtures.certified_and_attacked,
+        "equal-clean": certified_mixtures.equal_clean,
+        "smoothmix-methods": smoothmix.methods,
+        "smoothmix-cifar10": smoothmix.methods_on_cifar10,
+        "smoothmix-resnet110": smoothmix.methods_with_resnet110,
+        "smoothmix-confidence": smoothmix.off_class_confidence,
+        "smoothmix-interpolation": smoothmix.interpolation,
+        "smoothmix-ablations": smoothmix.ablations,
+        "mixednuts-fits": mixednuts.fits,
+        "mixednuts-parts": mixednuts.parts,
+        "mixednuts-margins": mixednuts.margins,
+        "mixednuts-examples": mixednuts.example_maps,
+        "mixednuts-map-margins": mixednuts.map_margins,
+        "mixednuts-landscape": mixednuts.landscape,
+        "fit": mixture_fit.fitted,
+        "fit-trade-off": mixture_fit.trade_off,
+        "alpha": alphas.alpha_sweep,
+        "transfer": alphas.transfer,
+        "confidence": alphas.confidence,
+        "trust": local_smoothing.trust,
+        "fixed-strength": local_smoothing.fixed_strength,
+        "neighbours": local_smoothing.neighbours,
+        "crossing": local_policy.crossing,
+        "policy-targets": local_policy.targets,
+        "policy-losses": local_policy.policy_losses,
+        "policy-radii": local_policy.radii,
+        "gradients": local_policy.gradients,
+        "theorem-radii": local_policy.theorems,
+        "oracle-gate": gate.oracle_gate,
+        "gate-alphas": gate.alphas,
+        "gate-trade-off": gate.trade_off,
+        "fixed-alphas": gate.fixed_alphas,
+        "gate-settings": gate.settings,
+        "gate-ablation": gate.ablation,
+        "examples": accuracy.examples,
+        "margins": accuracy.margins,
+        "estimates": certificates.estimates,
+        "map-margins": mixture_fit.map_margins,
+        "landscape": mixture_fit.landscape,
+        "cost": mixture_fit.cost,
+        "provenance": provenance.provenance,
+    },
+)
 CONTRADICTION = "whose files agree with one another"
 
 
 def ordered(sections: Registry[SectionFunction] = SECTIONS) -> list[SectionFunction]:
-    """All section functions in the order of the report: built-in ones, external ones, provenance."""
+    """All section functions in the order of the report: built-in ones, external ones,
+    provenance."""
     return [sections[name] for name in sections if name != "provenance"] + [sections["provenance"]]
 
 
 def report(folder: Path | str) -> Path:
-    """Write `report.html` and `figures/` into a run folder; that of an unfinished run says how far it is.
+    """Write `report.html` and `figures/` into a run folder; that of an unfinished run says how far
+    it is.
 
-    The report is a pure function of the folder (`run.toml`, `rows.jsonl`, `summary.json` and perhaps `arrays.npz` and
-    runs in subfolders): the same rows give the same bytes. No model is loaded, and neither this function nor the report
-    downloads anything.
+    The report is a pure function of the folder (`run.toml`, `rows.jsonl`, `summary.json` and
+    perhaps `arrays.npz` and runs in subfolders): the same rows give the same bytes. No model is
+    loaded, and neither this function nor the report downloads anything.
 
     Returns:
         The path of the report.
@@ -127,14 +136,30 @@ def report(folder: Path | str) -> Path:
 
 @contextmanager
 def files_agree(folder: Path | str) -> Iterator[None]:
-    """Refuse files that are valid one by one but contradict one another, such as a summary without its rows."""
+    """Refuse files that are valid one by one but contradict one another, such as a summary without
+    its rows."""
     try:
         yield
     except InputError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
-        place = next((frame for frame in reversed(traceback.extract_tb(error.__traceback__))
-                      if Path(frame.filename).parent == Path(__file__).parent), None)
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        StopIteration,
+        TypeError,
+        ValueError,
+    ) as error:
+        place = next(
+            (
+                frame
+                for frame in reversed(traceback.extract_tb(error.__traceback__))
+                if Path(frame.filename).parent == Path(__file__).parent
+            ),
+            None,
+        )
         where = "" if place is None else f" in {Path(place.filename).name}, line {place.lineno}"
-        raise InputError(f"{folder} must hold a run {CONTRADICTION}, got one that cannot be shown "
-                         f"({type(error).__name__}{where})") from error
+        raise InputError(
+            f"{folder} must hold a run {CONTRADICTION}, got one that cannot be shown "
+            f"({type(error).__name__}{where})"
+        ) from error

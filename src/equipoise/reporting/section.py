@@ -1,4 +1,5 @@
-"""What a section is made from: the run that it shows, and the prose, tables and pictures that it returns."""
+"""What a section is made from: the run that it shows, and the prose, tables and pictures that it
+returns."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class RunView:
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """The images of the run: name, split and count as far as they are known; of a demo, those evaluated on."""
+        """The images of the run: name, split and count as far as they are known; of a demo, those
+        evaluated on."""
         known = (source.get("data") for source in (self.identity, self.settings))
         return next((data for data in known if isinstance(data, Mapping)), {})
 
@@ -48,14 +50,23 @@ class RunView:
         """The threat model, if the run had one."""
         if given := self.identity.get("threat"):
             return serialize.from_plain(Threat, given, f"threat of {self.folder / 'run.toml'}")
-        return next((result.threat for result in self.summary.results if result.threat is not None), None)
+        return next(
+            (result.threat for result in self.summary.results if result.threat is not None), None
+        )
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """Short names of all models of the run, the same in every section; full ones where short ones are the same."""
-        models = dict.fromkeys([*(result.model for result in self.summary.results), *(row.model for row in self.rows)])
+        """Short names of all models of the run, the same in every section; full ones where short
+        ones are the same."""
+        models = dict.fromkeys(
+            [*(result.model for result in self.summary.results), *(row.model for row in self.rows)]
+        )
         short = format.short_names(models)
-        return short if len(set(short.values())) == len(short) else {model: format.literal(model) for model in models}
+        return (
+            short
+            if len(set(short.values())) == len(short)
+            else {model: format.literal(model) for model in models}
+        )
 
     def name(self, model: str) -> str:
         """The short name of a model."""
@@ -63,29 +74,48 @@ class RunView:
 
     def find(self, model: str, metric: str) -> Result | None:
         """The result of a model and metric that belongs to no alpha of a sweep."""
-        return next((result for result in self.summary.results
-                     if (result.model, result.metric, result.alpha) == (model, metric, None)), None)
+        return next(
+            (
+                result
+                for result in self.summary.results
+                if (result.model, result.metric, result.alpha) == (model, metric, None)
+            ),
+            None,
+        )
 
     def curve(self, model: str, metric: str) -> list[Result]:
         """The results of a model and metric at every alpha of a sweep, in order of alpha."""
-        return sorted((result for result in self.summary.results
-                       if (result.model, result.metric) == (model, metric) and result.alpha is not None),
-                      key=lambda result: result.alpha or 0.0)
+        return sorted(
+            (
+                result
+                for result in self.summary.results
+                if (result.model, result.metric) == (model, metric) and result.alpha is not None
+            ),
+            key=lambda result: result.alpha or 0.0,
+        )
 
     def swept_models(self) -> list[str]:
         """Models that were measured at several alphas, in the order of the summary."""
-        return list(dict.fromkeys(result.model for result in self.summary.results if result.alpha is not None))
+        return list(
+            dict.fromkeys(
+                result.model for result in self.summary.results if result.alpha is not None
+            )
+        )
 
     def subrun(self, name: str, study: str | None = None) -> RunView | None:
-        """A finished run in a subfolder; None if there is none, or if this run is not the study that it belongs to."""
+        """A finished run in a subfolder; None if there is none, or if this run is not the study
+        that it belongs to."""
         folder = self.folder / name
-        if (study is not None and self.identity.get("study") != study) or not (folder / "summary.json").exists():
+        if (study is not None and self.identity.get("study") != study) or not (
+            folder / "summary.json"
+        ).exists():
             return None
         return read_run(folder)
 
 
 def read_run(folder: Path | str) -> RunView:
-    """Open a run folder, of a fit without the rows of images that selected its map, which are optimistic.
+    """Open a run folder, of a fit without the rows of images that selected its map, which are
+    optimistic.
 
     The summary of a run that is not finished is that of its rows so far.
     """
@@ -93,27 +123,50 @@ def read_run(folder: Path | str) -> RunView:
 
 
 def read_overview(folder: Path | str, *, with_rows: bool = False) -> RunView:
-    """Open a run folder; without the rows of a finished run it may have none, and needs little time."""
+    """Open a run folder; without the rows of a finished run it may have none, and needs little
+    time."""
     folder = Path(folder)
     if not (folder / "run.toml").exists():
-        got = "one without run.toml" if folder.is_dir() else "a file" if folder.exists() else "no such folder"
+        got = (
+            "one without run.toml"
+            if folder.is_dir()
+            else "a file"
+            if folder.exists()
+            else "no such folder"
+        )
         raise InputError(f"{folder} must be a run folder, got {got}")
-    described = records.read_description(folder / "run.toml")  # names the version that wrote it, so it comes first
+    described = records.read_description(
+        folder / "run.toml"
+    )  # names the version that wrote it, so it comes first
     identity, finished = described.identity, (folder / "summary.json").exists()
     summary, rows = read_summary(folder) if finished else None, list[Row]()
     if summary is None or with_rows:
         rows = records.read_rows(folder, None if described.schema == 1 else identity)
     if summary is None:
-        threat = serialize.from_plain(Threat, identity["threat"], "threat") if "threat" in identity else None
-        summary = Summary(command=str(identity.get("command", "run")), seconds=0.0,
-                          results=tuple(accuracies(rows, threat)))
-    return RunView(folder, identity, described.settings, summary,
-                   [row for row in rows if getattr(row, "half", None) != SEARCH], finished)
+        threat = (
+            serialize.from_plain(Threat, identity["threat"], "threat")
+            if "threat" in identity
+            else None
+        )
+        summary = Summary(
+            command=str(identity.get("command", "run")),
+            seconds=0.0,
+            results=tuple(accuracies(rows, threat)),
+        )
+    return RunView(
+        folder,
+        identity,
+        described.settings,
+        summary,
+        [row for row in rows if getattr(row, "half", None) != SEARCH],
+        finished,
+    )
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A value, a note in small print below it, and the colour that marks it: a model, or a key of the palette.
+    """A value, a note in small print below it, and the colour that marks it: a model, or a key of
+    the palette.
 
     `link` is a relative address; `order` is what the cell is sorted by where that is not its text.
     """
@@ -129,7 +182,8 @@ class Cell:
 class Table:
     """Rows below a head; the first cell of a row names it. Numbers are aligned right, or text left.
 
-    A table with `filters`, some of its columns, is wide and can be sorted, searched, and filtered by these.
+    A table with `filters`, some of its columns, is wide and can be sorted, searched, and filtered
+    by these.
     """
 
     caption: str
@@ -147,7 +201,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Explorer:
-    """What the script of the report shows: packed columns, and sprites of pictures as data URIs with their sizes."""
+    """What the script of the report shows: packed columns, and sprites of pictures as data URIs
+    with their sizes."""
 
     columns: str
     pictures: Mapping[str, Any]
@@ -155,7 +210,8 @@ class Explorer:
 
 @dataclass(frozen=True)
 class Section:
-    """A title, a few sentences with the main result first, and the pictures and tables that show it."""
+    """A title, a few sentences with the main result first, and the pictures and tables that show
+    it."""
 
     title: str
     prose: Sequence[str]
@@ -185,11 +241,17 @@ def result_label(result: Result) -> str:
 
 
 def result_table(
-    caption: str, corner: str, results: Sequence[Result], *, row: Callable[[Result], str] = result_label,
-    column: Callable[[Result], str] = lambda result: result.metric, columns: Iterable[str] | None = None,
+    caption: str,
+    corner: str,
+    results: Sequence[Result],
+    *,
+    row: Callable[[Result], str] = result_label,
+    column: Callable[[Result], str] = lambda result: result.metric,
+    columns: Iterable[str] | None = None,
     collapsed: bool = False,
 ) -> Table:
-    """Results in a grid, each with its interval; the caption gets the number of images, or each cell if they differ.
+    """Results in a grid, each with its interval; the caption gets the number of images, or each
+    cell if they differ.
 
     Args:
         caption, corner: the caption without a full stop, and the head of the first column.
@@ -203,7 +265,16 @@ def result_table(
     shown = present if columns is None else [name for name in columns if name in present]
     counts = {result.n for (_, name), result in cells.items() if name in shown}
     n = f"; n = {min(counts)} images" if len(counts) == 1 else ""
-    body = [[model_cell(name), *(MISSING if (result := cells.get((name, column))) is None else
-                                 result_cell(result, "" if n else f", n = {result.n}") for column in shown)]
-            for name in dict.fromkeys(name for name, column in cells if column in shown)]
+    body = [
+        [
+            model_cell(name),
+            *(
+                MISSING
+                if (result := cells.get((name, column))) is None
+                else result_cell(result, "" if n else f", n = {result.n}")
+                for column in shown
+            ),
+        ]
+        for name in dict.fromkeys(name for name, column in cells if column in shown)
+    ]
     return Table(f"{caption}{n}.", [corner, *shown], body, collapsed=collapsed)

@@ -1,4 +1,5 @@
-"""The title of a report: what was done, on which data, how many images, under which threat, and when."""
+"""The title of a report: what was done, on which data, how many images, under which threat, and
+when."""
 
 from __future__ import annotations
 
@@ -8,8 +9,14 @@ from equipoise.core import format
 from equipoise.core.rows import certificates
 from equipoise.reporting.section import RunView
 
-WHAT = {"evaluate": "Evaluation", "fit": "Fitted mixture", "certify": "Certificates", "train": "Training",
-        "demo": "Demo", "compare-rules": "Rules for mixing"}
+WHAT = {
+    "evaluate": "Evaluation",
+    "fit": "Fitted mixture",
+    "certify": "Certificates",
+    "train": "Training",
+    "demo": "Demo",
+    "compare-rules": "Rules for mixing",
+}
 NAMED = 3  # references in a title
 
 
@@ -18,22 +25,34 @@ def title(run: RunView) -> tuple[str, str]:
     study = run.identity.get("study")
     what = f"Study {study}" if isinstance(study, str) else WHAT.get(run.summary.command, "")
     references = run.settings.get("references")
-    listed = [name for name in references if isinstance(name, str) and name != "model"] if isinstance(
-        references, list) else []
+    listed = (
+        [name for name in references if isinstance(name, str) and name != "model"]
+        if isinstance(references, list)
+        else []
+    )
     if what and listed:
         short = list(format.short_names(listed).values())
         named = short if len(short) <= NAMED else [*short[:NAMED], f"{len(short) - NAMED} more"]
         what += f" of {', '.join(named[:-1])}{' and ' * (len(named) > 1)}{named[-1]}"
     what += _details(run) if what else ""
     folder = run.folder.resolve().name
-    parts = [f"Equipoise · {run.summary.command}", *_data(run), *([str(run.threat)] if run.threat else []),
-             str(run.settings.get("date", "")), folder if what else ""]
+    parts = [
+        f"Equipoise · {run.summary.command}",
+        *_data(run),
+        *([str(run.threat)] if run.threat else []),
+        str(run.settings.get("date", "")),
+        folder if what else "",
+    ]
     return what or folder, " · ".join(part for part in parts if part)
 
 
 def _details(run: RunView) -> str:
     """Of certificates the noise, of a training run the architecture and the objective."""
-    sigmas = sorted({row.sigma for row in certificates(run.rows)}) if run.summary.command == "certify" else []
+    sigmas = (
+        sorted({row.sigma for row in certificates(run.rows)})
+        if run.summary.command == "certify"
+        else []
+    )
     objective, arch = run.identity.get("objective"), run.identity.get("arch")
     if run.summary.command == "train" and isinstance(arch, str):
         name = objective.get("name") if isinstance(objective, Mapping) else None

@@ -9,5 +9,18 @@ from equipoise.studies.rule_comparison import compare_rules
 from equipoise.studies.settings import FitImages, StudySettings
 from equipoise.studies.study import Study
 
-__all__ = ["STUDIES", "Comparison", "ComparisonSettings", "DemoResult", "FitImages", "Study", "StudyOverview",
-           "StudySettings", "compare_rules", "list_studies", "reproduce", "results_table", "run_demo"]
+__all__ = [
+    "STUDIES",
+    "Comparison",
+    "ComparisonSettings",
+    "DemoResult",
+    "FitImages",
+    "Study",
+    "StudyOverview",
+    "StudySettings",
+    "compare_rules",
+    "list_studies",
+    "reproduce",
+    "results_table",
+    "run_demo",
+]

@@ -33,11 +33,14 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^\w.]+", "-", name).strip("-.") or "model"
 
 
-def measure_list(jobs: Sequence[Job], data: Dataset, folder: Path, conditions: Conditions) -> list[AttackRow]:
-    """Rows of one model: clean, and in the worst case over its attacks, in the order of :func:`adaptive_first`.
+def measure_list(
+    jobs: Sequence[Job], data: Dataset, folder: Path, conditions: Conditions
+) -> list[AttackRow]:
+    """Rows of one model: clean, and in the worst case over its attacks, in the order of
+    :func:`adaptive_first`.
 
-    An image that one attack breaks is not attacked by the next. The rows of each attack are in the folder, which is
-    resumed.
+    An image that one attack breaks is not attacked by the next. The rows of each attack are in the
+    folder, which is resumed.
     """
     run = open_run(folder, jobs, data, conditions)
     clean, *attacks = jobs
@@ -45,29 +48,48 @@ def measure_list(jobs: Sequence[Job], data: Dataset, folder: Path, conditions: C
         return _measure_in_order(clean, adaptive_first(attacks), data, run, conditions)
 
 
-def _measure_in_order(clean: Job, attacks: Sequence[Job], data: Dataset, run: Run,
-                      conditions: Conditions) -> list[AttackRow]:
+def _measure_in_order(
+    clean: Job, attacks: Sequence[Job], data: Dataset, run: Run, conditions: Conditions
+) -> list[AttackRow]:
     measure(clean, data, run, conditions)
     left, worst = data, dict[int, AttackRow]()
     for job in attacks:
         if len(left):
             measure(job, left, run, conditions)
         for row in run.read_rows():
-            if isinstance(row, AttackRow) and row.attack == job.attack_name and _is_worse(row, worst.get(row.index)):
-                worst[row.index] = replace(row, attack=ATTACKED, broken_by=None if row.correct else (
-                    row.broken_by if row.broken_by == CLEAN else f"{job.attack_name}/{row.broken_by or ''}".strip("/")))
+            if (
+                isinstance(row, AttackRow)
+                and row.attack == job.attack_name
+                and _is_worse(row, worst.get(row.index))
+            ):
+                worst[row.index] = replace(
+                    row,
+                    attack=ATTACKED,
+                    broken_by=None
+                    if row.correct
+                    else (
+                        row.broken_by
+                        if row.broken_by == CLEAN
+                        else f"{job.attack_name}/{row.broken_by or ''}".strip("/")
+                    ),
+                )
         left = data.take(torch.tensor([worst[index].correct for index in data.index.tolist()]))
     rows = run.finish()
     remove_stage_logs(run)
-    return [row for row in rows if isinstance(row, AttackRow) and row.attack == CLEAN] + list(worst.values())
+    return [row for row in rows if isinstance(row, AttackRow) and row.attack == CLEAN] + list(
+        worst.values()
+    )
 
 
 def adaptive_first(jobs: Sequence[Job]) -> list[Job]:
-    """The attacks in their given order, but adaptive ones first, and before those the ones that also lower alpha.
+    """The attacks in their given order, but adaptive ones first, and before those the ones that
+    also lower alpha.
 
     Where there are adaptive attacks, they break most images.
     """
-    return sorted(jobs, key=lambda job: (not job.attack_name.startswith(ADAPTIVE), job.attack.extra is None))
+    return sorted(
+        jobs, key=lambda job: (not job.attack_name.startswith(ADAPTIVE), job.attack.extra is None)
+    )
 
 
 def _is_worse(row: AttackRow, other: AttackRow | None) -> bool:

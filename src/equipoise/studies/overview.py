@@ -1,4 +1,5 @@
-"""What can be reproduced: papers, the parts of their studies, what they need and how long they take."""
+"""What can be reproduced: papers, the parts of their studies, what they need and how long they
+take."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class PartOverview:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOverview:
-    """A study with its parts, and what it needs at every size; `str()` is what `equipoise reproduce --list` prints."""
+    """A study with its parts, and what it needs at every size; `str()` is what `equipoise reproduce
+    --list` prints."""
 
     name: str
     paper: str
@@ -51,8 +53,12 @@ class StudyOverview:
     def __str__(self) -> str:
         lines = [*textwrap.wrap(f"{self.name}: {self.paper}", format.WIDTH, subsequent_indent="  ")]
         for size, needed in self.requirements.items():
-            fields = (("data", needed.data), ("models", needed.models), ("device", needed.device),
-                      ("time", needed.time))
+            fields = (
+                ("data", needed.data),
+                ("models", needed.models),
+                ("device", needed.device),
+                ("time", needed.time),
+            )
             lines.append(f"  --size {size}")
             lines += [line for name, text in fields for line in _paragraph(name, text, 8)]
         lines.append("  --part, with its time at full size on an H200")
@@ -64,20 +70,40 @@ class StudyOverview:
 
 def _paragraph(name: str, text: str, width: int) -> list[str]:
     """A name, and beside it a text in lines that are not too long."""
-    return textwrap.wrap(text, format.WIDTH, initial_indent=f"    {name:<{width}}",
-                         subsequent_indent=" " * (width + 4), break_on_hyphens=False)
+    return textwrap.wrap(
+        text,
+        format.WIDTH,
+        initial_indent=f"    {name:<{width}}",
+        subsequent_indent=" " * (width + 4),
+        break_on_hyphens=False,
+    )
 
 
-def study_overview(name: str, paper: str, parts: Mapping[str, Callable[..., object]],
-                   requirements: Mapping[str, Requirements], minutes: Mapping[str, float],
-                   minutes_per: str = "") -> StudyOverview:
+def study_overview(
+    name: str,
+    paper: str,
+    parts: Mapping[str, Callable[..., object]],
+    requirements: Mapping[str, Requirements],
+    minutes: Mapping[str, float],
+    minutes_per: str = "",
+) -> StudyOverview:
     """The overview of a study; a part is described by the first sentence of its docstring."""
     for part in minutes:
         checks.one_of("part", part, parts)
-    return StudyOverview(name=name, paper=paper, requirements=requirements, parts=tuple(
-        PartOverview(name=part, description=_first_paragraph(function), minutes=minutes.get(part),
-                     minutes_per=minutes_per)
-        for part, function in parts.items()))
+    return StudyOverview(
+        name=name,
+        paper=paper,
+        requirements=requirements,
+        parts=tuple(
+            PartOverview(
+                name=part,
+                description=_first_paragraph(function),
+                minutes=minutes.get(part),
+                minutes_per=minutes_per,
+            )
+            for part, function in parts.items()
+        ),
+    )
 
 
 def _first_paragraph(function: Callable[..., object]) -> str:

@@ -21,8 +21,19 @@ from equipoise.studies.smoothmix import SmoothMixStudy
 from equipoise.studies.study import Study
 
 STUDIES: Registry[type[Study]] = Registry(
-    "equipoise.studies", "study", {study.name: study for study in (
-        AdaptiveSmoothingStudy, LocalSmoothingStudy, MixedNutsStudy, MixingClassifiersStudy, SmoothMixStudy)})
+    "equipoise.studies",
+    "study",
+    {
+        study.name: study
+        for study in (
+            AdaptiveSmoothingStudy,
+            LocalSmoothingStudy,
+            MixedNutsStudy,
+            MixingClassifiersStudy,
+            SmoothMixStudy,
+        )
+    },
+)
 
 
 def list_studies() -> tuple[StudyOverview, ...]:
@@ -30,8 +41,16 @@ def list_studies() -> tuple[StudyOverview, ...]:
     return tuple(study.overview() for study in STUDIES.values())
 
 
-def reproduce(name: str, *, out: Path | str | None = None, parts: Sequence[str] = (), device: str = "auto",
-              report: bool = True, command: str | None = None, **settings: Any) -> Path:
+def reproduce(
+    name: str,
+    *,
+    out: Path | str | None = None,
+    parts: Sequence[str] = (),
+    device: str = "auto",
+    report: bool = True,
+    command: str | None = None,
+    **settings: Any,
+) -> Path:
     """Run a study of a paper and return its report, or without a report its summary.
 
     Args:
@@ -44,16 +63,25 @@ def reproduce(name: str, *, out: Path | str | None = None, parts: Sequence[str] 
     """
     parallel.require_one_process("reproduce")
     study, options = STUDIES.get_entry(name), StudySettings(**settings)
-    options.check_for(name, study.own_settings, uses_pair=study.uses_pair,
-                      takes_several_robust=study.takes_several_robust)
+    options.check_for(
+        name,
+        study.own_settings,
+        uses_pair=study.uses_pair,
+        takes_several_robust=study.takes_several_robust,
+    )
     for part in parts:
         checks.one_of("part", part, study.parts)
-    conditions = Conditions(options.threat(), resolve(device), options.seed, study.size_for(options).batch_size)
+    conditions = Conditions(
+        options.threat(), resolve(device), options.seed, study.size_for(options).batch_size
+    )
     recorded = {**conditions.environment(), **({} if command is None else {"command": command})}
-    return study.reproduce(Path(out or Path("runs") / name), options, conditions, recorded, parts, report=report)
+    return study.reproduce(
+        Path(out or Path("runs") / name), options, conditions, recorded, parts, report=report
+    )
 
 
 def results_table(folder: Path | str) -> str:
-    """The results of a finished study as tables; empty where it has none, because its results lie in its parts."""
+    """The results of a finished study as tables; empty where it has none, because its results lie
+    in its parts."""
     study = read_summary(folder).study
     return STUDIES.get_entry(study).results_table(Path(folder)) if study else ""

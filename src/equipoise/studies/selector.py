@@ -1,4 +1,5 @@
-"""Mixtures selected by attacks on the fitting images: the alpha of plain mixing, and the ranges of gates."""
+"""Mixtures selected by attacks on the fitting images: the alpha of plain mixing, and the ranges of
+gates."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ FILE = "selection.json"
 
 @dataclass(frozen=True, eq=False)
 class MixtureSelector:
-    """Selects mixtures of one pair for one target and stores each under `mixtures/`; all share one pool."""
+    """Selects mixtures of one pair for one target and stores each under `mixtures/`; all share one
+    pool."""
 
     folder: Path
     bases: tuple[nn.Module, nn.Module]
@@ -56,20 +58,29 @@ class MixtureSelector:
         """The robust model as a mixture."""
         return MixedClassifier(*self.bases, 1.0).to(self.conditions.device).eval()
 
-    def select(self, name: str, family: str, candidates: Sequence[MixedClassifier]) -> MixedClassifier:
-        """The most accurate candidate that reaches the target on these images, selected now or earlier."""
+    def select(
+        self, name: str, family: str, candidates: Sequence[MixedClassifier]
+    ) -> MixedClassifier:
+        """The most accurate candidate that reaches the target on these images, selected now or
+        earlier."""
         path = self.folder / "mixtures" / folder_name(name) / FILE
         identity = models.identity(candidates[0])
         if path.exists() and (path.parent / NAME).exists():
             stored = config.read_json(path)
-            checks.require(stored.get("of") == identity, "out", f"be a new folder: {path.parent} holds a selection "
-                           "among other mixtures", str(self.folder))
+            checks.require(
+                stored.get("of") == identity,
+                "out",
+                f"be a new folder: {path.parent} holds a selection among other mixtures",
+                str(self.folder),
+            )
             summary = serialize.from_plain(SelectionSummary, stored["summary"], str(path))
             model = load_mixture(path.parent, bases=self.bases).to(self.conditions.device)
         else:
             selected, robust = self._select(name, family, candidates)
             model = selected.model
-            summary = selected.summary(robust_attacked=robust, promise=_kept(selected, robust, self.attack))
+            summary = selected.summary(
+                robust_attacked=robust, promise=_kept(selected, robust, self.attack)
+            )
             model.provenance = Provenance.of(self.data, summary.promise or "")
             if self.keep:
                 accurate, robust_reference = self._references()
@@ -79,11 +90,16 @@ class MixtureSelector:
         self.promises[name] = summary.promise or ""
         return model
 
-    def _select(self, name: str, family: str, candidates: Sequence[MixedClassifier]) -> tuple[Selected, float]:
-        """The selected candidate, and the accuracy of the robust model alone; the full attack follows the short one."""
+    def _select(
+        self, name: str, family: str, candidates: Sequence[MixedClassifier]
+    ) -> tuple[Selected, float]:
+        """The selected candidate, and the accuracy of the robust model alone; the full attack
+        follows the short one."""
         robust = self.pool.accuracy(self.alone, "robust")
         ranges = Selection(candidates, self.pool)
-        selected = self.pool.select(name, family, ranges, self.target.least_accuracy(robust), self.rounds)
+        selected = self.pool.select(
+            name, family, ranges, self.target.least_accuracy(robust), self.rounds
+        )
         if self.attack == "short":
             return selected, robust
         robust = self.full_pool.accuracy(self.alone, "robust")
@@ -92,17 +108,26 @@ class MixtureSelector:
         return self.full_pool.select(name, family, ranges, least, self.rounds, first=0), robust
 
     def _references(self) -> list[str]:
-        """References of the accurate and the robust base; a model without one is saved in the run folder."""
+        """References of the accurate and the robust base; a model without one is saved in the run
+        folder."""
         references = []
         for side, base in zip(("accurate", "robust"), self.bases, strict=True):
             path = self.folder / f"{side}.safetensors"
-            if models.reference_of(base) is None and isinstance(base, Normalized) and not path.exists():
+            if (
+                models.reference_of(base) is None
+                and isinstance(base, Normalized)
+                and not path.exists()
+            ):
                 checkpoint.save(path, base)
             references.append(models.reference_of(base) or f"file:{path}")
         return references
 
 
 def _kept(selected: Selected, robust: float, attack: str) -> str:
-    missed = "" if selected.met else " (below the target, which no candidate that was tried reaches)"
-    return (f"kept {100 * selected.attacked:.1f} % of the {len(selected.survived)} images that selected it under "
-            f"{RANGE_ATTACKS[attack]}{missed}, the robust model {100 * robust:.1f} %; it promises nothing")
+    missed = (
+        "" if selected.met else " (below the target, which no candidate that was tried reaches)"
+    )
+    return (
+        f"kept {100 * selected.attacked:.1f} % of the {len(selected.survived)} images that selected it under "
+        f"{RANGE_ATTACKS[attack]}{missed}, the robust model {100 * robust:.1f} %; it promises nothing"
+    )

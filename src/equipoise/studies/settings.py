@@ -1,4 +1,5 @@
-"""Settings of the studies, which are also the options of `equipoise reproduce`, and of `compare-rules`."""
+"""Settings of the studies, which are also the options of `equipoise reproduce`, and of
+`compare-rules`."""
 
 from __future__ import annotations
 
@@ -18,56 +19,127 @@ DIGITS_EPS = 0.12  # in [0, 1] pixels
 COUNT = 1000
 TOLERANCE = 0.005  # of certificates in the SmoothMix study: the ACR stays within 0.002 of that of all samples
 # Settings that only some studies have.
-OWN_SETTINGS = ("sigma", "samples", "empirical", "method", "tolerance", "configs", "join", "attack", "part_count",
-                 "gate_epochs")
-PAIR_SETTINGS = ("accurate", "robust", "count", "sample", "norm", "eps")  # of studies about two given models
+OWN_SETTINGS = (
+    "sigma",
+    "samples",
+    "empirical",
+    "method",
+    "tolerance",
+    "configs",
+    "join",
+    "attack",
+    "part_count",
+    "gate_epochs",
+)
+PAIR_SETTINGS = (
+    "accurate",
+    "robust",
+    "count",
+    "sample",
+    "norm",
+    "eps",
+)  # of studies about two given models
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudySettings(Settings):
     """What a study runs on; the fields are options of `equipoise reproduce`."""
 
-    size: str = setting("smoke", "smoke (digits, a few minutes) or full (any two models; smoothmix: its recipes).",
-                        among=("smoke", "full"))
+    size: str = setting(
+        "smoke",
+        "smoke (digits, a few minutes) or full (any two models; smoothmix: its recipes).",
+        among=("smoke", "full"),
+    )
     accurate: str | None = setting(None, "Reference of the accurate model, for full.")
     robust: str | list[str] | None = setting(  # noqa: RUF009
-        None, "Reference of the robust model, for full; may be repeated where several are compared "
-        "(mixing-classifiers, mixednuts).")
+        None,
+        "Reference of the robust model, for full; may be repeated where several are compared "
+        "(mixing-classifiers, mixednuts).",
+    )
     sigma: str | float | list[float] | None = setting(  # noqa: RUF009
-        None, "Standard deviation of the noise with which the robust models are smoothed, in [0, 1] pixels; several by "
-        "commas: one per model, or all for the one model (full mixing-classifiers). For smoothmix: only these.")
-    samples: int | None = setting(None, "Noisy copies per image, 100000 if not given (full mixing-classifiers).",
-                                  least=100, most=checks.MAX_COUNT)
-    empirical: str | None = setting(None, "Reference of an empirically robust model, whose local Lipschitz constants "
-                                    "are also estimated (full mixing-classifiers).")
-    method: str | None = setting(None, "Only these training methods, by commas, e.g. gaussian,smoothmix (smoothmix).")
-    tolerance: float | None = setting(None, "Stop sampling when a radius is within this of what all samples are "
-                                      f"expected to give; for full {TOLERANCE:g} if not given (smoothmix).",
-                                      positive=True)
-    configs: Path | None = setting(None, "Folder of the recipes, configs if not given (full smoothmix).")  # noqa: RUF009
+        None,
+        "Standard deviation of the noise with which the robust models are smoothed, in [0, 1] pixels; several by "
+        "commas: one per model, or all for the one model (full mixing-classifiers). For smoothmix: only these.",
+    )
+    samples: int | None = setting(
+        None,
+        "Noisy copies per image, 100000 if not given (full mixing-classifiers).",
+        least=100,
+        most=checks.MAX_COUNT,
+    )
+    empirical: str | None = setting(
+        None,
+        "Reference of an empirically robust model, whose local Lipschitz constants "
+        "are also estimated (full mixing-classifiers).",
+    )
+    method: str | None = setting(
+        None, "Only these training methods, by commas, e.g. gaussian,smoothmix (smoothmix)."
+    )
+    tolerance: float | None = setting(
+        None,
+        "Stop sampling when a radius is within this of what all samples are "
+        f"expected to give; for full {TOLERANCE:g} if not given (smoothmix).",
+        positive=True,
+    )
+    configs: Path | None = setting(  # noqa: RUF009
+        None, "Folder of the recipes, configs if not given (full smoothmix)."
+    )
     join: str | list[str] | None = setting(  # noqa: RUF009
-        None, "Run folder of the same study with another seed, whose certificates are averaged with those of this one; "
-        "may be repeated. Nothing is trained unless a part is named (smoothmix).")
-    attack: str | None = setting(None, "Attack on test images, from which the adaptive lists of mixtures are made: "
-                                 "standard (AutoAttack) if not given, or fast, which takes less time (full "
-                                 "mixednuts).", among=("fast", "standard"))
-    part_count: int | None = setting(None, f"Images to evaluate at most in every part but the main comparison; {COUNT} "
-                                     "if not given (full mixednuts).", least=1, most=checks.MAX_COUNT)
-    gate_epochs: int | None = setting(None, "Passes over the training images for every gate but those of the ablation, "
-                                      "which have 1; 10 if not given (full adaptive-smoothing).", least=1)
-    data: str | None = setting(None, "Data set of both models, for full; cifar10 if not given. For smoothmix at smoke "
-                               "size: mnist or digits; mnist if its files are there.")
-    count: int | None = setting(None, f"Images to evaluate, for full; {COUNT} if not given. As many from the end of "
-                                "the test set are held out.", least=1, most=checks.MAX_COUNT)
-    sample: str | None = setting(None, "Order in which they are taken, for full: first (that of the split), random or "
-                                 "stratified (class shares of the split); if not given, stratified for folder: and "
-                                 "npz:, else first.", among=SAMPLES)
+        None,
+        "Run folder of the same study with another seed, whose certificates are averaged with those of this one; "
+        "may be repeated. Nothing is trained unless a part is named (smoothmix).",
+    )
+    attack: str | None = setting(
+        None,
+        "Attack on test images, from which the adaptive lists of mixtures are made: "
+        "standard (AutoAttack) if not given, or fast, which takes less time (full "
+        "mixednuts).",
+        among=("fast", "standard"),
+    )
+    part_count: int | None = setting(
+        None,
+        f"Images to evaluate at most in every part but the main comparison; {COUNT} "
+        "if not given (full mixednuts).",
+        least=1,
+        most=checks.MAX_COUNT,
+    )
+    gate_epochs: int | None = setting(
+        None,
+        "Passes over the training images for every gate but those of the ablation, "
+        "which have 1; 10 if not given (full adaptive-smoothing).",
+        least=1,
+    )
+    data: str | None = setting(
+        None,
+        "Data set of both models, for full; cifar10 if not given. For smoothmix at smoke "
+        "size: mnist or digits; mnist if its files are there.",
+    )
+    count: int | None = setting(
+        None,
+        f"Images to evaluate, for full; {COUNT} if not given. As many from the end of "
+        "the test set are held out.",
+        least=1,
+        most=checks.MAX_COUNT,
+    )
+    sample: str | None = setting(
+        None,
+        "Order in which they are taken, for full: first (that of the split), random or "
+        "stratified (class shares of the split); if not given, stratified for folder: and "
+        "npz:, else first.",
+        among=SAMPLES,
+    )
     data_dir: Path | None = setting(None, "Folder of the data set.")  # noqa: RUF009
-    norm: str | None = setting(None, "Norm of the perturbation, linf or l2, for full; linf if not given.",
-                               among=("linf", "l2"))
-    eps: float | None = setting(None, "Radius, for full; 8/255 in linf if not given.", fraction=True, positive=True)
-    allow_code: bool = setting(False, "Run the code that a mixture folder names; only for folders whose author you "
-                                      "trust.")
+    norm: str | None = setting(
+        None,
+        "Norm of the perturbation, linf or l2, for full; linf if not given.",
+        among=("linf", "l2"),
+    )
+    eps: float | None = setting(
+        None, "Radius, for full; 8/255 in linf if not given.", fraction=True, positive=True
+    )
+    allow_code: bool = setting(
+        False, "Run the code that a mixture folder names; only for folders whose author you trust."
+    )
     seed: int = setting(0, "Random seed.", least=0)
 
     def __post_init__(self) -> None:
@@ -76,7 +148,9 @@ class StudySettings(Settings):
             checks.instance("robust", reference, str, "be a model reference")
         for folder in self.join if isinstance(self.join, list) else ():
             checks.instance("join", folder, str, "be a run folder")
-        checks.require(self.norm != "l2" or self.eps is not None, "eps", "be given for the norm l2", None)
+        checks.require(
+            self.norm != "l2" or self.eps is not None, "eps", "be given for the norm l2", None
+        )
 
     @property
     def robust_references(self) -> tuple[str, ...]:
@@ -100,25 +174,40 @@ class StudySettings(Settings):
 
     def threat(self) -> Threat:
         """The threat of the study."""
-        return Threat(self.norm or "linf", self.eps or (DIGITS_EPS if self.size == "smoke" else 8 / 255))
+        return Threat(
+            self.norm or "linf", self.eps or (DIGITS_EPS if self.size == "smoke" else 8 / 255)
+        )
 
-    def check_for(self, study: str, own: tuple[str, ...], *, uses_pair: bool, takes_several_robust: bool) -> None:
+    def check_for(
+        self, study: str, own: tuple[str, ...], *, uses_pair: bool, takes_several_robust: bool
+    ) -> None:
         """Refuse settings of other studies, and too few for the full size.
 
-        `own` are those of :data:`OWN_SETTINGS` that the study has; `uses_pair`: whether it is about given models;
-        `takes_several_robust`: whether it compares several robust ones.
+        `own` are those of :data:`OWN_SETTINGS` that the study has; `uses_pair`: whether it is about
+        given models; `takes_several_robust`: whether it compares several robust ones.
         """
-        foreign = [*(name for name in OWN_SETTINGS if name not in own), *(() if uses_pair else PAIR_SETTINGS),
-                   *(["data"] if not uses_pair and self.size == "full" else [])]
+        foreign = [
+            *(name for name in OWN_SETTINGS if name not in own),
+            *(() if uses_pair else PAIR_SETTINGS),
+            *(["data"] if not uses_pair and self.size == "full" else []),
+        ]
         self._refuse(foreign, f"the study {study}")
         if uses_pair:
             if self.size == "smoke":
-                self._refuse((*PAIR_SETTINGS, *OWN_SETTINGS, "data"), "the smoke size, which has its own")
+                self._refuse(
+                    (*PAIR_SETTINGS, *OWN_SETTINGS, "data"), "the smoke size, which has its own"
+                )
             else:
                 for name in ("accurate", "robust"):
-                    checks.require(bool(getattr(self, name)), name, "be given for the full size", None)
-            checks.require(len(self.robust_references) <= 1 or takes_several_robust, "robust",
-                           f"be one model for the study {study}", list(self.robust_references))
+                    checks.require(
+                        bool(getattr(self, name)), name, "be given for the full size", None
+                    )
+            checks.require(
+                len(self.robust_references) <= 1 or takes_several_robust,
+                "robust",
+                f"be one model for the study {study}",
+                list(self.robust_references),
+            )
 
     def _refuse(self, names: Iterable[str], reason: str) -> None:
         for name in names:
@@ -128,9 +217,12 @@ class StudySettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class FitImages(Settings):
-    """Which images are fitted on, of the data that are evaluated on; the fields are options of `compare-rules`."""
+    """Which images are fitted on, of the data that are evaluated on; the fields are options of
+    `compare-rules`."""
 
-    fit_start: int | None = setting(None, "First fitting image; those after the evaluated ones if not given.", least=0)
+    fit_start: int | None = setting(
+        None, "First fitting image; those after the evaluated ones if not given.", least=0
+    )
     fit_count: int = setting(256, "Number of fitting images.", least=1)
 
     def load(self, data: DataSettings, evaluated: Dataset) -> Dataset:

@@ -5,5 +5,13 @@ from equipoise.training.objective import Objective, ObjectiveOutput, TrainingPla
 from equipoise.training.objectives import OBJECTIVES
 from equipoise.training.trainer import train, train_gate
 
-__all__ = ["OBJECTIVES", "Objective", "ObjectiveOutput", "TrainingPlan", "TrainingResult", "fit_model", "train",
-           "train_gate"]
+__all__ = [
+    "OBJECTIVES",
+    "Objective",
+    "ObjectiveOutput",
+    "TrainingPlan",
+    "TrainingResult",
+    "fit_model",
+    "train",
+    "train_gate",
+]

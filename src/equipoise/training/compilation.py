@@ -1,9 +1,10 @@
 """Fast steps on a GPU: one CUDA graph per step, and torch.compile for large networks.
 
-Networks for small images spend most of their time on a GPU waiting for kernel launches: of a compiled ResNet-18 on
-32×32 pixels the kernels of a step take 6 of 14 ms. A CUDA graph holds the whole step: the attack, the gradient, the
-update and the statistics. The number of the batch, the schedule and the keys of the random streams are read from the
-device, so that an epoch is one call per step.
+Networks for small images spend most of their time on a GPU waiting for kernel launches: of a
+compiled ResNet-18 on 32×32 pixels the kernels of a step take 6 of 14 ms. A CUDA graph holds the
+whole step: the attack, the gradient, the update and the statistics. The number of the batch, the
+schedule and the keys of the random streams are read from the device, so that an epoch is one call
+per step.
 """
 
 from __future__ import annotations
@@ -26,24 +27,39 @@ Purposes = tuple[tuple[int | str, ...], ...]  # the arguments of successive call
 SMALL = 2_000_000  # parameters; below, compiling takes longer than it saves
 
 
-def compile_mode(plan: TrainingPlan, model: nn.Module, objective: Objective, device: torch.device, processes: int,
-                 has_room_for_epoch: bool = True) -> str:
+def compile_mode(
+    plan: TrainingPlan,
+    model: nn.Module,
+    objective: Objective,
+    device: torch.device,
+    processes: int,
+    has_room_for_epoch: bool = True,
+) -> str:
     """What is compiled or captured: off, model, graph or both.
 
-    A graph reads the augmented images of an epoch from the device, where those of a large data set may not fit.
+    A graph reads the augmented images of an epoch from the device, where those of a large data set
+    may not fit.
     """
     if device.type != "cuda":
         return "off"
     if not objective.compilable:
-        checks.require(plan.compile in ("auto", "off"), "compile", f"be auto or off for the objective "
-                       f"{objective.name}, which cannot be compiled", plan.compile)
+        checks.require(
+            plan.compile in ("auto", "off"),
+            "compile",
+            f"be auto or off for the objective {objective.name}, which cannot be compiled",
+            plan.compile,
+        )
         return "off"
     if plan.compile == "auto":
         if processes > 1 or not has_room_for_epoch:
             return "model"
         return "graph" if sum(p.numel() for p in model.parameters()) < SMALL else "both"
-    checks.require(processes == 1 or plan.compile in ("off", "model"), "compile",
-                   "be off or model under several processes", plan.compile)
+    checks.require(
+        processes == 1 or plan.compile in ("off", "model"),
+        "compile",
+        "be off or model under several processes",
+        plan.compile,
+    )
     return plan.compile
 
 
@@ -60,7 +76,8 @@ def cudnn_benchmark(device: torch.device, enabled: bool = True) -> Iterator[None
 
 
 class CapturedSteps:
-    """The full batches of an epoch, replayed from a CUDA graph; a smaller last batch is left to the caller."""
+    """The full batches of an epoch, replayed from a CUDA graph; a smaller last batch is left to the
+    caller."""
 
     def __init__(self, learner: Learner, loader: TrainingLoader) -> None:
         self.learner, self.loader = learner, loader
@@ -68,14 +85,17 @@ class CapturedSteps:
         self.full_batches = len(loader) // size
         self.images = torch.empty_like(loader.images[: self.full_batches * size], device=device)
         self.rows = torch.zeros(self.full_batches * size, dtype=torch.int64, device=device)
-        self.position = torch.zeros((), dtype=torch.int64, device=device)  # of the next step in the epoch
+        self.position = torch.zeros(
+            (), dtype=torch.int64, device=device
+        )  # of the next step in the epoch
         # Of each step of the epoch: its number, learning rate, and weight of the average.
         self.schedule = torch.zeros(self.full_batches, 3, dtype=torch.float64, device=device)
         self.keys = KeyTable(loader.stream(0, loader.index[:size]))
         self.captured: tuple[Objective, torch.cuda.CUDAGraph] | None = None
 
     def load_epoch(self, epoch: int) -> None:
-        """Write the images, schedule and random keys of an epoch to the device, and go to its first step."""
+        """Write the images, schedule and random keys of an epoch to the device, and go to its first
+        step."""
         loader, size = self.loader, self.loader.plan.batch_size
         self.rows.copy_(loader.order(epoch)[: len(self.rows)])
         for low in range(0, len(self.rows), AUGMENT_AT_ONCE):
@@ -114,14 +134,20 @@ class CapturedSteps:
             graph.replay()
 
     def take_step(self, objective: Objective) -> None:
-        """The step that is captured: reads everything from the device, and goes on to the next position."""
+        """The step that is captured: reads everything from the device, and goes on to the next
+        position."""
         size = self.loader.plan.batch_size
         selected = self.position * size + torch.arange(size, device=self.loader.device)
         rows = self.rows.index_select(0, selected)
         number, rate, weight = self.schedule.index_select(0, self.position.view(1))[0].unbind()
         index = self.loader.index.index_select(0, rows)
-        batch = StepBatch(self.images.index_select(0, selected), self.loader.labels.index_select(0, rows), rows, index,
-                          size)
+        batch = StepBatch(
+            self.images.index_select(0, selected),
+            self.loader.labels.index_select(0, rows),
+            rows,
+            index,
+            size,
+        )
         schedule = StepSchedule(number, rate.float(), weight.float())
         self.learner.take_step(objective, batch, GraphStream(0, index, self.keys), schedule)
         self.position.add_(1)
@@ -159,7 +185,8 @@ class KeyTable:
 
 @dataclass(frozen=True)
 class GraphStream(Stream):
-    """The stream `table.base.at(*purposes[0]).at(*purposes[1])…` of the images `index`, with its key on the device."""
+    """The stream `table.base.at(*purposes[0]).at(*purposes[1])…` of the images `index`, with its
+    key on the device."""
 
     table: KeyTable
     purposes: Purposes = ()

@@ -1,7 +1,7 @@
 """One optimiser step: objective, gradient, update, running average of the weights, and statistics.
 
-All that a step reads or changes belongs to the :class:`Learner`, so that it can be saved, restored and captured.
-Nothing here waits for the device, unless its docstring says so.
+All that a step reads or changes belongs to the :class:`Learner`, so that it can be saved, restored
+and captured. Nothing here waits for the device, unless its docstring says so.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class TrainingStatistics:
 class WeightAverage:
     """Exponential moving average of the weights and statistics of a module.
 
-    Counters, buffers that are infinite (such as the log-odds of 0) and layers whose own weights are frozen are copied
-    instead: an average would lose the sign of a zero, which changes their digest.
+    Counters, buffers that are infinite (such as the log-odds of 0) and layers whose own weights are
+    frozen are copied instead: an average would lose the sign of a zero, which changes their digest.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -51,11 +51,18 @@ class WeightAverage:
             own = list(layer.parameters(recurse=False))
             if own and not any(weight.requires_grad for weight in own):
                 frozen |= {id(value) for value in (*own, *layer.buffers(recurse=False))}
-        self._averaged: list[tuple[Tensor, Tensor]] = []  # pairs of a live tensor and its counterpart here
+        self._averaged: list[
+            tuple[Tensor, Tensor]
+        ] = []  # pairs of a live tensor and its counterpart here
         self._copied: list[tuple[Tensor, Tensor]] = []
-        for live, average in zip([*module.parameters(), *module.buffers()],
-                                 [*self.module.parameters(), *self.module.buffers()], strict=True):
-            moves = live.is_floating_point() and id(live) not in frozen and bool(live.isfinite().all())
+        for live, average in zip(
+            [*module.parameters(), *module.buffers()],
+            [*self.module.parameters(), *self.module.buffers()],
+            strict=True,
+        ):
+            moves = (
+                live.is_floating_point() and id(live) not in frozen and bool(live.isfinite().all())
+            )
             (self._averaged if moves else self._copied).append((live, average))
 
     @torch.no_grad()
@@ -66,13 +73,18 @@ class WeightAverage:
         torch._foreach_mul_(differences, weight)
         torch._foreach_add_(averages, differences)
         if self._copied:
-            torch._foreach_copy_([target for _, target in self._copied], [live for live, _ in self._copied])
+            torch._foreach_copy_(
+                [target for _, target in self._copied], [live for live, _ in self._copied]
+            )
 
 
 class Forward(nn.Module):
-    """Bytes and labels in, losses out. The whole objective is one forward pass, as DistributedDataParallel needs it."""
+    """Bytes and labels in, losses out. The whole objective is one forward pass, as
+    DistributedDataParallel needs it."""
 
-    def __init__(self, model: nn.Module, plan: TrainingPlan, device: torch.device, compile_model: bool) -> None:
+    def __init__(
+        self, model: nn.Module, plan: TrainingPlan, device: torch.device, compile_model: bool
+    ) -> None:
         super().__init__()
         self.model, self.precision, self.device = model, plan.precision, device
         # The tensor cores of a GPU want half precision with the channels last.
@@ -80,15 +92,25 @@ class Forward(nn.Module):
         if self.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         # In a list, because it shares its weights with the model.
-        self._compiled: list[Any] = [torch.compile(model, dynamic=False) if compile_model else model]
+        self._compiled: list[Any] = [
+            torch.compile(model, dynamic=False) if compile_model else model
+        ]
 
-    def forward(self, objective: Objective, images: Tensor, y: Tensor, stream: Stream, memory: Memory,
-                is_full: bool) -> tuple[Tensor, Tensor, Memory]:
+    def forward(
+        self,
+        objective: Objective,
+        images: Tensor,
+        y: Tensor,
+        stream: Stream,
+        memory: Memory,
+        is_full: bool,
+    ) -> tuple[Tensor, Tensor, Memory]:
         """(B,) losses, (B,) correct, new memory."""
         x = pixels(images)
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
-        # The model is compiled for full batches; a smaller last one is not worth another compilation.
+        # The model is compiled for full batches; a smaller last one is not worth another
+        # compilation.
         model = self._compiled[0] if is_full else self.model
         with devices.autocast(self.precision, self.device):
             output = objective(model, x, y, stream, memory)
@@ -98,23 +120,38 @@ class Forward(nn.Module):
 class Learner:
     """The module under training with its optimiser, average, per-image memory and statistics."""
 
-    def __init__(self, model: nn.Module, plan: TrainingPlan, device: torch.device, memory: Memory,
-                 compile_model: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: TrainingPlan,
+        device: torch.device,
+        memory: Memory,
+        compile_model: bool = False,
+    ) -> None:
         self.plan, self.world = plan, parallel.world()
         self.model = model.to(device).train()
         self.forward: nn.Module = Forward(model, plan, device, compile_model)
         if self.world.size > 1:
             self.forward = DistributedDataParallel(self.forward)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        # On CUDA the learning rate is a tensor and the update one kernel, so that a step can be captured.
+        # On CUDA the learning rate is a tensor and the update one kernel, so that a step can be
+        # captured.
         on_cuda = device.type == "cuda"
         self.learning_rate = torch.full((), plan.lr, device=device) if on_cuda else None
-        options: dict[str, Any] = {"lr": self.learning_rate if on_cuda else plan.lr, "weight_decay": plan.weight_decay,
-                                   "fused": on_cuda or None}
+        options: dict[str, Any] = {
+            "lr": self.learning_rate if on_cuda else plan.lr,
+            "weight_decay": plan.weight_decay,
+            "fused": on_cuda or None,
+        }
         self.optimizer: torch.optim.Optimizer = (
-            torch.optim.SGD(self.parameters, momentum=plan.momentum, nesterov=plan.nesterov, **options)
-            if plan.optimizer == "sgd" else
-            torch.optim.AdamW(self.parameters, betas=(plan.momentum, 0.999), capturable=on_cuda, **options))
+            torch.optim.SGD(
+                self.parameters, momentum=plan.momentum, nesterov=plan.nesterov, **options
+            )
+            if plan.optimizer == "sgd"
+            else torch.optim.AdamW(
+                self.parameters, betas=(plan.momentum, 0.999), capturable=on_cuda, **options
+            )
+        )
         self.average = WeightAverage(model) if plan.ema else None
         self.memory = {name: value.to(device) for name, value in memory.items()}
         # Sums of losses, of correct images and of images; the first step whose loss was not finite.
@@ -127,12 +164,17 @@ class Learner:
         """The module that is validated and saved: the average where there is one."""
         return self.model if self.average is None else self.average.module
 
-    def take_step(self, objective: Objective, batch: StepBatch, stream: Stream, schedule: StepSchedule) -> None:
+    def take_step(
+        self, objective: Objective, batch: StepBatch, stream: Stream, schedule: StepSchedule
+    ) -> None:
         """One optimiser step on this process's part of a batch."""
         memory = {name: value.index_select(0, batch.rows) for name, value in self.memory.items()}
         is_full = batch.total == self.plan.batch_size
-        losses, correct, memory = self.forward(objective, batch.images, batch.labels, stream, memory, is_full)
-        # DDP averages over processes; their number cancels, so that the mean over the whole batch is minimised.
+        losses, correct, memory = self.forward(
+            objective, batch.images, batch.labels, stream, memory, is_full
+        )
+        # DDP averages over processes; their number cancels, so that the mean over the whole batch
+        # is minimised.
         loss = losses.sum() * (float(batch.is_counted) * self.world.size / batch.total)
         loss.backward()
         if self.plan.clip:
@@ -162,20 +204,24 @@ class Learner:
         """The statistics of the epoch so far; waits for the device."""
         loss, correct, images, first = self.sums.tolist()
         images = max(images, 1)
-        return TrainingStatistics(loss / images, correct / images, int(first) if first < _NEVER else None)
+        return TrainingStatistics(
+            loss / images, correct / images, int(first) if first < _NEVER else None
+        )
 
     def reset_statistics(self) -> None:
         """Start the statistics of a new epoch."""
         self.sums.copy_(torch.tensor([0.0, 0.0, 0.0, _NEVER], dtype=torch.float64))
 
     def gather(self, own: Tensor) -> None:
-        """Exchange memory and statistics of all processes; `own` (N,) are the rows that this process has written."""
+        """Exchange memory and statistics of all processes; `own` (N,) are the rows that this
+        process has written."""
         self._gather_memory(own)
         dist.all_reduce(self.sums[:3])
         dist.all_reduce(self.sums[3:], dist.ReduceOp.MIN)
 
     def prepare_state(self, own: Tensor) -> None:
-        """Within an epoch: collect in every process what :meth:`state_dict` needs from all of them."""
+        """Within an epoch: collect in every process what :meth:`state_dict` needs from all of
+        them."""
         self._gather_memory(own)
         self.sums_by_process = torch.stack(parallel.gather(self.sums.cpu()))
 
@@ -187,15 +233,22 @@ class Learner:
 
     def tensors(self) -> list[Tensor]:
         """Everything that a step changes."""
-        state = {**self.state_dict(), "optimizer": self.optimizer.state_dict()["state"]}  # without the learning rate
+        state = {
+            **self.state_dict(),
+            "optimizer": self.optimizer.state_dict()["state"],
+        }  # without the learning rate
         return [value for value in tree_leaves(state) if isinstance(value, Tensor)]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs, for `torch.save`."""
-        return {"model": self.model.state_dict(),
-                "average": None if self.average is None else self.average.module.state_dict(),
-                "optimizer": self.optimizer.state_dict(), "memory": self.memory, "sums": self.sums,
-                "sums_by_process": self.sums_by_process}
+        return {
+            "model": self.model.state_dict(),
+            "average": None if self.average is None else self.average.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "memory": self.memory,
+            "sums": self.sums,
+            "sums_by_process": self.sums_by_process,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -213,7 +266,8 @@ class Learner:
 
     @contextmanager
     def undo_steps(self) -> Iterator[None]:
-        """Undo the steps taken inside (new optimiser state becomes zero); for warming up before a capture."""
+        """Undo the steps taken inside (new optimiser state becomes zero); for warming up before a
+        capture."""
         before = [(value, value.clone()) for value in self.tensors()]
         try:
             yield

@@ -32,33 +32,48 @@ class StepBatch:
 def split(data: Dataset, plan: TrainingPlan) -> tuple[Dataset, Dataset]:
     """The images to train on and those held out, drawn by the seed."""
     held_out = min(1000, len(data) // 10) if plan.held_out is None else plan.held_out
-    checks.require(held_out < len(data), "held_out", f"be less than the {len(data)} images there are", held_out)
+    checks.require(
+        held_out < len(data), "held_out", f"be less than the {len(data)} images there are", held_out
+    )
     shuffled = rng.stream(plan.seed, "held out", data.index).words().argsort(stable=True)
-    return data.take(shuffled[held_out:].sort().values), data.take(shuffled[:held_out].sort().values)
+    return data.take(shuffled[held_out:].sort().values), data.take(
+        shuffled[:held_out].sort().values
+    )
 
 
 class TrainingLoader:
-    """Batches of the training set for every step of a run, with their random streams and schedules."""
+    """Batches of the training set for every step of a run, with their random streams and
+    schedules."""
 
     def __init__(self, data: Dataset, plan: TrainingPlan, device: torch.device) -> None:
         size = plan.batch_size
-        checks.require(size <= len(data), "batch_size", f"be at most the number of training images, {len(data)}", size)
+        checks.require(
+            size <= len(data),
+            "batch_size",
+            f"be at most the number of training images, {len(data)}",
+            size,
+        )
         self.plan, self.device, self.world = plan, device, parallel.world()
-        checks.require(self.world.size <= size, "batch_size", "be at least the number of processes", size)
+        checks.require(
+            self.world.size <= size, "batch_size", "be at least the number of processes", size
+        )
         self.images = data.images.to(device) if _fits(data.images, device) else data.images
         self.labels, self.index = data.labels.to(device), data.index.to(device)
         self.steps_per_epoch = -(-len(data) // size)
         if plan.cutout:
             # The mean colour fills the cutout: it is zero for a network that normalises its images.
             mean = data.images.float().mean(dim=(0, 2, 3)).view(1, -1, 1, 1).to(device)
-            self.mean_colour = mean if data.images.is_floating_point() else mean.round().to(data.images.dtype)
+            self.mean_colour = (
+                mean if data.images.is_floating_point() else mean.round().to(data.images.dtype)
+            )
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def has_room_for_epoch(self) -> bool:
-        """Whether the device also has room for the augmented images of an epoch, beside those of the data set."""
+        """Whether the device also has room for the augmented images of an epoch, beside those of
+        the data set."""
         return self.images.device.type == self.device.type and _fits(self.images, self.device)
 
     def count_images(self, steps: int) -> int:
@@ -84,12 +99,22 @@ class TrainingLoader:
         steps_at_once = max(1, AUGMENT_AT_ONCE // size)
         for start in range(first, self.steps_per_epoch, steps_at_once):
             batches = order[start * size : (start + steps_at_once) * size].split(size)
-            # A process without images of its own in a small last batch repeats one, which then is not counted.
-            own = [self.world.shard(rows) if len(rows) > self.world.rank else rows[:1] for rows in batches]
+            # A process without images of its own in a small last batch repeats one, which then is
+            # not counted.
+            own = [
+                self.world.shard(rows) if len(rows) > self.world.rank else rows[:1]
+                for rows in batches
+            ]
             images = self.augmented(torch.cat(own), epoch).split([len(rows) for rows in own])
             for part, rows, batch in zip(images, own, batches, strict=True):
-                yield StepBatch(part, self.labels[rows], rows, self.index[rows], len(batch),
-                                len(batch) > self.world.rank)
+                yield StepBatch(
+                    part,
+                    self.labels[rows],
+                    rows,
+                    self.index[rows],
+                    len(batch),
+                    len(batch) > self.world.rank,
+                )
 
     def own_rows(self, epoch: int) -> Tensor:
         """(N,) bool: the positions of the images that this process trains on in an epoch."""
@@ -110,12 +135,16 @@ class TrainingLoader:
 
 
 def _fits(images: Tensor, device: torch.device) -> bool:
-    """Whether images take a small share of the free memory of a GPU; on a CPU they are there already."""
-    return device.type != "cuda" or images.nbytes < RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
+    """Whether images take a small share of the free memory of a GPU; on a CPU they are there
+    already."""
+    return (
+        device.type != "cuda" or images.nbytes < RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
+    )
 
 
 def cutout(x: Tensor, side: int, colour: Tensor, stream: Stream) -> Tensor:
-    """Cover a square of `side` pixels in each image with a colour (1, C, 1, 1), its centre anywhere [DeVries2017]."""
+    """Cover a square of `side` pixels in each image with a colour (1, C, 1, 1), its centre anywhere
+    [DeVries2017]."""
     stream, (height, width) = stream.at("blot"), x.shape[2:]
     spans = []
     for name, extent in (("row", height), ("column", width)):

@@ -32,7 +32,9 @@ class BestEpoch:
 
     epoch: int = -1
     score: float = -1.0
-    correct: dict[str, Count] = field(default_factory=dict)  # metric → held-out images classified correctly
+    correct: dict[str, Count] = field(
+        default_factory=dict
+    )  # metric → held-out images classified correctly
 
 
 @dataclass(frozen=True)
@@ -47,33 +49,75 @@ class Progress:
 class RunRecorder:
     """The folder of a training run; without a folder nothing is written.
 
-    Checkpoints are written before the state: a kill in between leaves checkpoints of a later step, which the resumed
-    run writes again.
+    Checkpoints are written before the state: a kill in between leaves checkpoints of a later step,
+    which the resumed run writes again.
     """
 
-    def __init__(self, out: Path | str | None, model: nn.Module, objective: Objective, data: Dataset,
-                 plan: TrainingPlan, device: torch.device, metadata: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        out: Path | str | None,
+        model: nn.Module,
+        objective: Objective,
+        data: Dataset,
+        plan: TrainingPlan,
+        device: torch.device,
+        metadata: Mapping[str, str],
+    ) -> None:
         self.folder = None if out is None else Path(out)
         self.start_time = self.last_save = time.monotonic()
         self.earlier_seconds = 0.0
-        # A module from outside the model zoo, such as a mixture, does not have this metadata itself.
-        architecture = {} if isinstance(model, Normalized) else {
-            "arch": type(model).__name__, "num_classes": data.num_classes,
-            "image_shape": ",".join(map(str, data.image_shape))}
-        self.checkpoint_metadata = {key: str(value) for key, value in {
-            **architecture, "objective": objective.name, **objective.to_dict(), **plan.identity(),
-            "data": str(data), **metadata}.items()}
+        # A module from outside the model zoo, such as a mixture, does not have this metadata
+        # itself.
+        architecture = (
+            {}
+            if isinstance(model, Normalized)
+            else {
+                "arch": type(model).__name__,
+                "num_classes": data.num_classes,
+                "image_shape": ",".join(map(str, data.image_shape)),
+            }
+        )
+        self.checkpoint_metadata = {
+            key: str(value)
+            for key, value in {
+                **architecture,
+                "objective": objective.name,
+                **objective.to_dict(),
+                **plan.identity(),
+                "data": str(data),
+                **metadata,
+            }.items()
+        }
         self.notes = class_share_notes(data)
         self.best = BestEpoch()
-        self.best_weights: dict[str, Tensor] | None = None  # of the best epoch; None if they are on disk
+        self.best_weights: dict[str, Tensor] | None = (
+            None  # of the best epoch; None if they are on disk
+        )
         self.run: Run | None = None
-        self.writable_folder: Path | None = None  # of the one process that writes checkpoints and rows
+        self.writable_folder: Path | None = (
+            None  # of the one process that writes checkpoints and rows
+        )
         if self.folder is not None:
-            identity = {"command": "train", **metadata, "objective": objective.describe(), "plan": plan.identity(),
-                        "model": models.identity(model), "data": data.describe(), **_parallelism(device)}
-            self.run = Run(self.folder, identity, {"device": str(device), "compile": plan.compile,
-                                                   "equipoise": __version__, "torch": torch.__version__,
-                                                   "python": platform.python_version()})
+            identity = {
+                "command": "train",
+                **metadata,
+                "objective": objective.describe(),
+                "plan": plan.identity(),
+                "model": models.identity(model),
+                "data": data.describe(),
+                **_parallelism(device),
+            }
+            self.run = Run(
+                self.folder,
+                identity,
+                {
+                    "device": str(device),
+                    "compile": plan.compile,
+                    "equipoise": __version__,
+                    "torch": torch.__version__,
+                    "python": platform.python_version(),
+                },
+            )
             self.writable_folder = self.folder if self.run.world.is_leader else None
 
     @property
@@ -94,18 +138,23 @@ class RunRecorder:
         except checks.InputError:
             raise
         except Exception as error:  # a damaged or foreign file can raise any error
-            raise checks.InputError(f"`{path}` must be the saved state of this run, got one that cannot be used "
-                                    f"({type(error).__name__})") from None
+            raise checks.InputError(
+                f"`{path}` must be the saved state of this run, got one that cannot be used "
+                f"({type(error).__name__})"
+            ) from None
         self.best, self.earlier_seconds = progress.best, progress.seconds
         return progress.step
 
     def update_best(self, epoch: int, correct: Mapping[str, int], model: nn.Module) -> None:
-        """Keep the weights of the best epoch so far; of equals, the later; without held-out images, the last."""
+        """Keep the weights of the best epoch so far; of equals, the later; without held-out images,
+        the last."""
         score = float(list(correct.values())[-1]) if correct else float(epoch)
         if score >= self.best.score:
             self.best = BestEpoch(epoch, score, dict(correct))
             if self.folder is not None:
-                self.best_weights = {key: value.clone() for key, value in model.state_dict().items()}
+                self.best_weights = {
+                    key: value.clone() for key, value in model.state_dict().items()
+                }
 
     def is_save_due(self, every: float) -> bool:
         """Whether `every` seconds have passed since the last save."""
@@ -116,15 +165,27 @@ class RunRecorder:
         if self.writable_folder is None:
             return
         if not all(bool(p.isfinite().all()) for p in learner.parameters):
-            raise checks.InputError(f"the weights must stay finite, got NaN or infinity after step {step}"
-                                    f"{self.describe_failure()}")
+            raise checks.InputError(
+                f"the weights must stay finite, got NaN or infinity after step {step}"
+                f"{self.describe_failure()}"
+            )
         self.save_best(learner.evaluated_model)
-        checkpoint.save(self.writable_folder / LAST, learner.evaluated_model,
-                        {**self.checkpoint_metadata, "step": str(step)})
+        checkpoint.save(
+            self.writable_folder / LAST,
+            learner.evaluated_model,
+            {**self.checkpoint_metadata, "step": str(step)},
+        )
         progress = serialize.to_plain(Progress(step, self.best, self.seconds))
         with files.atomic_writer(self.writable_folder / STATE) as file:
-            torch.save({"schema": STATE_SCHEMA, "version": __version__, "progress": progress,
-                        "learner": learner.state_dict()}, file)
+            torch.save(
+                {
+                    "schema": STATE_SCHEMA,
+                    "version": __version__,
+                    "progress": progress,
+                    "learner": learner.state_dict(),
+                },
+                file,
+            )
         self.last_save = time.monotonic()
 
     def save_best(self, model: nn.Module) -> None:
@@ -138,8 +199,11 @@ class RunRecorder:
         current = {key: value.clone() for key, value in model.state_dict().items()}
         model.load_state_dict(weights)
         try:
-            checkpoint.save(self.writable_folder / BEST, model,
-                            {**self.checkpoint_metadata, "epoch": str(self.best.epoch)})
+            checkpoint.save(
+                self.writable_folder / BEST,
+                model,
+                {**self.checkpoint_metadata, "epoch": str(self.best.epoch)},
+            )
         finally:
             model.load_state_dict(current)
 
@@ -148,7 +212,11 @@ class RunRecorder:
         if self.folder is None:
             return " (try a lower lr, or clip)"
         saved = any((self.folder / name).exists() for name in (LAST, BEST))
-        kept = f"the last good checkpoint in {self.folder} was kept" if saved else "no checkpoint had been saved"
+        kept = (
+            f"the last good checkpoint in {self.folder} was kept"
+            if saved
+            else "no checkpoint had been saved"
+        )
         return f"; {kept} (try a lower lr, or clip, and another folder)"
 
     def append(self, row: EpochRow) -> None:
@@ -156,15 +224,28 @@ class RunRecorder:
         if self.run is not None and self.run.world.is_leader:
             self.run.append([row])
 
-    def finish(self, last_correct: Mapping[str, int], held_out: int, compile_seconds: float) -> tuple[Result, ...]:
-        """Merge the rows, write the summary, delete the state; returns accuracies of the best and the last epoch."""
-        results = tuple(Result.of(model, metric, stats.clopper_pearson(correct, held_out))
-                        for model, counts in (("best", self.best.correct), ("last", last_correct))
-                        for metric, correct in counts.items())
+    def finish(
+        self, last_correct: Mapping[str, int], held_out: int, compile_seconds: float
+    ) -> tuple[Result, ...]:
+        """Merge the rows, write the summary, delete the state; returns accuracies of the best and
+        the last epoch."""
+        results = tuple(
+            Result.of(model, metric, stats.clopper_pearson(correct, held_out))
+            for model, counts in (("best", self.best.correct), ("last", last_correct))
+            for metric, correct in counts.items()
+        )
         if self.run is not None:
             self.run.finish()
-            self.run.write_summary(Summary(command="train", seconds=self.seconds, results=results, notes=self.notes,
-                                           best_epoch=self.best.epoch, compile_seconds=round(compile_seconds, 1)))
+            self.run.write_summary(
+                Summary(
+                    command="train",
+                    seconds=self.seconds,
+                    results=results,
+                    notes=self.notes,
+                    best_epoch=self.best.epoch,
+                    compile_seconds=round(compile_seconds, 1),
+                )
+            )
         self.remove_state()
         return results
 

@@ -46,7 +46,12 @@ def convolutions(model: nn.Module) -> int:
 
 def test_the_name_is_the_number_of_layers() -> None:
     with torch.device("meta"):
-        assert convolutions(ARCHITECTURES["resnet20"](num_classes=6, image_shape=(3, 8, 8))) + 1 == 20
-        assert convolutions(ARCHITECTURES["resnet110"](num_classes=6, image_shape=(3, 8, 8))) + 1 == 110
+        assert (
+            convolutions(ARCHITECTURES["resnet20"](num_classes=6, image_shape=(3, 8, 8))) + 1 == 20
+        )
+        assert (
+            convolutions(ARCHITECTURES["resnet110"](num_classes=6, image_shape=(3, 8, 8))) + 1
+            == 110
+        )
         # WRN counts the projections of its three stages too.
         assert convolutions(wide_resnet(28, 10)(num_classes=6, image_shape=(3, 8, 8))) + 3 == 28

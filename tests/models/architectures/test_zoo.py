@@ -9,8 +9,18 @@ from equipoise.models import ARCHITECTURES, build, weights_digest
 from equipoise.models.architectures import zoo
 from equipoise.models.architectures.cnn import CNN
 
-LIGHT = ["cnn", "cnn_small", "deepmind_preact_resnet18", "lenet", "preact_resnet18", "preact_resnet18_raw", "resnet8",
-         "resnet18", "resnet20", "wide_resnet40_2"]
+LIGHT = [
+    "cnn",
+    "cnn_small",
+    "deepmind_preact_resnet18",
+    "lenet",
+    "preact_resnet18",
+    "preact_resnet18_raw",
+    "resnet8",
+    "resnet18",
+    "resnet20",
+    "wide_resnet40_2",
+]
 HEAVY = set(ARCHITECTURES) - set(LIGHT)
 
 
@@ -18,18 +28,21 @@ def images(*shape: int) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(("arch", "image_shape", "count"), [
-    ("lenet", (1, 28, 28), 431_080),
-    ("preact_resnet18", (3, 32, 32), 11_172_170),
-    ("resnet8", (3, 32, 32), 78_042),
-    ("resnet18", (3, 32, 32), 11_173_962),
-    ("resnet20", (3, 32, 32), 272_474),
-    ("resnet110", (3, 32, 32), 1_730_714),
-    ("deepmind_wide_resnet28_10", (3, 32, 32), 36_479_194),
-    ("wide_resnet28_10", (3, 32, 32), 36_479_194),
-    ("wide_resnet34_10", (3, 32, 32), 46_160_474),
-    ("wide_resnet70_16", (3, 32, 32), 266_796_506),
-])
+@pytest.mark.parametrize(
+    ("arch", "image_shape", "count"),
+    [
+        ("lenet", (1, 28, 28), 431_080),
+        ("preact_resnet18", (3, 32, 32), 11_172_170),
+        ("resnet8", (3, 32, 32), 78_042),
+        ("resnet18", (3, 32, 32), 11_173_962),
+        ("resnet20", (3, 32, 32), 272_474),
+        ("resnet110", (3, 32, 32), 1_730_714),
+        ("deepmind_wide_resnet28_10", (3, 32, 32), 36_479_194),
+        ("wide_resnet28_10", (3, 32, 32), 36_479_194),
+        ("wide_resnet34_10", (3, 32, 32), 46_160_474),
+        ("wide_resnet70_16", (3, 32, 32), 266_796_506),
+    ],
+)
 def test_parameter_counts(arch: str, image_shape: tuple[int, int, int], count: int) -> None:
     model = zoo.build_empty(arch, num_classes=10, image_shape=image_shape)
     assert sum(value.numel() for value in model.parameters()) == count
@@ -95,7 +108,9 @@ def test_weights_depend_on_the_seed_only() -> None:
 
 
 @pytest.mark.parametrize("arch", ["cnn_small", "resnet8"])
-def test_building_leaves_the_global_random_state_alone(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_building_leaves_the_global_random_state_alone(
+    arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def forbidden(_: int) -> None:
         raise AssertionError("CUDA generators were seeded")
 
@@ -121,23 +136,38 @@ def test_lenet_is_the_classic_one() -> None:
 
 def test_resnet_keys_are_those_of_torchvision() -> None:
     keys = zoo.build_empty("resnet18", num_classes=10, image_shape=(3, 32, 32)).state_dict()
-    for key in ("conv1.weight", "bn1.running_var", "layer1.0.conv1.weight", "layer4.1.bn2.bias",
-                "layer2.0.downsample.0.weight", "layer2.0.downsample.1.running_mean", "fc.bias"):
+    for key in (
+        "conv1.weight",
+        "bn1.running_var",
+        "layer1.0.conv1.weight",
+        "layer4.1.bn2.bias",
+        "layer2.0.downsample.0.weight",
+        "layer2.0.downsample.1.running_mean",
+        "fc.bias",
+    ):
         assert key in keys
     assert "layer1.0.downsample.0.weight" not in keys
     assert keys["conv1.weight"].shape == (64, 3, 3, 3)
 
 
-@pytest.mark.parametrize(("wrong", "message"), [
-    ({"arch": "resnet19"}, "did you mean 'resnet18'"),
-    ({"num_classes": 1}, "`num_classes` must be a whole number of at least 2"),
-    ({"image_shape": (3, 32)}, "`image_shape` must be"),
-    ({"image_shape": (3, 0, 32)}, "`image_shape` must be"),
-    ({"mean": [0.5]}, "`mean` must hold 3 numbers"),
-    ({"seed": -1}, "`seed` must be"),
-    ({"arch": "lenet", "image_shape": (1, 15, 28)}, "at least 16 by 16"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"arch": "resnet19"}, "did you mean 'resnet18'"),
+        ({"num_classes": 1}, "`num_classes` must be a whole number of at least 2"),
+        ({"image_shape": (3, 32)}, "`image_shape` must be"),
+        ({"image_shape": (3, 0, 32)}, "`image_shape` must be"),
+        ({"mean": [0.5]}, "`mean` must hold 3 numbers"),
+        ({"seed": -1}, "`seed` must be"),
+        ({"arch": "lenet", "image_shape": (1, 15, 28)}, "at least 16 by 16"),
+    ],
+)
 def test_invalid_arguments_are_one_sentence(wrong: dict[str, object], message: str) -> None:
-    arguments: dict[str, object] = {"arch": "resnet8", "num_classes": 10, "image_shape": (3, 32, 32), **wrong}
+    arguments: dict[str, object] = {
+        "arch": "resnet8",
+        "num_classes": 10,
+        "image_shape": (3, 32, 32),
+        **wrong,
+    }
     with pytest.raises(InputError, match=message):
         build(**arguments)  # type: ignore[arg-type]

@@ -32,7 +32,8 @@ def test_nothing_is_clamped() -> None:
 def test_mean_and_std_are_buffers_at_the_root() -> None:
     module = Normalize([0.1, 0.2], [1.0, 0.5])
     assert {key: tuple(value.shape) for key, value in module.state_dict().items()} == {
-        "mean": (1, 2, 1, 1), "std": (1, 2, 1, 1)
+        "mean": (1, 2, 1, 1),
+        "std": (1, 2, 1, 1),
     }
     assert not list(module.parameters())
     assert module.double().mean.dtype == torch.float64
@@ -48,14 +49,17 @@ def test_another_number_of_channels_is_not_broadcast() -> None:
         Normalize([0.5] * 3, [0.5] * 3)(images(1))
 
 
-@pytest.mark.parametrize(("mean", "std", "message"), [
-    ([0.5, 0.5], [1.0], "`std` must hold 2 numbers"),
-    ([0.5], [0.0], "`std` must lie in"),
-    ([0.5], [-1.0], "`std` must lie in"),
-    ([0.5], [62.0], "`std` must lie in"),
-    ([125.0], [0.5], "`mean` must lie in"),
-    ([float("nan")], [1.0], "`mean` must be finite"),
-])
+@pytest.mark.parametrize(
+    ("mean", "std", "message"),
+    [
+        ([0.5, 0.5], [1.0], "`std` must hold 2 numbers"),
+        ([0.5], [0.0], "`std` must lie in"),
+        ([0.5], [-1.0], "`std` must lie in"),
+        ([0.5], [62.0], "`std` must lie in"),
+        ([125.0], [0.5], "`mean` must lie in"),
+        ([float("nan")], [1.0], "`mean` must be finite"),
+    ],
+)
 def test_bad_numbers_are_refused(mean: list[float], std: list[float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Normalize(mean, std)

@@ -21,7 +21,9 @@ def test_logits_are_the_mean_over_all_copies(count: int) -> None:
     x = torch.rand(4, 3, 7, 9, generator=torch.Generator().manual_seed(2))
     copies = [copy for by in SHIFTS[count] for copy in (shift(x, *by), shift(x, *by).flip(3))]
     assert len(copies) == count
-    torch.testing.assert_close(TTAClassifier(Pixels(), count)(x), torch.stack(copies).mean(dim=0).flatten(1))
+    torch.testing.assert_close(
+        TTAClassifier(Pixels(), count)(x), torch.stack(copies).mean(dim=0).flatten(1)
+    )
 
 
 @pytest.mark.parametrize("count", SHIFTS)
@@ -32,7 +34,10 @@ def test_shifts_are_balanced(count: int) -> None:
     x[0, 0, 4, 4] = 1
     mean = TTAClassifier(Pixels(), count)(x).view(9, 9)
     position = torch.arange(9.0)
-    assert (mean.sum(dim=1) @ position, mean.sum(dim=0) @ position) == (pytest.approx(4), pytest.approx(4))
+    assert (mean.sum(dim=1) @ position, mean.sum(dim=0) @ position) == (
+        pytest.approx(4),
+        pytest.approx(4),
+    )
 
 
 def test_shifts_by_hand() -> None:

@@ -16,9 +16,15 @@ Function = Callable[[Tensor], Tensor]
 
 
 @contextmanager
-def serve(function: Function, shape: list[int], *, datatype: str = "FP32", output: str = "FP32",
-          output_shape: tuple[int, ...] = (-1, 6), answer: Callable[[dict[str, Any]], Any] | None = None
-          ) -> Iterator[tuple[str, list[int]]]:
+def serve(
+    function: Function,
+    shape: list[int],
+    *,
+    datatype: str = "FP32",
+    output: str = "FP32",
+    output_shape: tuple[int, ...] = (-1, 6),
+    answer: Callable[[dict[str, Any]], Any] | None = None,
+) -> Iterator[tuple[str, list[int]]]:
     """The address of a model, and the sizes of the batches that it was asked for."""
     batches: list[int] = []
 
@@ -37,9 +43,15 @@ def serve(function: Function, shape: list[int], *, datatype: str = "FP32", outpu
             if self.path != "/v2/models/net":
                 self.reply({"error": f"no model at {self.path}"}, 404)
                 return
-            self.reply({"name": "net", "versions": ["1"], "platform": "test",
-                        "inputs": [{"name": "images", "datatype": datatype, "shape": shape}],
-                        "outputs": [{"name": "out", "datatype": output, "shape": list(output_shape)}]})
+            self.reply(
+                {
+                    "name": "net",
+                    "versions": ["1"],
+                    "platform": "test",
+                    "inputs": [{"name": "images", "datatype": datatype, "shape": shape}],
+                    "outputs": [{"name": "out", "datatype": output, "shape": list(output_shape)}],
+                }
+            )
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -47,14 +59,29 @@ def serve(function: Function, shape: list[int], *, datatype: str = "FP32", outpu
                 self.reply(answer(body))
                 return
             (given,) = body["inputs"]
-            assert self.path == "/v2/models/net/infer" and given["name"] == "images" and given["datatype"] == datatype
+            assert (
+                self.path == "/v2/models/net/infer"
+                and given["name"] == "images"
+                and given["datatype"] == datatype
+            )
             kind = torch.uint8 if datatype == "UINT8" else torch.float32
             x = torch.tensor(given["data"], dtype=kind).reshape(given["shape"])
             batches.append(len(x))
             with torch.no_grad():
                 z = function(x)
-            self.reply({"model_name": "net", "outputs": [
-                {"name": "out", "datatype": output, "shape": list(z.shape), "data": z.flatten().tolist()}]})
+            self.reply(
+                {
+                    "model_name": "net",
+                    "outputs": [
+                        {
+                            "name": "out",
+                            "datatype": output,
+                            "shape": list(z.shape),
+                            "data": z.flatten().tolist(),
+                        }
+                    ],
+                }
+            )
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)

@@ -1,4 +1,5 @@
-"""Names and shapes of the weights in RobustBench's files, written down from its public code, and made-up values."""
+"""Names and shapes of the weights in RobustBench's files, written down from its public code, and
+made-up values."""
 
 from __future__ import annotations
 
@@ -14,11 +15,16 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def norm(name: str, channels: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield from ((f"{name}.{part}", (channels,)) for part in ("weight", "bias", "running_mean", "running_var"))
+    yield from (
+        (f"{name}.{part}", (channels,))
+        for part in ("weight", "bias", "running_mean", "running_var")
+    )
     yield f"{name}.num_batches_tracked", ()
 
 
-def blocks(widths: Sequence[int], counts: Sequence[int], stem: int) -> Iterator[tuple[int, int, int, int]]:
+def blocks(
+    widths: Sequence[int], counts: Sequence[int], stem: int
+) -> Iterator[tuple[int, int, int, int]]:
     """Stage, block, input channels and output channels."""
     for stage, (width, count) in enumerate(zip(widths, counts, strict=True)):
         for block in range(count):
@@ -31,7 +37,9 @@ def layer(name: str, outputs: int, inputs: int) -> Iterator[tuple[str, tuple[int
     yield f"{name}.bias", (outputs,)
 
 
-def deepmind(widths: Sequence[int], counts: Sequence[int], classes: int, stem: int = 16, se: bool = False) -> Shapes:
+def deepmind(
+    widths: Sequence[int], counts: Sequence[int], classes: int, stem: int = 16, se: bool = False
+) -> Shapes:
     shapes: Shapes = {"init_conv.weight": (stem, 3, 3, 3)}
     for stage, block, inputs, outputs in blocks(widths, counts, stem):
         prefix = f"layer.{stage}.block.{block}"
@@ -51,7 +59,9 @@ def deepmind(widths: Sequence[int], counts: Sequence[int], classes: int, stem: i
     return shapes
 
 
-def deepmind_preact(widths: Sequence[int], counts: Sequence[int], classes: int, stem: int = 64) -> Shapes:
+def deepmind_preact(
+    widths: Sequence[int], counts: Sequence[int], classes: int, stem: int = 64
+) -> Shapes:
     shapes: Shapes = {"conv_2d.weight": (stem, 3, 3, 3)}
     for stage, block, inputs, outputs in blocks(widths, counts, stem):
         prefix = f"layer_{stage}.{block}"
@@ -81,7 +91,9 @@ def trades(widths: Sequence[int], counts: Sequence[int], classes: int) -> Shapes
     return shapes
 
 
-def preact(widths: Sequence[int], counts: Sequence[int], classes: int, *, final_norm: bool) -> Shapes:
+def preact(
+    widths: Sequence[int], counts: Sequence[int], classes: int, *, final_norm: bool
+) -> Shapes:
     shapes: Shapes = {"conv1.weight": (64, 3, 3, 3)}
     for stage, block, inputs, outputs in blocks(widths, counts, 64):
         prefix = f"layer{stage + 1}.{block}"
@@ -97,12 +109,17 @@ def preact(widths: Sequence[int], counts: Sequence[int], classes: int, *, final_
     return shapes
 
 
-def resnet(widths: Sequence[int], counts: Sequence[int], classes: int, *, bottleneck: bool) -> Shapes:
+def resnet(
+    widths: Sequence[int], counts: Sequence[int], classes: int, *, bottleneck: bool
+) -> Shapes:
     shapes: Shapes = {"conv1.weight": (64, 3, 3, 3), **dict(norm("bn1", 64))}
     for stage, block, inputs, outputs in blocks(widths, counts, 64):
         prefix, inner = f"layer{stage + 1}.{block}", outputs // 4
-        convolutions = ([(inner, inputs, 1), (inner, inner, 3), (outputs, inner, 1)] if bottleneck else
-                        [(outputs, inputs, 3), (outputs, outputs, 3)])
+        convolutions = (
+            [(inner, inputs, 1), (inner, inner, 3), (outputs, inner, 1)]
+            if bottleneck
+            else [(outputs, inputs, 3), (outputs, outputs, 3)]
+        )
         for number, (first, second, side) in enumerate(convolutions, start=1):
             shapes[f"{prefix}.conv{number}.weight"] = (first, second, side, side)
             shapes.update(norm(f"{prefix}.bn{number}", first))
@@ -115,10 +132,13 @@ def resnet(widths: Sequence[int], counts: Sequence[int], classes: int, *, bottle
 
 def bit(width: int, counts: Sequence[int], classes: int) -> Shapes:
     shapes: Shapes = {"root.conv.weight": (64 * width, 3, 7, 7)}
-    for stage, block, inputs, outputs in blocks([side * width for side in (256, 512, 1024, 2048)], counts, 64 * width):
+    for stage, block, inputs, outputs in blocks(
+        [side * width for side in (256, 512, 1024, 2048)], counts, 64 * width
+    ):
         prefix, inner = f"body.block{stage + 1}.unit{block + 1:02d}", outputs // 4
         for number, (first, second, side) in enumerate(
-                [(inner, inputs, 1), (inner, inner, 3), (outputs, inner, 1)], start=1):
+            [(inner, inputs, 1), (inner, inner, 3), (outputs, inner, 1)], start=1
+        ):
             shapes[f"{prefix}.gn{number}.weight"] = shapes[f"{prefix}.gn{number}.bias"] = (second,)
             shapes[f"{prefix}.conv{number}.weight"] = (first, second, side, side)
         if inputs != outputs:
@@ -145,7 +165,9 @@ def published_shapes(arch: str, classes: int) -> Shapes:
     if arch == "deepmind_preact_resnet18":
         return deepmind_preact((64, 128, 256, 512), (2, 2, 2, 2), classes)
     if arch.startswith("preact"):
-        return preact((64, 128, 256, 512), (2, 2, 2, 2), classes, final_norm=not arch.endswith("raw"))
+        return preact(
+            (64, 128, 256, 512), (2, 2, 2, 2), classes, final_norm=not arch.endswith("raw")
+        )
     if arch == "resnet50":
         return resnet((256, 512, 1024, 2048), (3, 4, 6, 3), classes, bottleneck=True)
     assert arch == "resnet18"
@@ -158,22 +180,34 @@ def digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def made_up_state(shapes: Shapes) -> dict[str, Tensor]:
-    """Weights by a formula of their name and position, of the size that keeps activations near 1."""
+    """Weights by a formula of their name and position, of the size that keeps activations near
+    1."""
     state = {}
     for name, shape in shapes.items():
         if name.endswith("num_batches_tracked"):
             state[name] = torch.tensor(0)
             continue
         count = math.prod(shape)
-        waves = torch.cos(torch.arange(count, dtype=torch.float64) * 1.7 + zlib.crc32(name.encode()) % 1000).view(shape)
+        waves = torch.cos(
+            torch.arange(count, dtype=torch.float64) * 1.7 + zlib.crc32(name.encode()) % 1000
+        ).view(shape)
         if len(shape) > 1:
             waves = waves * math.sqrt(2 / math.prod(shape[1:]))
         elif name.endswith(("running_var", "weight")):
             waves = 1 + 0.5 * waves
-        state[name] = waves.float() if len(shape) > 1 or name.endswith(("running_var", "weight")) else waves.float() / 4
+        state[name] = (
+            waves.float()
+            if len(shape) > 1 or name.endswith(("running_var", "weight"))
+            else waves.float() / 4
+        )
     return state
 
 
 def made_up_images(count: int = 2, side: int = 32) -> Tensor:
-    return (torch.cos(torch.arange(count * 3 * side * side, dtype=torch.float64) * 0.37).view(count, 3, side, side)
-            / 2 + 0.5).float()
+    return (
+        torch.cos(torch.arange(count * 3 * side * side, dtype=torch.float64) * 0.37).view(
+            count, 3, side, side
+        )
+        / 2
+        + 0.5
+    ).float()

@@ -1,7 +1,8 @@
-"""Small stand-ins with the functions of timm, torchvision, huggingface_hub and transformers that loaders call.
+"""Small stand-ins with the functions of timm, torchvision, huggingface_hub and transformers that
+loaders call.
 
-The packages themselves cannot be installed beside every build of torch. The names, signatures and file layouts are
-those of timm 1.0, torchvision 0.24, huggingface_hub 1.1 and transformers 4.57.
+The packages themselves cannot be installed beside every build of torch. The names, signatures and
+file layouts are those of timm 1.0, torchvision 0.24, huggingface_hub 1.1 and transformers 4.57.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Net(nn.Module):
         assert x.shape[2:] == (SIDE, SIDE), x.shape
         return self.fc(self.conv1(x).relu().mean((2, 3)))
 """
-TIMM = NETWORK.replace("SIDE", "24") + """
+TIMM = (
+    NETWORK.replace("SIDE", "24")
+    + """
 from dataclasses import dataclass, asdict, replace
 from typing import Any
 @dataclass
@@ -78,7 +81,10 @@ def create_model(name, pretrained=False, pretrained_cfg_overlay=None, num_classe
         model.load_state_dict(state, strict=strict)
     return model
 """
-TORCHVISION = NETWORK.replace("SIDE", "20") + """
+)
+TORCHVISION = (
+    NETWORK.replace("SIDE", "20")
+    + """
 import enum, sys, torch
 class Preset:
     crop_size, resize_size, mean, std, antialias = [20], [26], [0.485, 0.456, 0.406], [0.229, 0.224, 0.225], True
@@ -115,6 +121,7 @@ def get_model(name, weights=None, num_classes=12, **more):
         model.load_state_dict(torch.hub.load_state_dict_from_url(weights.url, progress=True, check_hash=True))
     return model
 """
+)
 HUB = """
 import os
 from pathlib import Path
@@ -126,7 +133,9 @@ def hf_hub_download(repo_id, filename, revision=None):
         raise FileNotFoundError(f"404 for {repo_id}/{filename}")
     return str(path)
 """
-TRANSFORMERS = NETWORK.replace("SIDE", "18") + """
+TRANSFORMERS = (
+    NETWORK.replace("SIDE", "18")
+    + """
 import json, os, torch
 from types import SimpleNamespace
 from pathlib import Path
@@ -152,14 +161,22 @@ class AutoModelForImageClassification:
                   "mismatched_keys": [], "error_msgs": []}
         return (model, report) if output_loading_info else model
 """
-SOURCES = {"timm": TIMM, "torchvision": "from torchvision import models\n", "torchvision.models": TORCHVISION,
-           "huggingface_hub": HUB, "transformers": TRANSFORMERS}
+)
+SOURCES = {
+    "timm": TIMM,
+    "torchvision": "from torchvision import models\n",
+    "torchvision.models": TORCHVISION,
+    "huggingface_hub": HUB,
+    "transformers": TRANSFORMERS,
+}
 
 
 @contextmanager
 def installed(folder: Path, *names: str) -> Iterator[None]:
     """The stand-ins as packages that can be imported."""
-    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in SOURCES}
+    before = {
+        name: module for name, module in sys.modules.items() if name.partition(".")[0] in SOURCES
+    }
     for name in before:
         del sys.modules[name]
     for name in names:
@@ -180,7 +197,11 @@ def weights(width: int = 4, num_classes: int = 12, seed: int = 0) -> dict[str, T
     """The state dict of one of the networks above."""
     torch.manual_seed(seed)
     parts = {"conv1": nn.Conv2d(3, width, 3), "fc": nn.Linear(width, num_classes)}
-    return {f"{name}.{key}": value for name, part in parts.items() for key, value in part.state_dict().items()}
+    return {
+        f"{name}.{key}": value
+        for name, part in parts.items()
+        for key, value in part.state_dict().items()
+    }
 
 
 def logits(state: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -190,8 +211,12 @@ def logits(state: dict[str, Tensor], x: Tensor) -> Tensor:
 
 
 def write_cache(home: Path, repository: str, files: dict[str, Any]) -> Path:
-    """Files in the cache of Hugging Face: blobs by their SHA-256, with links from the snapshot of a commit."""
-    root, commit = home / "hub" / f"models--{repository.replace('/', '--')}", "0123456789abcdef0123456789abcdef01234567"
+    """Files in the cache of Hugging Face: blobs by their SHA-256, with links from the snapshot of a
+    commit."""
+    root, commit = (
+        home / "hub" / f"models--{repository.replace('/', '--')}",
+        "0123456789abcdef0123456789abcdef01234567",
+    )
     for name in ("blobs", "refs", f"snapshots/{commit}"):
         (root / name).mkdir(parents=True, exist_ok=True)
     (root / "refs" / "main").write_text(commit)

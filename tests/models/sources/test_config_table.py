@@ -18,10 +18,25 @@ ODD: tuple[Any, ...] = ("x", [], {}, float("inf"), float("nan"), True, -1, 10**3
 def test_an_odd_value_is_one_sentence(tmp_path: Path, value: Any) -> None:
     write(tmp_path / "model.safetensors", "model.safetensors", weights())
     with installed(tmp_path / "packages", *SOURCES):
-        for key in ("num_classes", "input_size", "mean", "std", "crop_pct", "crop_mode", "interpolation"):
-            for odd in ([value] if key != "mean" else [value, [value] * 3 if value not in (-1, 10**30) else "x"]):
-                config = {"architecture": "tiny_net", "num_classes": 12, "pretrained_cfg": {"input_size": [3, 24, 24],
-                                                                                        key: odd}}
+        for key in (
+            "num_classes",
+            "input_size",
+            "mean",
+            "std",
+            "crop_pct",
+            "crop_mode",
+            "interpolation",
+        ):
+            for odd in (
+                [value]
+                if key != "mean"
+                else [value, [value] * 3 if value not in (-1, 10**30) else "x"]
+            ):
+                config = {
+                    "architecture": "tiny_net",
+                    "num_classes": 12,
+                    "pretrained_cfg": {"input_size": [3, 24, 24], key: odd},
+                }
                 if key == "num_classes":
                     config[key] = odd
                 write(tmp_path / "config.json", "config.json", config)
@@ -32,7 +47,15 @@ def test_an_odd_value_is_one_sentence(tmp_path: Path, value: Any) -> None:
 
 def test_class_names_of_another_type_are_left_out(tmp_path: Path) -> None:
     write(tmp_path / "model.safetensors", "model.safetensors", weights())
-    write(tmp_path / "config.json", "config.json", {"architecture": "tiny_net", "num_classes": 12, "label_names": 3,
-                                                    "pretrained_cfg": {"input_size": [3, 24, 24]}})
+    write(
+        tmp_path / "config.json",
+        "config.json",
+        {
+            "architecture": "tiny_net",
+            "num_classes": 12,
+            "label_names": 3,
+            "pretrained_cfg": {"input_size": [3, 24, 24]},
+        },
+    )
     with installed(tmp_path / "packages", *SOURCES):
         load(f"hf:{tmp_path}")

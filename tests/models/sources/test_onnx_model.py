@@ -29,14 +29,26 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 6, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(54, 4)).eval()
 
 
-def write(path: Path, *, shape: list[Any] | None = None, kind: int = FLOAT, first: tuple[Any, ...] = (),
-          last: tuple[Any, ...] = (), output: tuple[int, list[Any]] = (FLOAT, ["n", 4]), quantized: bool = False
-          ) -> str:
-    """The network as an ONNX file; `first` and `last` are operations before and after it, (operator, attributes)."""
+def write(
+    path: Path,
+    *,
+    shape: list[Any] | None = None,
+    kind: int = FLOAT,
+    first: tuple[Any, ...] = (),
+    last: tuple[Any, ...] = (),
+    output: tuple[int, list[Any]] = (FLOAT, ["n", 4]),
+    quantized: bool = False,
+) -> str:
+    """The network as an ONNX file; `first` and `last` are operations before and after it,
+    (operator, attributes)."""
     net, helper = network(), onnx.helper
-    weights = {name: net.get_parameter(key).detach() for name, key in
-               (("w", "0.weight"), ("b", "0.bias"), ("fw", "3.weight"), ("fb", "3.bias"))}
-    initializers = [onnx.numpy_helper.from_array(value.numpy(), name) for name, value in weights.items()]
+    weights = {
+        name: net.get_parameter(key).detach()
+        for name, key in (("w", "0.weight"), ("b", "0.bias"), ("fw", "3.weight"), ("fb", "3.bias"))
+    }
+    initializers = [
+        onnx.numpy_helper.from_array(value.numpy(), name) for name, value in weights.items()
+    ]
     nodes, name = [], "images"
     for number, (operator, attributes) in enumerate(first):
         nodes.append(helper.make_node(operator, [name], [f"first{number}"], **attributes))
@@ -45,19 +57,31 @@ def write(path: Path, *, shape: list[Any] | None = None, kind: int = FLOAT, firs
         scale = float(weights["fw"].abs().max()) / 127
         small = (weights["fw"] / scale).round().to(torch.int8).numpy()
         initializers[2] = onnx.numpy_helper.from_array(small, "fq")
-        initializers += [onnx.numpy_helper.from_array(np.array(scale, np.float32), "scale"),
-                         onnx.numpy_helper.from_array(np.array(0, np.int8), "zero")]
+        initializers += [
+            onnx.numpy_helper.from_array(np.array(scale, np.float32), "scale"),
+            onnx.numpy_helper.from_array(np.array(0, np.int8), "zero"),
+        ]
         nodes.append(helper.make_node("DequantizeLinear", ["fq", "scale", "zero"], ["fw"]))
-    nodes += [helper.make_node("Conv", [name, "w", "b"], ["a"], strides=[2, 2]), helper.make_node("Relu", ["a"], ["r"]),
-              helper.make_node("Flatten", ["r"], ["f"]), helper.make_node("Gemm", ["f", "fw", "fb"], ["z"], transB=1)]
+    nodes += [
+        helper.make_node("Conv", [name, "w", "b"], ["a"], strides=[2, 2]),
+        helper.make_node("Relu", ["a"], ["r"]),
+        helper.make_node("Flatten", ["r"], ["f"]),
+        helper.make_node("Gemm", ["f", "fw", "fb"], ["z"], transB=1),
+    ]
     name = "z"
     for number, (operator, attributes) in enumerate(last):
         nodes.append(helper.make_node(operator, [name], [f"last{number}"], **attributes))
         name = f"last{number}"
     graph = helper.make_graph(
-        nodes, "net", [helper.make_tensor_value_info("images", kind, shape or ["n", 3, 8, 8])],
-        [helper.make_tensor_value_info(name, *output)], initializers)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("images", kind, shape or ["n", 3, 8, 8])],
+        [helper.make_tensor_value_info(name, *output)],
+        initializers,
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path
+    )
     return f"onnx:{path}"
 
 
@@ -80,8 +104,15 @@ def test_a_known_graph_has_gradients(tmp_path: Path) -> None:
 
 
 def test_channels_last_a_fixed_batch_and_probabilities(tmp_path: Path) -> None:
-    model = eq.load_model(write(tmp_path / "a.onnx", shape=[2, 8, 8, 3], first=(("Transpose", {"perm": [0, 3, 1, 2]}),),
-                                last=(("Softmax", {"axis": 1}), ("Identity", {})), output=(FLOAT, [2, 4])))
+    model = eq.load_model(
+        write(
+            tmp_path / "a.onnx",
+            shape=[2, 8, 8, 3],
+            first=(("Transpose", {"perm": [0, 3, 1, 2]}),),
+            last=(("Softmax", {"axis": 1}), ("Identity", {})),
+            output=(FLOAT, [2, 4]),
+        )
+    )
     assert models.has_gradients(model)
     torch.testing.assert_close(model(X), expected().log_softmax(1), rtol=1e-5, atol=1e-5)
 
@@ -92,12 +123,17 @@ def test_normalisation_comes_with_the_reference(tmp_path: Path) -> None:
     torch.testing.assert_close(model(X), expected((X - 0.5) * 255), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize(("settings", "reason"), [
-    ({"quantized": True}, "the operator DequantizeLinear"),
-    ({"kind": BYTES, "first": (("Cast", {"to": FLOAT}),)}, "images in bytes"),
-    ({"last": (("ThresholdedRelu", {"alpha": -100.0}),)}, "the operator ThresholdedRelu"),
-])
-def test_other_graphs_are_attacked_by_random_search(settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"quantized": True}, "the operator DequantizeLinear"),
+        ({"kind": BYTES, "first": (("Cast", {"to": FLOAT}),)}, "images in bytes"),
+        ({"last": (("ThresholdedRelu", {"alpha": -100.0}),)}, "the operator ThresholdedRelu"),
+    ],
+)
+def test_other_graphs_are_attacked_by_random_search(
+    settings: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
     reference = write(tmp_path / "a.onnx", **settings)
     model = eq.load_model(reference)
     assert not models.has_gradients(model)
@@ -106,20 +142,41 @@ def test_other_graphs_are_attacked_by_random_search(settings: dict[str, Any], re
     torch.testing.assert_close(model(X), wanted, rtol=0.02, atol=0.05)
     y = model(X).argmax(1)
     y[0] = 3
-    result = eq.evaluate(reference, (X, y), threat=eq.Threat("linf", 0.3), attack="square", steps=20, batch_size=5)
+    result = eq.evaluate(
+        reference, (X, y), threat=eq.Threat("linf", 0.3), attack="square", steps=20, batch_size=5
+    )
     assert "was attacked by random search alone (Square, 20 queries)" in str(result)
 
 
-@pytest.mark.parametrize(("settings", "words"), [
-    ({}, "ONNX graph of 4 operators, run by torch with gradients, as onnxruntime computes it; 4 classes"),
-    ({"shape": [2, 3, 8, 8], "output": (FLOAT, [2, 4])}, "run by torch with gradients"),
-    ({"shape": ["n", 8, 8, 3], "first": (("Transpose", {"perm": [0, 3, 1, 2]}),)}, "run by torch with gradients"),
-    ({"quantized": True}, "without gradients (the operator DequantizeLinear): attacked by random search; 4 classes"),
-    ({"last": (("ArgMax", {"axis": 1, "keepdims": 0}),), "output": (WHOLE, ["n"])}, "without gradients (the operator "
-                                                                                     "ArgMax): attacked by random"),
-])
-def test_what_is_said_in_a_command(settings: dict[str, Any], words: str, tmp_path: Path,
-                                   monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {},
+            "ONNX graph of 4 operators, run by torch with gradients, as onnxruntime computes it; 4 classes",
+        ),
+        ({"shape": [2, 3, 8, 8], "output": (FLOAT, [2, 4])}, "run by torch with gradients"),
+        (
+            {"shape": ["n", 8, 8, 3], "first": (("Transpose", {"perm": [0, 3, 1, 2]}),)},
+            "run by torch with gradients",
+        ),
+        (
+            {"quantized": True},
+            "without gradients (the operator DequantizeLinear): attacked by random search; 4 classes",
+        ),
+        (
+            {"last": (("ArgMax", {"axis": 1, "keepdims": 0}),), "output": (WHOLE, ["n"])},
+            "without gradients (the operator ArgMax): attacked by random",
+        ),
+    ],
+)
+def test_what_is_said_in_a_command(
+    settings: dict[str, Any],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """One line about the model, no warning, and in the results how it was attacked."""
     from equipoise.cli.main import run
     from equipoise.evaluation import random_search
@@ -128,12 +185,35 @@ def test_what_is_said_in_a_command(settings: dict[str, Any], words: str, tmp_pat
     monkeypatch.chdir(tmp_path)
     reference = write(Path("a.onnx"), **settings)
     np.savez("images.npz", images=(X * 255).byte().numpy(), labels=np.arange(5) % 4)
-    assert run(["evaluate", reference, "--data", "npz:images.npz", "--eps", "0.05", "--attack", "pgd", "--steps", "2",
-                "--batch-size", "5", "--audit", "0", "--out", "run"]) == 0
+    assert (
+        run(
+            [
+                "evaluate",
+                reference,
+                "--data",
+                "npz:images.npz",
+                "--eps",
+                "0.05",
+                "--attack",
+                "pgd",
+                "--steps",
+                "2",
+                "--batch-size",
+                "5",
+                "--audit",
+                "0",
+                "--out",
+                "run",
+            ]
+        )
+        == 0
+    )
     captured = capsys.readouterr()
     (line,) = [line for line in captured.err.splitlines() if line.startswith("onnx:a.onnx: ")]
     assert words in line and "warning" not in captured.err
-    assert ("has no gradients and was attacked by random search alone" in captured.out) == ("without" in words)
+    assert ("has no gradients and was attacked by random search alone" in captured.out) == (
+        "without" in words
+    )
 
 
 def test_a_mean_for_other_channels_is_refused(tmp_path: Path) -> None:
@@ -142,7 +222,9 @@ def test_a_mean_for_other_channels_is_refused(tmp_path: Path) -> None:
 
 
 def test_classes_alone_become_scores(tmp_path: Path) -> None:
-    reference = write(tmp_path / "a.onnx", last=(("ArgMax", {"axis": 1, "keepdims": 0}),), output=(WHOLE, ["n"]))
+    reference = write(
+        tmp_path / "a.onnx", last=(("ArgMax", {"axis": 1, "keepdims": 0}),), output=(WHOLE, ["n"])
+    )
     model = eq.load_model(f"{reference}?num_classes=4")
     assert torch.equal(model(X).argmax(1), expected().argmax(1)) and model(X).shape == (5, 4)
 
@@ -164,11 +246,16 @@ def test_a_mixture_with_onnx_is_bundled(tmp_path: Path) -> None:
         eq.load_model(f"mixture:{tmp_path}/m")
 
 
-@pytest.mark.parametrize(("settings", "sentence"), [
-    ({"shape": ["n", 192]}, r"must take images as \(N, C, H, W\) or \(N, H, W, C\)"),
-    ({"kind": 10, "first": (("Cast", {"to": FLOAT}),)}, "must take images in float32 or uint8"),
-])
-def test_graphs_that_are_no_classifier_of_images(settings: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"shape": ["n", 192]}, r"must take images as \(N, C, H, W\) or \(N, H, W, C\)"),
+        ({"kind": 10, "first": (("Cast", {"to": FLOAT}),)}, "must take images in float32 or uint8"),
+    ],
+)
+def test_graphs_that_are_no_classifier_of_images(
+    settings: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=sentence):
         eq.load_model(write(tmp_path / "a.onnx", **settings))
 
@@ -192,7 +279,9 @@ def test_bad_files_and_missing_packages(tmp_path: Path, monkeypatch: pytest.Monk
         eq.load_model(reference)
     write(path, quantized=True)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(InputError, match=r"must have the package onnxruntime, because .* the operator Dequant"):
+    with pytest.raises(
+        InputError, match=r"must have the package onnxruntime, because .* the operator Dequant"
+    ):
         eq.load_model(reference)
     write(path)
     assert "not compared with onnxruntime" in str(models.info_of(eq.load_model(reference)))
@@ -203,7 +292,9 @@ def test_bad_files_and_missing_packages(tmp_path: Path, monkeypatch: pytest.Monk
 
 def outside(name: str = "secret") -> Any:
     """A tensor whose values lie in another file."""
-    tensor = onnx.TensorProto(name=name, dims=[4], data_type=FLOAT, data_location=onnx.TensorProto.EXTERNAL)
+    tensor = onnx.TensorProto(
+        name=name, dims=[4], data_type=FLOAT, data_location=onnx.TensorProto.EXTERNAL
+    )
     tensor.external_data.add(key="location", value="secret.bin")
     return tensor
 
@@ -222,17 +313,23 @@ def test_no_tensor_of_a_file_is_read_from_another_one(place: str, tmp_path: Path
     elif place == "subgraph":
         result = [helper.make_tensor_value_info("secret", FLOAT, [4])]
         branch = helper.make_graph([constant], "branch", [], result)
-        model.graph.node.append(helper.make_node("If", ["z"], ["y"], then_branch=branch, else_branch=branch))
+        model.graph.node.append(
+            helper.make_node("If", ["z"], ["y"], then_branch=branch, else_branch=branch)
+        )
     elif place == "sparse weight":
         model.graph.sparse_initializer.append(onnx.SparseTensorProto(values=outside(), dims=[4]))
     else:
         model.functions.append(helper.make_function("own", "F", [], ["secret"], [constant], []))
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(InputError, match=r"must hold its weights itself; .* '[12] weights in other files"):
+    with pytest.raises(
+        InputError, match=r"must hold its weights itself; .* '[12] weights in other files"
+    ):
         eq.load_model(f"onnx:{path}")
 
 
-@pytest.mark.parametrize("shape", [[1, 3, 400_000, 400_000], [10**9, 3, 8, 8], ["n", 10**9, "h", "w"]])
+@pytest.mark.parametrize(
+    "shape", [[1, 3, 400_000, 400_000], [10**9, 3, 8, 8], ["n", 10**9, "h", "w"]]
+)
 def test_sizes_in_a_file_ask_for_limited_memory(shape: list[Any], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="must take batches of at most 268435456 values, got "):
         eq.load_model(write(tmp_path / "net.onnx", shape=shape))

@@ -1,4 +1,5 @@
-"""A classifier behind a server: read from its metadata, asked in its own form, attacked without gradients."""
+"""A classifier behind a server: read from its metadata, asked in its own form, attacked without
+gradients."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def test_scores_of_a_server() -> None:
         assert batches == [7, 7, 7]
         assert str(models.info_of(model)) == (
             "net behind a server, scores, no gradients: attacked by random search; 6 classes; input 3×8×8; "
-            f"normalisation: none; weights: {address}")
+            f"normalisation: none; weights: {address}"
+        )
         assert not models.has_gradients(model)
 
 
@@ -62,7 +64,10 @@ def test_channels_last_bytes_and_a_fixed_batch() -> None:
 
 
 def test_classes_alone_become_scores() -> None:
-    with serve(lambda x: NET(x).argmax(1), [-1, 3, 8, 8], output="INT64", output_shape=(-1,)) as (address, _):
+    with serve(lambda x: NET(x).argmax(1), [-1, 3, 8, 8], output="INT64", output_shape=(-1,)) as (
+        address,
+        _,
+    ):
         logits = eq.load_model(f"{address}?num_classes=6")(X)
         assert logits.shape == (7, 6) and torch.equal(logits.argmax(1), expected().argmax(1))
         with pytest.raises(InputError, match=r"`num_classes` must be given \(\?num_classes=10\)"):
@@ -82,15 +87,23 @@ def test_attacked_by_random_search_and_said_so() -> None:
     """Square finds what the same search finds on the network itself."""
     y, threat = labels(), eq.Threat("linf", 0.5)
     with serve(NET, [-1, 3, 8, 8]) as (address, _):
-        result = eq.evaluate(address, (X, y), threat=threat, attack="square", steps=30, batch_size=7)
-        other = eq.evaluate(address, (X, y), threat=threat, attack="fast,square", steps=30, batch_size=7)
+        result = eq.evaluate(
+            address, (X, y), threat=threat, attack="square", steps=30, batch_size=7
+        )
+        other = eq.evaluate(
+            address, (X, y), threat=threat, attack="fast,square", steps=30, batch_size=7
+        )
     direct = eq.evaluate(NET, (X, y), threat=threat, attack="square", steps=30, batch_size=7)
-    found, wanted = ([row.correct for row in rows if isinstance(row, AttackRow) and row.attack == "square"]
-                     for rows in (result.rows, direct.rows))
+    found, wanted = (
+        [row.correct for row in rows if isinstance(row, AttackRow) and row.attack == "square"]
+        for rows in (result.rows, direct.rows)
+    )
     assert found == wanted and len(set(found)) == 2  # some images break, others do not
     assert {row.attack for row in other.rows} == {"clean", "square"}
     assert "vanishing" not in str(result)
-    assert "has no gradients and was attacked by random search alone (Square, 30 queries)" in str(result)
+    assert "has no gradients and was attacked by random search alone (Square, 30 queries)" in str(
+        result
+    )
     assert "no gradients" not in str(direct)
 
 
@@ -107,11 +120,23 @@ def test_any_other_attack_becomes_a_random_search(monkeypatch: pytest.MonkeyPatc
 def test_the_accurate_side_of_a_mixture(tmp_path: Path) -> None:
     robust = models.build("resnet8", num_classes=6, image_shape=(3, 8, 8), seed=2).eval()
     eq.save(tmp_path / "robust.safetensors", robust)
-    with serve(lambda x: NET(x).argmax(1), [-1, 3, 8, 8], output="INT64", output_shape=(-1,)) as (address, _):
-        fit = eq.fit(f"{address}?num_classes=6", f"file:{tmp_path}/robust.safetensors", None, threat=THREAT,
-                     alpha=0.4, accurate_temperature=0, out=tmp_path / "m")
+    with serve(lambda x: NET(x).argmax(1), [-1, 3, 8, 8], output="INT64", output_shape=(-1,)) as (
+        address,
+        _,
+    ):
+        fit = eq.fit(
+            f"{address}?num_classes=6",
+            f"file:{tmp_path}/robust.safetensors",
+            None,
+            threat=THREAT,
+            alpha=0.4,
+            accurate_temperature=0,
+            out=tmp_path / "m",
+        )
         assert isinstance(fit.mixture, MixedClassifier)
-        with pytest.raises(InputError, match="`allow_code` must be set"):  # a folder must not send images anywhere
+        with pytest.raises(
+            InputError, match="`allow_code` must be set"
+        ):  # a folder must not send images anywhere
             eq.load_model(f"mixture:{tmp_path}/m")
         loaded = eq.load_model(f"mixture:{tmp_path}/m", allow_code=True)
         with torch.no_grad():
@@ -121,19 +146,33 @@ def test_the_accurate_side_of_a_mixture(tmp_path: Path) -> None:
 
 
 def test_a_robust_side_without_gradients_needs_the_gradient_free_fit() -> None:
-    with serve(NET, [-1, 3, 8, 8]) as (address, _), pytest.raises(
-            InputError, match=r"`gradient_free` must be set \(--gradient-free\)"):
+    with (
+        serve(NET, [-1, 3, 8, 8]) as (address, _),
+        pytest.raises(InputError, match=r"`gradient_free` must be set \(--gradient-free\)"),
+    ):
         eq.fit(NET, address, (X, labels()), threat=THREAT)
 
 
-@pytest.mark.parametrize(("answer", "sentence"), [
-    (lambda body: {"outputs": []}, "must answer with an output 'out'"),
-    (lambda body: {"outputs": [{"name": "out", "datatype": "FP32", "shape": [7, 6], "data": [1.0]}]}, "RuntimeError"),
-    (lambda body: {"outputs": [{"name": "out", "datatype": "FP32", "shape": [1, 6], "data": [1.0] * 6}]},
-     "a row per image, got 1 for 7 images"),
-    (lambda body: [1, 2], "`answer` must be a JSON object"),
-    (lambda body: b"<html>", "must answer with JSON"),
-])
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (lambda body: {"outputs": []}, "must answer with an output 'out'"),
+        (
+            lambda body: {
+                "outputs": [{"name": "out", "datatype": "FP32", "shape": [7, 6], "data": [1.0]}]
+            },
+            "RuntimeError",
+        ),
+        (
+            lambda body: {
+                "outputs": [{"name": "out", "datatype": "FP32", "shape": [1, 6], "data": [1.0] * 6}]
+            },
+            "a row per image, got 1 for 7 images",
+        ),
+        (lambda body: [1, 2], "`answer` must be a JSON object"),
+        (lambda body: b"<html>", "must answer with JSON"),
+    ],
+)
 def test_wrong_answers(answer: object, sentence: str) -> None:
     with serve(NET, [-1, 3, 8, 8], answer=answer) as (address, _):  # type: ignore[arg-type]
         model = eq.load_model(address)
@@ -150,9 +189,15 @@ def test_what_is_wrong_with_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
             eq.load_model(address.removesuffix("/v2/models/net"))
     with pytest.raises(InputError, match="must be reachable"):
         eq.load_model(address)
-    with serve(NET, [-1, 12]) as (address, _), pytest.raises(InputError, match="must take images as"):
+    with (
+        serve(NET, [-1, 12]) as (address, _),
+        pytest.raises(InputError, match="must take images as"),
+    ):
         eq.load_model(address)
-    with serve(NET, [-1, 3, 8, 8], datatype="INT8") as (address, _), pytest.raises(InputError, match="FP32, UINT8"):
+    with (
+        serve(NET, [-1, 3, 8, 8], datatype="INT8") as (address, _),
+        pytest.raises(InputError, match="FP32, UINT8"),
+    ):
         eq.load_model(address)
 
 
@@ -166,7 +211,9 @@ def test_the_probe_sends_nothing() -> None:
     """Every image costs a request: the same few are not sent again and again."""
     with serve(NET, [-1, 3, 8, 8]) as (address, batches):
         model = eq.load_model(address)
-        probe.warn_of_findings({"a server": model, "wrapped": eq.load_model(f"tta:2:{address}")}, X, labels())
+        probe.warn_of_findings(
+            {"a server": model, "wrapped": eq.load_model(f"tta:2:{address}")}, X, labels()
+        )
         assert batches == []
         info = models.info_of(model)
         assert info is not None and info.is_remote
@@ -175,6 +222,7 @@ def test_the_probe_sends_nothing() -> None:
 def raw_server(answer: bytes) -> Iterator[str]:
     """The address of a server that answers everything with these bytes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
+
         def run() -> None:
             with contextlib.suppress(OSError):
                 while True:
@@ -194,17 +242,31 @@ def body(text: bytes, status: bytes = b"200 OK", more: bytes = b"") -> bytes:
     return b"HTTP/1.0 " + status + b"\r\n" + more + b"Content-Length: %d\r\n\r\n" % len(text) + text
 
 
-@pytest.mark.parametrize(("answer", "message"), [
-    (b"nonsense\x1b[31m\r\n\r\n", "must be reachable, got BadStatusLine"),
-    (body(b"[" * 100_000), "must answer with JSON"),
-    (body(b"[" * 100_000, b"500 no"), "got 500: no"),
-    (body(json.dumps({"error": "red \x1b[31m"}).encode(), b"400 no"), r"got 400: red \\x1b\[31m"),
-    (body(b"", b"302 Found", b"Location: http://localhost:1/v2/models/net\r\n"), "a redirect to 'http://localhost:1/"),
-    (body(b"", b"302 Found", b"Location: ftp://localhost/x\r\n"), "redirect to"),
-])
-def test_strange_servers_are_one_sentence(answer: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"nonsense\x1b[31m\r\n\r\n", "must be reachable, got BadStatusLine"),
+        (body(b"[" * 100_000), "must answer with JSON"),
+        (body(b"[" * 100_000, b"500 no"), "got 500: no"),
+        (
+            body(json.dumps({"error": "red \x1b[31m"}).encode(), b"400 no"),
+            r"got 400: red \\x1b\[31m",
+        ),
+        (
+            body(b"", b"302 Found", b"Location: http://localhost:1/v2/models/net\r\n"),
+            "a redirect to 'http://localhost:1/",
+        ),
+        (body(b"", b"302 Found", b"Location: ftp://localhost/x\r\n"), "redirect to"),
+    ],
+)
+def test_strange_servers_are_one_sentence(
+    answer: bytes, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(remote, "PAUSE", 0.0)
-    with contextlib.contextmanager(raw_server)(answer) as address, pytest.raises(InputError, match=message) as caught:
+    with (
+        contextlib.contextmanager(raw_server)(answer) as address,
+        pytest.raises(InputError, match=message) as caught,
+    ):
         eq.load_model(address)
     assert str(caught.value).isprintable()
 
@@ -212,5 +274,8 @@ def test_strange_servers_are_one_sentence(answer: bytes, message: str, monkeypat
 def test_a_port_that_is_no_number_and_a_huge_batch() -> None:
     with pytest.raises(InputError, match="must be reachable, got InvalidURL"):
         eq.load_model("http://localhost:x/v2/models/net")
-    with serve(NET, [10**9, 3, 8, 8]) as (address, _), pytest.raises(InputError, match="take batches of at most"):
+    with (
+        serve(NET, [10**9, 3, 8, 8]) as (address, _),
+        pytest.raises(InputError, match="take batches of at most"),
+    ):
         eq.load_model(address)

@@ -1,4 +1,5 @@
-"""Big Transfer (BiT) ResNet [Kolesnikov2020]: the accurate model of MixedNUTS on CIFAR [Bai2024nuts]."""
+"""Big Transfer (BiT) ResNet [Kolesnikov2020]: the accurate model of MixedNUTS on CIFAR
+[Bai2024nuts]."""
 
 from __future__ import annotations
 
@@ -25,11 +26,14 @@ class StandardizedConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) → (B, outputs, …)."""
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, unbiased=False)
-        return F.conv2d(x, (self.weight - mean) / torch.sqrt(variance + 1e-10), None, self.stride, self.padding)
+        return F.conv2d(
+            x, (self.weight - mean) / torch.sqrt(variance + 1e-10), None, self.stride, self.padding
+        )
 
 
 class GroupNormBottleneck(nn.Module):
-    """Pre-activation bottleneck with group normalisation; x' is x, or a 1×1 projection of the activated input."""
+    """Pre-activation bottleneck with group normalisation; x' is x, or a 1×1 projection of the
+    activated input."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -54,10 +58,17 @@ class GroupNormBottleneck(nn.Module):
 
 
 class BiTResNet(Normalized):
-    """Images are enlarged to :data:`SIDE` pixels, as in fine-tuning on small images, before they are normalised."""
+    """Images are enlarged to :data:`SIDE` pixels, as in fine-tuning on small images, before they
+    are normalised."""
 
-    def __init__(self, width: int, blocks: Sequence[int], *, num_classes: int,
-                 image_shape: tuple[int, int, int]) -> None:
+    def __init__(
+        self,
+        width: int,
+        blocks: Sequence[int],
+        *,
+        num_classes: int,
+        image_shape: tuple[int, int, int],
+    ) -> None:
         super().__init__(image_shape[0])
         self.conv1 = StandardizedConv2d(image_shape[0], 64 * width, 7, 2)
         widths = [side * width for side in (256, 512, 1024, 2048)]
@@ -69,7 +80,9 @@ class BiTResNet(Normalized):
         """(B, C, H, W) in [0, 1] → (B, K) logits."""
         enlarged = F.interpolate(x, size=(SIDE, SIDE), mode="bilinear")
         out = self.conv1(self.normalize(enlarged))
-        out = F.max_pool2d(F.pad(out, (1, 1, 1, 1)), 3, 2)  # padded by zeros, which can be the largest value
+        out = F.max_pool2d(
+            F.pad(out, (1, 1, 1, 1)), 3, 2
+        )  # padded by zeros, which can be the largest value
         for name in self.stages:
             out = self.get_submodule(name)(out)
         logits: Tensor = self.fc(F.relu(self.gn(out)).mean(dim=(2, 3)))

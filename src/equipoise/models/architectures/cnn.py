@@ -10,9 +10,11 @@ from equipoise.models.layers.normalization import Normalized
 
 
 class CNN(Normalized):
-    """3×3 convolutions of strides 1, 2, 2 with `width`, 2·`width`, 4·`width` channels, and a linear layer.
+    """3×3 convolutions of strides 1, 2, 2 with `width`, 2·`width`, 4·`width` channels, and a linear
+    layer.
 
-    Without batch norm, so that training and evaluation mode are the same function. Images may be of any size.
+    Without batch norm, so that training and evaluation mode are the same function. Images may be of
+    any size.
     """
 
     def __init__(self, width: int, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
@@ -29,19 +31,22 @@ class CNN(Normalized):
         out = F.relu(self.conv1(self.normalize(x)))
         out = F.relu(self.conv3(F.relu(self.conv2(out))))
         if out.device.type == "cpu":
-            # The last layer as a convolution: on the CPU the summation order of a matrix product this long depends on
-            # the batch size, and rows of results should not.
+            # The last layer as a convolution: on the CPU the summation order of a matrix product
+            # this long depends on the batch size, and rows of results should not.
             return F.conv2d(out, self.fc.weight.view(-1, *out.shape[1:]), self.fc.bias).flatten(1)
         logits: Tensor = self.fc(out.flatten(1))
         return logits
 
 
 class LeNet(Normalized):
-    """LeNet [LeCun1998] in today's common width: 20 and 50 channels, 500 hidden units; images of at least 16 × 16."""
+    """LeNet [LeCun1998] in today's common width: 20 and 50 channels, 500 hidden units; images of at
+    least 16 × 16."""
 
     def __init__(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
         channels, *sides = image_shape
-        checks.require(min(sides) >= 16, "image_shape", "be at least 16 by 16 for lenet", image_shape)
+        checks.require(
+            min(sides) >= 16, "image_shape", "be at least 16 by 16 for lenet", image_shape
+        )
         super().__init__(channels)
         # Each 5×5 convolution takes away four pixels of a side, each max-pool halves it.
         high, wide = (((side - 4) // 2 - 4) // 2 for side in sides)
@@ -62,11 +67,14 @@ class LeNet(Normalized):
 class PatchConv2d(nn.Conv2d):
     """A convolution of stride 1 without padding, computed as one matrix product over patches.
 
-    Convolution kernels are slow for images of one channel, above all in the backward pass: see docs/benchmarks.md.
+    Convolution kernels are slow for images of one channel, above all in the backward pass: see
+    docs/benchmarks.md.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, C', H', W')."""
         height, width = self.kernel_size
-        patches = x.unfold(2, height, 1).unfold(3, width, 1).movedim(1, 3).flatten(3)  # (B, H', W', C·h·w)
+        patches = (
+            x.unfold(2, height, 1).unfold(3, width, 1).movedim(1, 3).flatten(3)
+        )  # (B, H', W', C·h·w)
         return F.linear(patches, self.weight.flatten(1), self.bias).movedim(3, 1)

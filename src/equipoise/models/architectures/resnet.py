@@ -1,4 +1,5 @@
-"""Residual networks for small images (3×3 stem, no max-pool): ResNet, pre-activation ResNet and Wide ResNet."""
+"""Residual networks for small images (3×3 stem, no max-pool): ResNet, pre-activation ResNet and
+Wide ResNet."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from equipoise.models.layers.normalization import Normalized
 
 
 def he_init(module: nn.Module) -> None:
-    """Initialise convolutions from N(0, 2 / fan-out) [He2015]; everything else keeps torch's default."""
+    """Initialise convolutions from N(0, 2 / fan-out) [He2015]; everything else keeps torch's
+    default."""
     for sub in module.modules():
         # For weights without memory torch would import its compiler, which takes seconds.
         if isinstance(sub, nn.Conv2d) and not sub.weight.is_meta:
@@ -20,7 +22,8 @@ def he_init(module: nn.Module) -> None:
 
 
 class BasicBlock(nn.Module):
-    """relu(x' + bn(conv(relu(bn(conv(x)))))), where x' is x, or its 1×1 projection if the shape changes."""
+    """relu(x' + bn(conv(relu(bn(conv(x)))))), where x' is x, or its 1×1 projection if the shape
+    changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -30,7 +33,9 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         self.downsample: nn.Module | None = None
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) → (B, outputs, ⌈H / stride⌉, ⌈W / stride⌉)."""
@@ -40,7 +45,8 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """The block of three convolutions of ResNet-50 [He2016], whose stride lies in the middle one."""
+    """The block of three convolutions of ResNet-50 [He2016], whose stride lies in the middle
+    one."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -53,7 +59,9 @@ class Bottleneck(nn.Module):
         self.bn3 = nn.BatchNorm2d(outputs)
         self.downsample: nn.Module | None = None
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) → (B, outputs, ⌈H / stride⌉, ⌈W / stride⌉)."""
@@ -64,12 +72,15 @@ class Bottleneck(nn.Module):
 
 
 class PreActBlock(nn.Module):
-    """x' + conv(relu(bn(conv(a)))) with a = relu(bn(x)) [He2016identity]; x' is x, or a 1×1 projection of a.
+    """x' + conv(relu(bn(conv(a)))) with a = relu(bn(x)) [He2016identity]; x' is x, or a 1×1
+    projection of a.
 
     With `raw_shortcut` the projection is that of x itself, as in some published checkpoints.
     """
 
-    def __init__(self, inputs: int, outputs: int, stride: int, *, raw_shortcut: bool = False) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, *, raw_shortcut: bool = False
+    ) -> None:
         super().__init__()
         self.raw_shortcut = raw_shortcut
         self.bn1 = nn.BatchNorm2d(inputs)
@@ -84,19 +95,29 @@ class PreActBlock(nn.Module):
         """(B, inputs, H, W) → (B, outputs, ⌈H / stride⌉, ⌈W / stride⌉)."""
         active = F.relu(self.bn1(x))
         out = self.conv2(F.relu(self.bn2(self.conv1(active))))
-        shortcut = x if self.downsample is None else self.downsample(x if self.raw_shortcut else active)
+        shortcut = (
+            x if self.downsample is None else self.downsample(x if self.raw_shortcut else active)
+        )
         total: Tensor = out + shortcut
         return total
 
 
-def add_stages(model: nn.Module, block: Callable[[int, int, int], nn.Module], inputs: int, widths: Sequence[int],
-               blocks: int | Sequence[int]) -> list[str]:
-    """Add submodules `layer1`, `layer2`, … of so many blocks each; every stage but the first halves the image."""
+def add_stages(
+    model: nn.Module,
+    block: Callable[[int, int, int], nn.Module],
+    inputs: int,
+    widths: Sequence[int],
+    blocks: int | Sequence[int],
+) -> list[str]:
+    """Add submodules `layer1`, `layer2`, … of so many blocks each; every stage but the first halves
+    the image."""
     names = [f"layer{number}" for number in range(1, len(widths) + 1)]
     counts = [blocks] * len(widths) if isinstance(blocks, int) else blocks
     for name, outputs, count in zip(names, widths, counts, strict=True):
         first = block(inputs, outputs, 1 if name == "layer1" else 2)
-        model.add_module(name, nn.Sequential(first, *(block(outputs, outputs, 1) for _ in range(count - 1))))
+        model.add_module(
+            name, nn.Sequential(first, *(block(outputs, outputs, 1) for _ in range(count - 1)))
+        )
         inputs = outputs
     return names
 
@@ -107,9 +128,16 @@ class ResNet(Normalized):
     The stem has as many channels as the first stage, or `stem`.
     """
 
-    def __init__(self, widths: Sequence[int], blocks: int | Sequence[int], *, num_classes: int,
-                 image_shape: tuple[int, int, int], block: Callable[[int, int, int], nn.Module] = BasicBlock,
-                 stem: int | None = None) -> None:
+    def __init__(
+        self,
+        widths: Sequence[int],
+        blocks: int | Sequence[int],
+        *,
+        num_classes: int,
+        image_shape: tuple[int, int, int],
+        block: Callable[[int, int, int], nn.Module] = BasicBlock,
+        stem: int | None = None,
+    ) -> None:
         super().__init__(image_shape[0])
         stem = widths[0] if stem is None else stem
         self.conv1 = nn.Conv2d(image_shape[0], stem, 3, padding=1, bias=False)
@@ -128,20 +156,29 @@ class ResNet(Normalized):
 
 
 class PreActResNet(Normalized):
-    """Pre-activation ResNet [He2016identity]: a 3×3 stem, stages of pre-activation blocks and a linear layer on the
-    mean over the image.
+    """Pre-activation ResNet [He2016identity]: a 3×3 stem, stages of pre-activation blocks and a
+    linear layer on the mean over the image.
 
     Args:
         stem: channels of the stem.
         widths, blocks: channels and number of blocks of each stage.
         num_classes, image_shape: K, and (C, H, W).
         block: of its inputs, outputs and stride.
-        activation: after the last block, behind a batch norm; None for neither, as in some published checkpoints.
+        activation: after the last block, behind a batch norm; None for neither, as in some
+            published checkpoints.
     """
 
-    def __init__(self, stem: int, widths: Sequence[int], blocks: int | Sequence[int], *, num_classes: int,
-                 image_shape: tuple[int, int, int], block: Callable[[int, int, int], nn.Module] = PreActBlock,
-                 activation: Callable[[Tensor], Tensor] | None = F.relu) -> None:
+    def __init__(
+        self,
+        stem: int,
+        widths: Sequence[int],
+        blocks: int | Sequence[int],
+        *,
+        num_classes: int,
+        image_shape: tuple[int, int, int],
+        block: Callable[[int, int, int], nn.Module] = PreActBlock,
+        activation: Callable[[Tensor], Tensor] | None = F.relu,
+    ) -> None:
         super().__init__(image_shape[0])
         self.activation = activation
         self.conv1 = nn.Conv2d(image_shape[0], stem, 3, padding=1, bias=False)
@@ -162,10 +199,18 @@ class PreActResNet(Normalized):
 
 
 def wide_resnet(depth: int, width: int) -> partial[PreActResNet]:
-    """WRN-depth-width [Zagoruyko2016]: depth = 6n + 4 gives n blocks per stage, `width` times 16, 32, 64 channels."""
+    """WRN-depth-width [Zagoruyko2016]: depth = 6n + 4 gives n blocks per stage, `width` times 16,
+    32, 64 channels."""
     return partial(PreActResNet, 16, (16 * width, 32 * width, 64 * width), (depth - 4) // 6)
 
 
-# A variant in some published checkpoints: projections of the input itself, nothing after the last block.
-raw_preact_resnet18 = partial(PreActResNet, 64, (64, 128, 256, 512), 2, block=partial(PreActBlock, raw_shortcut=True),
-                              activation=None)
+# A variant in some published checkpoints: projections of the input itself, nothing after the last
+# block.
+raw_preact_resnet18 = partial(
+    PreActResNet,
+    64,
+    (64, 128, 256, 512),
+    2,
+    block=partial(PreActBlock, raw_shortcut=True),
+    activation=None,
+)

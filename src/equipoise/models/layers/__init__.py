@@ -1,1 +1,2 @@
-"""Modules around a network: normalisation, resizing, choice of classes, test-time augmentation, smoothing."""
+"""Modules around a network: normalisation, resizing, choice of classes, test-time augmentation,
+smoothing."""

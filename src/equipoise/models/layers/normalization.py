@@ -19,10 +19,12 @@ def _check_channels(x: Tensor, channels: int) -> None:
 
 
 class Normalized(nn.Module):
-    """Base class of models that subtract a mean and divide by a standard deviation, per channel, as their first step.
+    """Base class of models that subtract a mean and divide by a standard deviation, per channel, as
+    their first step.
 
-    Both are buffers, `mean` and `std` of shape (1, C, 1, 1) at the root, so they move with the module and are part of
-    its checkpoint. Every architecture of the zoo is a subclass; its `forward` begins with :meth:`normalize`.
+    Both are buffers, `mean` and `std` of shape (1, C, 1, 1) at the root, so they move with the
+    module and are part of its checkpoint. Every architecture of the zoo is a subclass; its
+    `forward` begins with :meth:`normalize`.
     """
 
     mean: Tensor
@@ -30,7 +32,9 @@ class Normalized(nn.Module):
     config: dict[str, str]
     """`arch`, `num_classes` and `image_shape`: what a checkpoint stores to rebuild the module."""
 
-    def __init__(self, channels: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, channels: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    ) -> None:
         super().__init__()
         self.config = {}
         self.register_buffer("mean", torch.zeros(1, channels, 1, 1))
@@ -43,12 +47,20 @@ class Normalized(nn.Module):
             if values is None:
                 continue
             numbers, channels = [float(value) for value in values], self.mean.shape[1]
-            checks.require(len(numbers) == channels, name, f"hold {channels} numbers, one per channel", numbers)
+            checks.require(
+                len(numbers) == channels, name, f"hold {channels} numbers, one per channel", numbers
+            )
             checks.require(all(map(math.isfinite, numbers)), name, "be finite", numbers)
             valid = min(numbers) > 0 if name == "std" else min(numbers) >= 0
-            checks.require(valid and max(numbers) <= 1, name,
-                           f"lie in {'(' if name == 'std' else '['}0, 1], as images do", numbers)
-            setattr(self, name, torch.tensor(numbers, device=self.mean.device).view(1, channels, 1, 1))
+            checks.require(
+                valid and max(numbers) <= 1,
+                name,
+                f"lie in {'(' if name == 'std' else '['}0, 1], as images do",
+                numbers,
+            )
+            setattr(
+                self, name, torch.tensor(numbers, device=self.mean.device).view(1, channels, 1, 1)
+            )
 
     def normalize(self, x: Tensor) -> Tensor:
         """(x − mean) / std, (B, C, H, W) → (B, C, H, W); nothing is clamped."""

@@ -1,4 +1,5 @@
-"""Resizing and cropping as differentiable layers, so that an attacker perturbs the pixels of the image itself."""
+"""Resizing and cropping as differentiable layers, so that an attacker perturbs the pixels of the
+image itself."""
 
 from __future__ import annotations
 
@@ -16,8 +17,11 @@ from equipoise.models.layers.normalization import Normalized
 
 MAX_SIDE = 2**14
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
-_PRESET = re.compile(r"(Bilinear|Bicubic|Nearest)?(?:Res(\d{1,5})(?:x(\d{1,5}))?|Fit(\d{1,5}))?"
-                     r"(?:Crop(\d{1,5})(?:x(\d{1,5}))?)?", re.ASCII)
+_PRESET = re.compile(
+    r"(Bilinear|Bicubic|Nearest)?(?:Res(\d{1,5})(?:x(\d{1,5}))?|Fit(\d{1,5}))?"
+    r"(?:Crop(\d{1,5})(?:x(\d{1,5}))?)?",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +31,8 @@ class Preprocessing:
     Args:
         resize: the shorter side in pixels, or (H, W) whatever the aspect; None leaves the size.
         fit: resize the longer side instead, so that nothing lies outside of a crop of that size.
-        crop: (H, W) of the central part that is kept, with `fill` where the image is smaller; None keeps all.
+        crop: (H, W) of the central part that is kept, with `fill` where the image is smaller; None
+            keeps all.
         fill: the colour of pixels that are added, per channel in [0, 1]; None is black.
         interpolation: bilinear, bicubic or nearest.
         antialias: filter before shrinking, as Pillow and torchvision do.
@@ -49,20 +54,31 @@ class Preprocessing:
         checks.one_of("interpolation", self.interpolation, INTERPOLATIONS)
         for name in ("resize", "crop"):
             sides = getattr(self, name)
-            for side in (sides if isinstance(sides, tuple) else () if sides is None else (sides,)):
+            for side in sides if isinstance(sides, tuple) else () if sides is None else (sides,):
                 checks.whole(name, side, least=1, most=MAX_SIDE)
 
     def __str__(self) -> str:
         """The sizes, as in :func:`preset`."""
         resize = self.resize if isinstance(self.resize, tuple) else (self.resize,)
-        sides = "" if self.resize is None else ("Fit" if self.fit else "Res") + "x".join(map(str, resize))
-        crop = "" if self.crop is None else f"Crop{self.crop[0]}" + (
-            f"x{self.crop[1]}" if self.crop[0] != self.crop[1] else "")
-        how = "" if self.interpolation == "bilinear" or not sides else self.interpolation.capitalize()
+        sides = (
+            ""
+            if self.resize is None
+            else ("Fit" if self.fit else "Res") + "x".join(map(str, resize))
+        )
+        crop = (
+            ""
+            if self.crop is None
+            else f"Crop{self.crop[0]}"
+            + (f"x{self.crop[1]}" if self.crop[0] != self.crop[1] else "")
+        )
+        how = (
+            "" if self.interpolation == "bilinear" or not sides else self.interpolation.capitalize()
+        )
         return f"{how}{sides}{crop}" or "none"
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """The size of an image after resizing; the longer side is rounded down, as torchvision does."""
+        """The size of an image after resizing; the longer side is rounded down, as torchvision
+        does."""
         if self.resize is None or isinstance(self.resize, tuple):
             return self.resize or (height, width)
         short, long = min(height, width), max(height, width)
@@ -74,7 +90,8 @@ class Preprocessing:
 
 
 def preset(name: str) -> Preprocessing:
-    """The sizes of a preset: `none`, or as RobustBench writes it, Res256Crop224, BicubicRes256Crop224, Crop288.
+    """The sizes of a preset: `none`, or as RobustBench writes it, Res256Crop224,
+    BicubicRes256Crop224, Crop288.
 
     `Res224` resizes the shorter side to 224 pixels, `Fit224` the longer one, `Res224x224` both.
 
@@ -84,23 +101,30 @@ def preset(name: str) -> Preprocessing:
     ('Res256Crop224', 'none')
     """
     match = _PRESET.fullmatch(name)
-    checks.require(name == "none" or (match is not None and any((match[2], match[4], match[5]))), "preset",
-                   "be none or like Res256Crop224, BicubicRes256Crop224, Crop288, Res224x224, Fit224Crop224", name)
+    checks.require(
+        name == "none" or (match is not None and any((match[2], match[4], match[5]))),
+        "preset",
+        "be none or like Res256Crop224, BicubicRes256Crop224, Crop288, Res224x224, Fit224Crop224",
+        name,
+    )
     if match is None or name == "none":
         return Preprocessing()
     how, height, width, longer, top, left = match.groups()
     side = height or longer
     return Preprocessing(
         resize=None if side is None else int(side) if width is None else (int(side), int(width)),
-        fit=longer is not None, crop=None if top is None else (int(top), int(left or top)),
-        interpolation=(how or "Bilinear").lower())
+        fit=longer is not None,
+        crop=None if top is None else (int(top), int(left or top)),
+        interpolation=(how or "Bilinear").lower(),
+    )
 
 
 class Preprocess(Described, Normalized):
     """Preprocessing as a layer: (B, C, H, W) in [0, 1] → the input of a network.
 
-    Every row and column is resized by a matrix of torch's own interpolation weights, because the gradient of torch's
-    interpolation is not reproducible on a GPU. Bicubic values are clipped to [0, 1], as in Pillow.
+    Every row and column is resized by a matrix of torch's own interpolation weights, because the
+    gradient of torch's interpolation is not reproducible on a GPU. Bicubic values are clipped to
+    [0, 1], as in Pillow.
     """
 
     description: tuple[str, ...] = ("preprocess", "resize", "crop", "interpolation", "antialias")
@@ -109,11 +133,17 @@ class Preprocess(Described, Normalized):
         numbers = settings.mean or settings.std or (0.0,) * 3
         Normalized.__init__(self, channels or len(numbers), settings.mean, settings.std)
         self.settings = settings
-        self.resize, self.crop, self.interpolation = settings.resize, settings.crop, settings.interpolation
+        self.resize, self.crop, self.interpolation = (
+            settings.resize,
+            settings.crop,
+            settings.interpolation,
+        )
         self.antialias, self.fit, self.fill = settings.antialias, settings.fit, settings.fill
         if self.fit or self.fill is not None:
             self.description = (*self.description, "fit", "fill")
-        self._matrices: dict[Any, Tensor] = {}  # no buffers: functions of the settings and the size of the images
+        self._matrices: dict[
+            Any, Tensor
+        ] = {}  # no buffers: functions of the settings and the size of the images
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) in [0, 1] → (B, C, H', W'), normalised."""
@@ -127,15 +157,21 @@ class Preprocess(Described, Normalized):
         height, width = self.settings.resized(*x.shape[2:])
         down, across = self._matrix(x, 2, height), self._matrix(x, 3, width)
         with torch.autocast(x.device.type, enabled=False):  # pixels keep their precision
-            flat = x.float().flatten(0, 1)  # one product per image and channel: rounding does not depend on the batch
+            flat = x.float().flatten(
+                0, 1
+            )  # one product per image and channel: rounding does not depend on the batch
             count = flat.shape[0]  # len() would make the batch size a constant of torch.export
-            flat = torch.bmm(torch.bmm(down.expand(count, -1, -1), flat), across.T.expand(count, -1, -1))
+            flat = torch.bmm(
+                torch.bmm(down.expand(count, -1, -1), flat), across.T.expand(count, -1, -1)
+            )
             if self.interpolation == "bicubic":
                 flat = flat.clamp(0, 1)
             resized = flat.view(*x.shape[:2], *flat.shape[1:])
             if self.fill is not None:
                 inside = (down != 0).any(1).unsqueeze(1) & (across != 0).any(1)
-                resized = torch.where(inside, resized, torch.tensor(self.fill, device=x.device).view(1, -1, 1, 1))
+                resized = torch.where(
+                    inside, resized, torch.tensor(self.fill, device=x.device).view(1, -1, 1, 1)
+                )
         return resized.to(x.dtype)
 
     def _matrix(self, x: Tensor, axis: int, size: int) -> Tensor:
@@ -151,8 +187,11 @@ class Preprocess(Described, Normalized):
 
     def _new_matrix(self, x: Tensor, axis: int, size: int) -> Tensor:
         before = x.shape[axis]
-        how: dict[str, Any] = {} if self.interpolation == "nearest" else {
-            "align_corners": False, "antialias": self.antialias}
+        how: dict[str, Any] = (
+            {}
+            if self.interpolation == "nearest"
+            else {"align_corners": False, "antialias": self.antialias}
+        )
         mode = "nearest-exact" if self.interpolation == "nearest" else self.interpolation
         unit = torch.eye(before, device=x.device)[None, None]
         weights = F.interpolate(unit, size=(size, before), mode=mode, **how)
@@ -162,9 +201,11 @@ class Preprocess(Described, Normalized):
 
 
 def center_crop(x: Tensor, height: int, width: int) -> Tensor:
-    """The central part of images (B, C, H, W), with zeros where it is larger than they are; as torchvision rounds."""
-    (before, after), (left, right) = (_margins(size, part) for size, part in ((x.shape[2], height),
-                                                                             (x.shape[3], width)))
+    """The central part of images (B, C, H, W), with zeros where it is larger than they are; as
+    torchvision rounds."""
+    (before, after), (left, right) = (
+        _margins(size, part) for size, part in ((x.shape[2], height), (x.shape[3], width))
+    )
     return F.pad(x, (left, right, before, after))
 
 

@@ -18,11 +18,13 @@ SHIFTS = {
 
 
 class TTAClassifier(Described):
-    """The mean of a model's logits over `count` copies of an image, shifted by a pixel or two and mirrored.
+    """The mean of a model's logits over `count` copies of an image, shifted by a pixel or two and
+    mirrored.
 
-    For models that were trained with random crops and flips. An adversary has to mislead all copies with one
-    perturbation, so a robust model loses fewer images; the cost is `count` forward passes. `count` is 2 (the image and
-    its mirror image), 6 or 10. Pixels shifted in from outside are black.
+    For models that were trained with random crops and flips. An adversary has to mislead all copies
+    with one perturbation, so a robust model loses fewer images; the cost is `count` forward passes.
+    `count` is 2 (the image and its mirror image), 6 or 10. Pixels shifted in from outside are
+    black.
     """
 
     description = ("tta", "count")
@@ -45,7 +47,8 @@ class TTAClassifier(Described):
         return logits
 
     def complete(self, x: Tensor, first: Tensor) -> Tensor:
-        """(B, K) the mean over all copies, given the logits of :meth:`first_view`: count − 1 passes."""
+        """(B, K) the mean over all copies, given the logits of :meth:`first_view`: count − 1
+        passes."""
         shifts = SHIFTS[self.count]
         mirrored = torch.cat([shift(x, *by) for by in shifts]).flip(3)
         others: Tensor = self.model(torch.cat([*(shift(x, *by) for by in shifts[1:]), mirrored]))

@@ -1,1 +1,2 @@
-"""Where models come from: a module per scheme of references, imported when the scheme is first used."""
+"""Where models come from: a module per scheme of references, imported when the scheme is first
+used."""

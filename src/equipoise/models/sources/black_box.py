@@ -1,4 +1,5 @@
-"""Models that compute outside of torch: their outputs have no gradients, and attacks on them search at random."""
+"""Models that compute outside of torch: their outputs have no gradients, and attacks on them search
+at random."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ SMALLEST = 1e-30  # probability: its logarithm is finite
 
 @dataclass(frozen=True)
 class ImageInput:
-    """The input of a graph: its name, whether channels come last, the fixed batch, (C, H, W) with None for any."""
+    """The input of a graph: its name, whether channels come last, the fixed batch, (C, H, W) with
+    None for any."""
 
     name: str
     channels_last: bool
@@ -30,7 +32,8 @@ class ImageInput:
 
     @classmethod
     def of(cls, name: str, sizes: Sequence[int | None], *, is_bytes: bool) -> Self:
-        """The input of these four sizes; channels come last where only the last size can be their number."""
+        """The input of these four sizes; channels come last where only the last size can be their
+        number."""
         last = sizes[3] in CHANNELS and sizes[1] not in CHANNELS
         shape = (sizes[3], sizes[1], sizes[2]) if last else (sizes[1], sizes[2], sizes[3])
         return cls(name, last, sizes[0], shape, is_bytes)
@@ -39,7 +42,11 @@ class ImageInput:
     def known_shape(self) -> tuple[int, int, int] | None:
         """(C, H, W), if all are fixed."""
         channels, height, width = self.shape
-        return None if channels is None or height is None or width is None else (channels, height, width)
+        return (
+            None
+            if channels is None or height is None or width is None
+            else (channels, height, width)
+        )
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -73,7 +80,9 @@ class BlackBox(Described, ABC):
 
     has_gradients = False
 
-    def __init__(self, num_classes: int | None, digest: bytes, *, probabilities: bool = False) -> None:
+    def __init__(
+        self, num_classes: int | None, digest: bytes, *, probabilities: bool = False
+    ) -> None:
         super().__init__()
         self.num_classes, self.probabilities = num_classes, probabilities
         self.register_buffer("digest", torch.tensor(list(digest), dtype=torch.uint8))
@@ -89,12 +98,24 @@ class BlackBox(Described, ABC):
         output = self.query(x.detach().float().cpu())
         if not output.is_floating_point() and output.numel() == len(x):
             output = output.flatten()
-            checks.require(self.num_classes is not None, "num_classes", "be given (?num_classes=10) for a model that "
-                           "returns classes alone", None)
-            classes = checks.labels(output.long(), self.num_classes or 0, len(x), "classes of the model")
-            output = torch.zeros(len(x), self.num_classes or 0).scatter(1, classes.unsqueeze(1), 1.0)
-        checks.require(output.dim() == 2 and output.shape[1] >= 2, "model", "return scores of at least two classes",
-                       f"shape {tuple(output.shape)}")
+            checks.require(
+                self.num_classes is not None,
+                "num_classes",
+                "be given (?num_classes=10) for a model that returns classes alone",
+                None,
+            )
+            classes = checks.labels(
+                output.long(), self.num_classes or 0, len(x), "classes of the model"
+            )
+            output = torch.zeros(len(x), self.num_classes or 0).scatter(
+                1, classes.unsqueeze(1), 1.0
+            )
+        checks.require(
+            output.dim() == 2 and output.shape[1] >= 2,
+            "model",
+            "return scores of at least two classes",
+            f"shape {tuple(output.shape)}",
+        )
         if self.probabilities:
             output = output.float().clamp_min(SMALLEST).log()
         return output.to(x.device, x.dtype)

@@ -1,4 +1,5 @@
-"""Typed values of the JSON files that come with a published model; an odd value is one sentence that names its file."""
+"""Typed values of the JSON files that come with a published model; an odd value is one sentence
+that names its file."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class ConfigTable:
         checks.require(isinstance(value, bool), self.name(key), "be true or false", value)
         return value
 
-    def whole(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIDE) -> int:
+    def whole(
+        self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIDE
+    ) -> int:
         """A whole number."""
         return checks.whole(self.name(key), self.get(key, default), least=least, most=most)
 
@@ -53,16 +56,25 @@ class ConfigTable:
     def numbers(self, key: str, default: Any = None) -> tuple[float, ...]:
         """A finite number per channel."""
         value = self.get(key, default)
-        checks.require(isinstance(value, list | tuple) and 0 < len(value) <= 4, self.name(key),
-                       "be a list of one number per channel", value)
+        checks.require(
+            isinstance(value, list | tuple) and 0 < len(value) <= 4,
+            self.name(key),
+            "be a list of one number per channel",
+            value,
+        )
         return tuple(float(checks.number(self.name(key), number)) for number in value)
 
-    def normalization(self, mean: str, std: str, default: tuple[Any, Any] = (None, None)
-                      ) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def normalization(
+        self, mean: str, std: str, default: tuple[Any, Any] = (None, None)
+    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Means and standard deviations, as many of one as of the other."""
         means, deviations = self.numbers(mean, default[0]), self.numbers(std, default[1])
-        checks.require(len(means) == len(deviations) and min(deviations) > 0, self.name(std),
-                       f"be positive numbers, one for each of {mean}", deviations)
+        checks.require(
+            len(means) == len(deviations) and min(deviations) > 0,
+            self.name(std),
+            f"be positive numbers, one for each of {mean}",
+            deviations,
+        )
         return means, deviations
 
 
@@ -81,7 +93,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def all_keys(value: Any) -> Iterator[str]:
     """The keys of a table and of those inside it."""
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    inner = (
+        value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    )
     if isinstance(value, Mapping):
         yield from (key for key, content in value.items() if content is not None)
     for one in inner:

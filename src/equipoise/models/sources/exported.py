@@ -1,7 +1,7 @@
 """Saved programs: `exported:PATH` of a file that `torch.export.save` or TorchScript wrote.
 
-Such a file holds the network itself, not only its weights, and computes whatever it says: a folder that names one needs
-`allow_code`. Pickles with code inside it are refused all the same.
+Such a file holds the network itself, not only its weights, and computes whatever it says: a folder
+that names one needs `allow_code`. Pickles with code inside it are refused all the same.
 """
 
 from __future__ import annotations
@@ -33,24 +33,36 @@ LOGGERS = ("torch.export", "torch.export.pt2_archive._package")
 
 
 def load(reference: Reference, options: LoadOptions) -> LoadedModel:
-    """The network of a saved program; it normalises itself unless the reference has `mean` and `std`."""
+    """The network of a saved program; it normalises itself unless the reference has `mean` and
+    `std`."""
     path = Path(expand_home(reference.body))
     require_file(path)
     script = is_torchscript(path)
     try:
         with only_weights(), warnings.catch_warnings(), _without_log():
             warnings.simplefilter("ignore")  # TorchScript is deprecated
-            network = (ScriptedNetwork(torch.jit.load(path, map_location="cpu")) if script else
-                       ExportedNetwork(torch.export.load(path)))
+            network = (
+                ScriptedNetwork(torch.jit.load(path, map_location="cpu"))
+                if script
+                else ExportedNetwork(torch.export.load(path))
+            )
     except Exception as error:  # a damaged file can raise any error
         if holds_weights(path):
-            raise InputError(f"`{path}` must be a file of torch.export.save or TorchScript, got one that holds "
-                             f"weights; use file:{path}") from None
-        raise InputError(f"`{path}` must be a file of torch.export.save or TorchScript, got one that cannot be read "
-                         f"({one_line(error)})") from None
+            raise InputError(
+                f"`{path}` must be a file of torch.export.save or TorchScript, got one that holds "
+                f"weights; use file:{path}"
+            ) from None
+        raise InputError(
+            f"`{path}` must be a file of torch.export.save or TorchScript, got one that cannot be read "
+            f"({one_line(error)})"
+        ) from None
     network.identify(path)
-    info = ModelInfo("TorchScript" if script else "torch.export", network.num_classes, network.input_shape,
-                     origin=str(path))
+    info = ModelInfo(
+        "TorchScript" if script else "torch.export",
+        network.num_classes,
+        network.input_shape,
+        origin=str(path),
+    )
     return LoadedModel(network, info, preprocessing=Preprocessing(origin="in the program"))
 
 
@@ -68,8 +80,8 @@ def _without_log() -> Iterator[None]:
 
 
 class ScriptedNetwork(nn.Module):
-    """The program of a file. Its state dict holds the SHA-256 of the file beside the weights, which do not say what is
-    computed and may be constants of the program.
+    """The program of a file. Its state dict holds the SHA-256 of the file beside the weights, which
+    do not say what is computed and may be constants of the program.
     """
 
     num_classes: int | None = None
@@ -92,15 +104,27 @@ class ScriptedNetwork(nn.Module):
 
 
 class ExportedNetwork(ScriptedNetwork):
-    """The program of `torch.export`, which has no training mode; a batch size fixed by the export is filled up."""
+    """The program of `torch.export`, which has no training mode; a batch size fixed by the export
+    is filled up."""
 
     def __init__(self, program: Any) -> None:
         super().__init__(program.module())
-        inputs = [node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs]
-        outputs = [value for node in program.graph.nodes if node.op == "output" for value in node.args[0]
-                   if getattr(value, "name", None) in program.graph_signature.user_outputs]
-        checks.require(len(inputs) == 1 and inputs[0].meta["val"].dim() == 4, "exported", "be a program of one batch "
-                       "of images (B, C, H, W)", [str(node) for node in inputs])
+        inputs = [
+            node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs
+        ]
+        outputs = [
+            value
+            for node in program.graph.nodes
+            if node.op == "output"
+            for value in node.args[0]
+            if getattr(value, "name", None) in program.graph_signature.user_outputs
+        ]
+        checks.require(
+            len(inputs) == 1 and inputs[0].meta["val"].dim() == 4,
+            "exported",
+            "be a program of one batch of images (B, C, H, W)",
+            [str(node) for node in inputs],
+        )
         batch, *shape = inputs[0].meta["val"].shape
         self.batch = batch if isinstance(batch, int) else None
         fixed = all(isinstance(size, int) for size in shape)
@@ -109,7 +133,8 @@ class ExportedNetwork(ScriptedNetwork):
         self.num_classes = sizes[1] if len(sizes) == 2 and isinstance(sizes[1], int) else None
 
     def train(self, mode: bool = True) -> Self:
-        """The program is as it was exported, and the method of its modules raises an error; only their mode is set."""
+        """The program is as it was exported, and the method of its modules raises an error; only
+        their mode is set."""
         for module in self.modules():
             module.training = mode
         return self
@@ -121,7 +146,11 @@ class ExportedNetwork(ScriptedNetwork):
         parts = []
         for part in x.split(self.batch):
             missing = self.batch - len(part)
-            output = self.program(torch.cat([part, part[-1:].expand(missing, *part.shape[1:])]) if missing else part)
-            checks.instance("exported", output, Tensor, "return one tensor, because its batch size is fixed")
+            output = self.program(
+                torch.cat([part, part[-1:].expand(missing, *part.shape[1:])]) if missing else part
+            )
+            checks.instance(
+                "exported", output, Tensor, "return one tensor, because its batch size is fixed"
+            )
             parts.append(output[: len(part)])
         return torch.cat(parts)

@@ -1,7 +1,9 @@
-"""Files of published models: the caches of Hugging Face and torch, downloads, hashes, and packages that are optional.
+"""Files of published models: the caches of Hugging Face and torch, downloads, hashes, and packages
+that are optional.
 
-A cache is read without the package that wrote it, so that a machine without a network needs nothing else. Files in the
-cache of Hugging Face are named by their SHA-256, those of torch end with its first digits; both are checked.
+A cache is read without the package that wrote it, so that a machine without a network needs nothing
+else. Files in the cache of Hugging Face are named by their SHA-256, those of torch end with its
+first digits; both are checked.
 """
 
 from __future__ import annotations
@@ -50,25 +52,34 @@ def require_package(name: str, scheme: str) -> Any:
     """Import an optional package that a scheme needs."""
     try:
         return import_module(name)
-    except Exception as error:  # a package that does not fit to this torch raises other errors than ImportError
+    except (
+        Exception
+    ) as error:  # a package that does not fit to this torch raises other errors than ImportError
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         hint = f"; pip install {missing.partition('.')[0]}" if missing else ""
-        raise InputError(f"`{scheme}:` models need the package {name}, which cannot be imported: {one_line(error)}"
-                         f"{hint}") from error
+        raise InputError(
+            f"`{scheme}:` models need the package {name}, which cannot be imported: {one_line(error)}"
+            f"{hint}"
+        ) from error
 
 
 def is_offline() -> bool:
     """Whether the user forbids downloads, in the words of Hugging Face."""
-    return any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
-               for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    return any(
+        os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    )
 
 
-_folder: ContextVar[Path | None] = ContextVar("folder", default=None)  # which names the model that is being loaded
+_folder: ContextVar[Path | None] = ContextVar(
+    "folder", default=None
+)  # which names the model that is being loaded
 
 
 @contextmanager
 def no_downloads_for(folder: Path | None) -> Iterator[None]:
-    """Inside, nothing is downloaded because of this folder, which may come from anybody; None forbids nothing."""
+    """Inside, nothing is downloaded because of this folder, which may come from anybody; None
+    forbids nothing."""
     token = _folder.set(folder)
     try:
         yield
@@ -81,7 +92,11 @@ def why_no_download() -> str | None:
     if is_offline():
         return "HF_HUB_OFFLINE is set"
     folder = _folder.get()
-    return None if folder is None else f"nothing is downloaded for the folder {folder} without --allow-code"
+    return (
+        None
+        if folder is None
+        else f"nothing is downloaded for the folder {folder} without --allow-code"
+    )
 
 
 @contextmanager
@@ -109,14 +124,21 @@ def cache_folder() -> Path:
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(name):
             return Path(os.environ[name]).expanduser()
-    home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    home = os.environ.get("HF_HOME") or str(
+        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    )
     return Path(home).expanduser() / "hub"
 
 
 def find_file(repository: str, names: Sequence[str]) -> WeightFile:
-    """The first of these files of a repository `ORGANISATION/NAME[@REVISION]`, from the cache or else downloaded."""
-    checks.require(bool(_REPOSITORY.fullmatch(repository)) and ".." not in repository, "model",
-                   "name a repository like ORGANISATION/NAME", repository)
+    """The first of these files of a repository `ORGANISATION/NAME[@REVISION]`, from the cache or
+    else downloaded."""
+    checks.require(
+        bool(_REPOSITORY.fullmatch(repository)) and ".." not in repository,
+        "model",
+        "name a repository like ORGANISATION/NAME",
+        repository,
+    )
     name, _, revision = repository.partition("@")
     problem = f"has none in {cache_folder()}"
     snapshot = _snapshot(name, revision or "main")
@@ -124,8 +146,10 @@ def find_file(repository: str, names: Sequence[str]) -> WeightFile:
         if snapshot is not None and (snapshot / file).is_file():
             return check_blob(snapshot / file)
     if Path(name).is_dir():
-        raise InputError(f"`{repository}` must be a repository in {cache_folder()}, or not the name of a folder: the "
-                         f"folder is hf:./{name}")
+        raise InputError(
+            f"`{repository}` must be a repository in {cache_folder()}, or not the name of a folder: the "
+            f"folder is hf:./{name}"
+        )
     if reason := why_no_download():
         problem += f", and {reason}"
     else:
@@ -133,20 +157,31 @@ def find_file(repository: str, names: Sequence[str]) -> WeightFile:
         if path is not None:
             return check_blob(path)
         problem += f", and {reason}"
-    raise InputError(f"`{repository}` must be a repository with {' or '.join(names)}, but it {problem}")
+    raise InputError(
+        f"`{repository}` must be a repository with {' or '.join(names)}, but it {problem}"
+    )
 
 
 def _snapshot(name: str, revision: str) -> Path | None:
     """The folder of a revision in the cache."""
     repository = cache_folder() / f"models--{name.replace('/', '--')}"
     pointer = repository / "refs" / revision
-    commit = pointer.read_text(encoding="ascii", errors="replace").strip() if pointer.is_file() else revision
+    commit = (
+        pointer.read_text(encoding="ascii", errors="replace").strip()
+        if pointer.is_file()
+        else revision
+    )
     known = re.fullmatch(r"[0-9a-f]{4,64}", commit) is not None
-    return repository / "snapshots" / commit if known and (repository / "snapshots" / commit).is_dir() else None
+    return (
+        repository / "snapshots" / commit
+        if known and (repository / "snapshots" / commit).is_dir()
+        else None
+    )
 
 
 def _download(name: str, files: Sequence[str], revision: str | None) -> tuple[Path | None, str]:
-    """The first file that the repository has, by the package huggingface_hub, or why there is none."""
+    """The first file that the repository has, by the package huggingface_hub, or why there is
+    none."""
     try:
         package = import_module("huggingface_hub")
     except ImportError:
@@ -161,7 +196,8 @@ def _download(name: str, files: Sequence[str], revision: str | None) -> tuple[Pa
 
 
 def check_blob(path: Path) -> WeightFile:
-    """Compare a file of the cache with the SHA-256 that its blob is named by; small files have other names."""
+    """Compare a file of the cache with the SHA-256 that its blob is named by; small files have
+    other names."""
     require_file(path)
     blob = path.resolve()
     if blob.parent.name != "blobs" or not re.fullmatch("[0-9a-f]{64}", blob.name):
@@ -170,7 +206,8 @@ def check_blob(path: Path) -> WeightFile:
 
 
 def check_name(path: Path) -> WeightFile:
-    """Compare a file with the first digits of its SHA-256, if its name ends with them, as torch's downloads do."""
+    """Compare a file with the first digits of its SHA-256, if its name ends with them, as torch's
+    downloads do."""
     require_file(path)
     digits = _hash_in(path.name)
     return WeightFile(path) if digits is None else _compare(path, digits)
@@ -185,8 +222,10 @@ def _compare(path: Path, expected: str) -> WeightFile:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if not digest.startswith(expected):
-        raise InputError(f"`{path}` must have the published SHA-256 {expected[:12]}…, got {digest[:12]}…: delete it "
-                         "and download it again")
+        raise InputError(
+            f"`{path}` must have the published SHA-256 {expected[:12]}…, got {digest[:12]}…: delete it "
+            "and download it again"
+        )
     return WeightFile(path, is_checked=True)
 
 
@@ -209,5 +248,7 @@ def torch_file(url: str) -> WeightFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(url, str(path), _hash_in(path.name), progress=False)
         except Exception as error:  # no network, another hash
-            raise InputError(f"`{path}` must be there, because its download failed: {one_line(error)}") from None
+            raise InputError(
+                f"`{path}` must be there, because its download failed: {one_line(error)}"
+            ) from None
     return check_name(path)

@@ -1,4 +1,5 @@
-"""The common operators of ONNX in torch, each a function of its attributes and inputs, so that gradients flow.
+"""The common operators of ONNX in torch, each a function of its attributes and inputs, so that
+gradients flow.
 
 Attributes have the names and defaults of the ONNX standard, operator sets 7 and later.
 """
@@ -17,8 +18,17 @@ Attributes = dict[str, Any]
 Inputs = Sequence[Tensor | None]
 Operator = Callable[[Attributes, Inputs], Any]
 
-TYPES = {1: torch.float32, 2: torch.uint8, 3: torch.int8, 6: torch.int32, 7: torch.int64, 9: torch.bool,
-         10: torch.float16, 11: torch.float64, 16: torch.bfloat16}  # by their number in TensorProto
+TYPES = {
+    1: torch.float32,
+    2: torch.uint8,
+    3: torch.int8,
+    6: torch.int32,
+    7: torch.int64,
+    9: torch.bool,
+    10: torch.float16,
+    11: torch.float64,
+    16: torch.bfloat16,
+}  # by their number in TensorProto
 
 
 class UnsupportedError(Exception):
@@ -29,23 +39,36 @@ def _values(tensor: Tensor | None) -> list[int]:
     return [] if tensor is None else [int(value) for value in tensor.flatten().tolist()]
 
 
-def _padding(attributes: Attributes, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
-             dilations: Sequence[int]) -> list[int]:
+def _padding(
+    attributes: Attributes,
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> list[int]:
     """Padding before and after every axis, in the order of `F.pad`."""
     mode = attributes.get("auto_pad", "NOTSET")
     if mode in ("NOTSET", "VALID"):
-        pads = attributes.get("pads", [0] * 2 * len(kernel)) if mode == "NOTSET" else [0] * 2 * len(kernel)
+        pads = (
+            attributes.get("pads", [0] * 2 * len(kernel))
+            if mode == "NOTSET"
+            else [0] * 2 * len(kernel)
+        )
         both = [(pads[axis], pads[axis + len(kernel)]) for axis in range(len(kernel))]
     else:
         both = []
         for size, side, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
-            total = max((math.ceil(size / stride) - 1) * stride + dilation * (side - 1) + 1 - size, 0)
+            total = max(
+                (math.ceil(size / stride) - 1) * stride + dilation * (side - 1) + 1 - size, 0
+            )
             small, large = total // 2, total - total // 2
             both.append((small, large) if mode == "SAME_UPPER" else (large, small))
     return [pad for pair in reversed(both) for pad in pair]
 
 
-def _window(attributes: Attributes, x: Tensor, kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+def _window(
+    attributes: Attributes, x: Tensor, kernel: Sequence[int]
+) -> tuple[list[int], list[int], list[int]]:
     """Strides, dilations and padding of a convolution or a pooling."""
     ones = [1] * len(kernel)
     strides, dilations = attributes.get("strides", ones), attributes.get("dilations", ones)
@@ -58,8 +81,15 @@ def _conv(attributes: Attributes, inputs: Inputs) -> Tensor:
     if x.dim() != 4:
         raise UnsupportedError(f"Conv of {x.dim() - 2} dimensions")
     strides, dilations, pads = _window(attributes, x, weight.shape[2:])
-    return F.conv2d(F.pad(x, pads) if any(pads) else x, weight, bias, strides, 0, dilations,
-                    attributes.get("group", 1))
+    return F.conv2d(
+        F.pad(x, pads) if any(pads) else x,
+        weight,
+        bias,
+        strides,
+        0,
+        dilations,
+        attributes.get("group", 1),
+    )
 
 
 def _max_pool(attributes: Attributes, inputs: Inputs) -> Tensor:
@@ -108,7 +138,10 @@ def _gemm(attributes: Attributes, inputs: Inputs) -> Tensor:
 def _clip(attributes: Attributes, inputs: Inputs) -> Tensor:
     x, low, high = (*inputs, None, None)[:3]
     assert x is not None
-    bounds = [attributes.get(name) if bound is None else float(bound) for name, bound in (("min", low), ("max", high))]
+    bounds = [
+        attributes.get(name) if bound is None else float(bound)
+        for name, bound in (("min", low), ("max", high))
+    ]
     return x if bounds == [None, None] else x.clamp(*bounds)
 
 
@@ -129,14 +162,20 @@ def _flatten(attributes: Attributes, inputs: Inputs) -> Tensor:
 
 
 def _axes(attributes: Attributes, inputs: Inputs) -> list[int]:
-    return _values(inputs[1]) if len(inputs) > 1 and inputs[1] is not None else list(attributes.get("axes", []))
+    return (
+        _values(inputs[1])
+        if len(inputs) > 1 and inputs[1] is not None
+        else list(attributes.get("axes", []))
+    )
 
 
 def _reduce(function: Callable[..., Tensor]) -> Operator:
     def run(attributes: Attributes, inputs: Inputs) -> Tensor:
         x, axes = inputs[0], _axes(attributes, inputs)
         assert x is not None
-        return function(x, dim=axes or list(range(x.dim())), keepdim=bool(attributes.get("keepdims", 1)))
+        return function(
+            x, dim=axes or list(range(x.dim())), keepdim=bool(attributes.get("keepdims", 1))
+        )
 
     return run
 
@@ -188,8 +227,11 @@ def _pad(attributes: Attributes, inputs: Inputs) -> Tensor:
     if axes is not None or attributes.get("mode", "constant") != "constant":
         raise UnsupportedError(f"Pad with mode {attributes.get('mode', 'constant')} or axes")
     both = [(sizes[axis], sizes[axis + x.dim()]) for axis in range(x.dim())]
-    return F.pad(x, [pad for pair in reversed(both) for pad in pair],
-                 value=attributes.get("value", 0.0) if value is None else float(value))
+    return F.pad(
+        x,
+        [pad for pair in reversed(both) for pad in pair],
+        value=attributes.get("value", 0.0) if value is None else float(value),
+    )
 
 
 def _softmax(function: Callable[..., Tensor]) -> Operator:
@@ -225,6 +267,7 @@ def _divide(a: Tensor, b: Tensor) -> Tensor:
 
 def _of_one(function: Callable[[Tensor, Attributes], Any]) -> Operator:
     """An operator of one input and its attributes."""
+
     def run(attributes: Attributes, inputs: Inputs) -> Any:
         x = inputs[0]
         assert x is not None
@@ -247,24 +290,57 @@ def _concat(attributes: Attributes, inputs: Inputs) -> Tensor:
 
 
 OPERATORS: dict[str, Operator] = {
-    "Abs": _apply(torch.abs), "Add": _apply(torch.add), "AveragePool": _average_pool,
-    "BatchNormalization": _batch_norm, "Cast": _of_one(lambda x, attributes: x.to(TYPES[attributes["to"]])),
-    "Clip": _clip, "Concat": _concat, "Conv": _conv, "Div": _apply(_divide),
+    "Abs": _apply(torch.abs),
+    "Add": _apply(torch.add),
+    "AveragePool": _average_pool,
+    "BatchNormalization": _batch_norm,
+    "Cast": _of_one(lambda x, attributes: x.to(TYPES[attributes["to"]])),
+    "Clip": _clip,
+    "Concat": _concat,
+    "Conv": _conv,
+    "Div": _apply(_divide),
     "Dropout": _of_one(lambda x, attributes: x),
-    "Elu": _of_one(lambda x, attributes: F.elu(x, attributes.get("alpha", 1.0))), "Erf": _apply(torch.erf),
-    "Exp": _apply(torch.exp), "Flatten": _flatten, "Gather": _gather,
-    "Gelu": _of_one(lambda x, attributes: F.gelu(x, approximate=attributes.get("approximate", "none"))),
-    "Gemm": _gemm, "GlobalAveragePool": _of_one(lambda x, attributes: x.mean((2, 3), keepdim=True)),
+    "Elu": _of_one(lambda x, attributes: F.elu(x, attributes.get("alpha", 1.0))),
+    "Erf": _apply(torch.erf),
+    "Exp": _apply(torch.exp),
+    "Flatten": _flatten,
+    "Gather": _gather,
+    "Gelu": _of_one(
+        lambda x, attributes: F.gelu(x, approximate=attributes.get("approximate", "none"))
+    ),
+    "Gemm": _gemm,
+    "GlobalAveragePool": _of_one(lambda x, attributes: x.mean((2, 3), keepdim=True)),
     "GlobalMaxPool": _of_one(lambda x, attributes: x.amax((2, 3), keepdim=True)),
-    "HardSigmoid": _of_one(_hard_sigmoid), "HardSwish": _apply(F.hardswish),
-    "Identity": _of_one(lambda x, attributes: x), "LayerNormalization": _layer_norm,
+    "HardSigmoid": _of_one(_hard_sigmoid),
+    "HardSwish": _apply(F.hardswish),
+    "Identity": _of_one(lambda x, attributes: x),
+    "LayerNormalization": _layer_norm,
     "LeakyRelu": _of_one(lambda x, attributes: F.leaky_relu(x, attributes.get("alpha", 0.01))),
-    "Log": _apply(torch.log), "LogSoftmax": _softmax(F.log_softmax), "MatMul": _apply(torch.matmul),
-    "Max": _fold(torch.maximum), "MaxPool": _max_pool, "Min": _fold(torch.minimum), "Mul": _apply(torch.mul),
-    "Neg": _apply(torch.neg), "Pad": _pad, "Pow": _apply(torch.pow), "ReduceMax": _reduce(torch.amax),
-    "ReduceMean": _reduce(torch.mean), "ReduceSum": _reduce(torch.sum), "Relu": _apply(F.relu), "Reshape": _reshape,
-    "Shape": _of_one(lambda x, attributes: torch.tensor(x.shape)), "Sigmoid": _apply(torch.sigmoid), "Slice": _slice,
-    "Softmax": _softmax(F.softmax), "Softplus": _apply(F.softplus), "Sqrt": _apply(torch.sqrt), "Squeeze": _squeeze,
-    "Sub": _apply(torch.sub), "Sum": _fold(torch.add), "Tanh": _apply(torch.tanh),
-    "Transpose": _of_one(_transpose), "Unsqueeze": _unsqueeze,
+    "Log": _apply(torch.log),
+    "LogSoftmax": _softmax(F.log_softmax),
+    "MatMul": _apply(torch.matmul),
+    "Max": _fold(torch.maximum),
+    "MaxPool": _max_pool,
+    "Min": _fold(torch.minimum),
+    "Mul": _apply(torch.mul),
+    "Neg": _apply(torch.neg),
+    "Pad": _pad,
+    "Pow": _apply(torch.pow),
+    "ReduceMax": _reduce(torch.amax),
+    "ReduceMean": _reduce(torch.mean),
+    "ReduceSum": _reduce(torch.sum),
+    "Relu": _apply(F.relu),
+    "Reshape": _reshape,
+    "Shape": _of_one(lambda x, attributes: torch.tensor(x.shape)),
+    "Sigmoid": _apply(torch.sigmoid),
+    "Slice": _slice,
+    "Softmax": _softmax(F.softmax),
+    "Softplus": _apply(F.softplus),
+    "Sqrt": _apply(torch.sqrt),
+    "Squeeze": _squeeze,
+    "Sub": _apply(torch.sub),
+    "Sum": _fold(torch.add),
+    "Tanh": _apply(torch.tanh),
+    "Transpose": _of_one(_transpose),
+    "Unsqueeze": _unsqueeze,
 }

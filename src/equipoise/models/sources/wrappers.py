@@ -1,4 +1,5 @@
-"""Schemes around another reference, `scheme:OWN:REFERENCE`: test-time augmentation and randomized smoothing."""
+"""Schemes around another reference, `scheme:OWN:REFERENCE`: test-time augmentation and randomized
+smoothing."""
 
 from __future__ import annotations
 
@@ -16,14 +17,18 @@ from equipoise.models.options import LoadOptions
 def _smooth(network: nn.Module, own: str, options: LoadOptions) -> nn.Module:
     sigma, samples, fresh = *own.split(","), *("", "")[own.count(",") :]
     return RandomlySmoothedClassifier(
-        network, checks.positive("sigma", checks.fraction("sigma", sigma)),
-        checks.whole("samples", int(samples or SAMPLES), least=1, most=MAX_SAMPLES), seed=options.seed or 0,
-        fresh=bool(fresh))
+        network,
+        checks.positive("sigma", checks.fraction("sigma", sigma)),
+        checks.whole("samples", int(samples or SAMPLES), least=1, most=MAX_SAMPLES),
+        seed=options.seed or 0,
+        fresh=bool(fresh),
+    )
 
 
 @dataclass(frozen=True)
 class Wrapper:
-    """A scheme around another reference, scheme:OWN:REFERENCE; what OWN looks like, as a pattern and in words."""
+    """A scheme around another reference, scheme:OWN:REFERENCE; what OWN looks like, as a pattern
+    and in words."""
 
     wrap: Callable[[nn.Module, str, LoadOptions], nn.Module]
     pattern: str
@@ -31,8 +36,14 @@ class Wrapper:
 
 
 WRAPPERS = {
-    "tta": Wrapper(lambda network, own, options: TTAClassifier(network, int(own)), "|".join(map(str, SHIFTS)),
-                   f"tta:N:REFERENCE with N among {', '.join(map(str, SHIFTS))}"),
-    "smoothed": Wrapper(_smooth, r"[0-9][^,]{0,30}(,[0-9]{1,9}(,fresh)?)?", "smoothed:SIGMA:REFERENCE, "
-                        "smoothed:SIGMA,N:REFERENCE or smoothed:SIGMA,N,fresh:REFERENCE"),
+    "tta": Wrapper(
+        lambda network, own, options: TTAClassifier(network, int(own)),
+        "|".join(map(str, SHIFTS)),
+        f"tta:N:REFERENCE with N among {', '.join(map(str, SHIFTS))}",
+    ),
+    "smoothed": Wrapper(
+        _smooth,
+        r"[0-9][^,]{0,30}(,[0-9]{1,9}(,fresh)?)?",
+        "smoothed:SIGMA:REFERENCE, smoothed:SIGMA,N:REFERENCE or smoothed:SIGMA,N,fresh:REFERENCE",
+    ),
 }

@@ -17,13 +17,19 @@ MIDDLE = 128  # no change, in the sprite of changes
 def sprites(pictures: PictureArrays) -> dict[str, str | int]:
     """Both sprites as data URIs, with the size of a picture and the number of pictures in a row.
 
-    A change is attacked − clean + 128 modulo 256: every byte comes back, and small changes compress well.
+    A change is attacked − clean + 128 modulo 256: every byte comes back, and small changes compress
+    well.
     """
     change: Array = pictures.attacked - pictures.clean + np.uint8(MIDDLE)
     columns = math.ceil(math.sqrt(len(pictures.clean)))
     _, _, height, width = pictures.clean.shape
-    return {"clean": _sprite(pictures.clean, columns), "change": _sprite(change, columns), "height": height,
-            "width": width, "perRow": columns}
+    return {
+        "clean": _sprite(pictures.clean, columns),
+        "change": _sprite(change, columns),
+        "height": height,
+        "width": width,
+        "perRow": columns,
+    }
 
 
 def _sprite(images: Array, columns: int) -> str:
@@ -36,6 +42,9 @@ def _sprite(images: Array, columns: int) -> str:
     whole = sheet.reshape(rows, columns, channels, height, width).transpose(0, 3, 1, 4, 2)
     pixels = whole.reshape(rows * height, columns * width, channels)
     buffer = io.BytesIO()
-    # Only runs of equal bytes: other repetitions take up to a hundred times as long to find and save 3 % at most.
-    Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels).save(buffer, "PNG", compress_type=zlib.Z_RLE)
+    # Only runs of equal bytes: other repetitions take up to a hundred times as long to find and
+    # save 3 % at most.
+    Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels).save(
+        buffer, "PNG", compress_type=zlib.Z_RLE
+    )
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
