@@ -44,13 +44,37 @@ def fuse(model: nn.Module, x: Tensor, heads: Sequence[int] | None = None) -> nn.
                     _fold_batch_norms(candidate, x)
                 for sub in list(candidate.modules()):
                     _keep_head_precision(sub, heads or logits.shape[1:])
+                # Convolutions follow the layout of their weights, so images stay contiguous.
                 candidate.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-                outputs = candidate(x.contiguous(memory_format=torch.channels_last))
-                if agree(outputs, logits, columns=getattr(model, "columns", None)):
+                if agree(candidate(x), logits, columns=getattr(model, "columns", None)):
+                    _check_backward(candidate, x)
                     return candidate
     except Exception:  # whatever fails in a foreign module, the module itself still works
         pass
     return model
+
+
+def channels_last_copy(model: nn.Module, x: Tensor) -> nn.Module:
+    """A copy for forward passes that computes with channels last, which is faster; the model itself
+    where that fails or gives other outputs on the images x."""
+    if not any(isinstance(sub, nn.Conv2d) for sub in model.modules()):
+        return model
+    try:
+        candidate = copy.deepcopy(model).requires_grad_(False)
+        candidate.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        with torch.no_grad():
+            return candidate if agree(candidate(x), model(x)) else model
+    except Exception:  # such as `.view` after a convolution, which needs contiguous activations
+        return model
+
+
+def _check_backward(model: nn.Module, x: Tensor) -> None:
+    """Raise the error of a backward pass that fails, if the model has gradients."""
+    with torch.enable_grad():
+        point = x.detach().requires_grad_()
+        outputs = model(point)
+        if outputs.requires_grad:
+            torch.autograd.grad(outputs.sum(), point)
 
 
 def trace(model: nn.Module, x: Tensor) -> nn.Module:

@@ -223,7 +223,7 @@ class GradientSource:
     ) -> tuple[Tensor, ...]:
         with device.full_precision(x.device):
             return _blockwise(
-                lambda part: function(device.full_precision_layout(part)),
+                lambda part: function(part.contiguous()),
                 self.block and min(self.block, block),
                 x,
             )
@@ -298,7 +298,8 @@ class GradientSource:
                 value = value + term.detach()
         return (
             value,
-            torch.nan_to_num(gradient),
+            # Contiguous, so that the points that follow are too: a copy's gradient may not be.
+            torch.nan_to_num(gradient).contiguous(),
             losses.signed_margin(logits, y),
             losses.probability_margin(logits, y),
         )

@@ -289,7 +289,7 @@ def attack_dataset(
     current = current if state is None else current.resumed(state)
 
     def load(part: Dataset) -> AttackBatch:
-        x = pixels(part.images.to(place)).contiguous(memory_format=torch.channels_last)
+        x = pixels(part.images.to(place))
         return AttackBatch(
             x, part.labels.to(place), rng.stream(seed, "attack", part.index.to(place))
         )

@@ -216,8 +216,7 @@ def _forward(
         noisy = x + sigma * noise.gaussian(key, index, sample, x.shape[1:]).to(x.dtype)
     else:
         noisy = noise.noisy_levels(x, key, index, sample, table, sigma.dtype)
-    # Convolutions run faster with channels last, on CPUs as on GPUs.
-    logits: Tensor = model(noisy.contiguous(memory_format=torch.channels_last))
+    logits: Tensor = model(noisy.contiguous())
     return logits.float()
 
 

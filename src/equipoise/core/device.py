@@ -112,15 +112,6 @@ def full_precision(device: torch.device) -> Iterator[None]:
                 convolutions.allow_tf32, products.allow_tf32 = before
 
 
-def full_precision_layout(x: Tensor) -> Tensor:
-    """Images (B, C, H, W) as convolutions in full precision want them: on CUDA those with channels
-    last are slower.
-
-    The networks of attacks, in reduced precision, have channels last.
-    """
-    return x.contiguous() if x.is_cuda else x
-
-
 class _ThreadStreams(threading.local):
     has_second = False  # whether networks may run on two CUDA streams
 

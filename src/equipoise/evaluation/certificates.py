@@ -16,6 +16,8 @@ from scipy.special import ndtri
 from torch import Tensor, nn
 
 from equipoise import __version__, certification
+from equipoise.attacks.fused import channels_last_copy
+from equipoise.attacks.prepared import EXAMPLES
 from equipoise.certification import (
     ABSTAIN,
     Certificate,
@@ -120,6 +122,7 @@ def certify_images(
     """Append a :class:`CertificateRow` per image and alpha to the run; the rows are named
     `measurement`."""
     start, drawn = time.monotonic(), 0
+    job = _with_faster_model(job, data, conditions)
 
     def on_samples(count: int) -> None:
         nonlocal drawn
@@ -139,6 +142,17 @@ def certify_images(
         title=f"{job.name}, {measurement}",
         status=speed,
     )
+
+
+def _with_faster_model(
+    job: CertificationJob, data: Dataset, conditions: CertificationConditions
+) -> CertificationJob:
+    """The job with a faster copy of its model, which agrees with it on the first images."""
+    if conditions.compiled:  # the compiler chooses the layout itself
+        return job
+    x = pixels(data.images[:EXAMPLES].to(conditions.device))
+    with inference(job.model), device.full_precision(conditions.device):
+        return replace(job, model=channels_last_copy(job.model, x))
 
 
 def _certificate_rows(

@@ -146,9 +146,7 @@ def _attack_batch(
     )
 
     def logits() -> Tensor:
-        z = checks.logits(
-            job.model(device.full_precision_layout(x_adv)), len(x), f"logits of {job.name}"
-        ).float()
+        z = checks.logits(job.model(x_adv.contiguous()), len(x), f"logits of {job.name}").float()
         checks.labels(y, z.shape[1])
         return z
 
@@ -194,7 +192,7 @@ def _broken_as_bytes(
         return answers
 
     def judge(own: Tensor) -> Tensor:
-        rounded = device.full_precision_layout((x_adv[own] * 255).round() / 255)
+        rounded = ((x_adv[own] * 255).round() / 255).contiguous()
         still: Tensor = job.model(rounded).argmax(dim=1) != y[own]
         return still
 

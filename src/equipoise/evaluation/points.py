@@ -232,9 +232,7 @@ class PointRecorder:
             block = min(size, VERDICT_BLOCK) if place.type == "cuda" else None
             return (
                 memory.in_blocks(
-                    lambda rows: model(
-                        device.full_precision_layout(pixels(images[rows].to(place)))
-                    ),
+                    lambda rows: model(pixels(images[rows].to(place))),
                     torch.arange(len(images)),
                     size,
                     block,

@@ -140,9 +140,7 @@ class CandidateEvaluator:
         attack, conditions = self.attack_for(model), self.conditions
 
         def run(rows: slice) -> Tensor:
-            x = pixels(self.data.images[rows].to(conditions.device)).contiguous(
-                memory_format=torch.channels_last
-            )
+            x = pixels(self.data.images[rows].to(conditions.device))
             stream = rng.stream(
                 conditions.seed, "candidates", self.data.index[rows].to(conditions.device)
             )

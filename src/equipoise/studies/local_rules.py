@@ -63,7 +63,6 @@ class Bfloat16Copy(nn.Module):
         super().__init__()
         # Copied again, because `fuse` returns the model itself where there is nothing to fold.
         self.model = copy.deepcopy(fuse(model, x)).to(torch.bfloat16).requires_grad_(False)
-        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, K) in the precision of x."""
