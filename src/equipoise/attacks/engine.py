@@ -76,7 +76,6 @@ class Driver:
             does not depend on which images are attacked together; None: as many as are attacked.
         stop_at_success: finish an image as soon as it is broken; otherwise go on for the smallest
             margin.
-        many_passes: so many passes follow that preparing the networks pays.
         observe: a part of the model whose outputs come with every verdict.
     """
 
@@ -91,12 +90,11 @@ class Driver:
         slots: int,
         block: int | None,
         stop_at_success: bool = True,
-        many_passes: bool = False,
         observe: nn.Module | None = None,
     ) -> None:
         self.model, self.load, self.example, self.threat = model, load, example, threat
         self.precision, self.slots, self.block = precision, slots, block
-        self.stop_at_success, self.many_passes, self.observe = stop_at_success, many_passes, observe
+        self.stop_at_success, self.observe = stop_at_success, observe
         self._pool = self._new_pool()
         self._networks = PreparedNetworks(precision, example.x)
         self._sources: dict[tuple[object, ...], GradientSource] = {}
@@ -222,7 +220,6 @@ class Driver:
                 settings,
                 self.precision,
                 self.example.x,
-                many_passes=self.many_passes,
                 pool=self._pool,
                 networks=self._networks,
                 observe=self.observe,

@@ -9,21 +9,12 @@ used.
 from __future__ import annotations
 
 import copy
-import threading
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.models.feature_hooks import active_hooks
-
-_tracing = (
-    threading.Lock()
-)  # torch traces one module at a time, and warnings of all threads are recorded together
-# Code in which a forward pass branches only on shapes and settings, never on values.
-_TRUSTED = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
 def fuse(model: nn.Module, x: Tensor, heads: Sequence[int] | None = None) -> nn.Module:
@@ -75,43 +66,6 @@ def _check_backward(model: nn.Module, x: Tensor) -> None:
         outputs = model(point)
         if outputs.requires_grad:
             torch.autograd.grad(outputs.sum(), point)
-
-
-def trace(model: nn.Module, x: Tensor) -> nn.Module:
-    """A copy for forward passes on the CPU alone, traced and with fused layers; or the model
-    itself.
-
-    A trace follows one path: the copy must agree with the model also on fewer images, and a foreign
-    model that turns tensors into Python numbers or branches on them is not traced at all.
-    """
-    x = x[
-        torch.arange(max(len(x), 4), device=x.device) % len(x)
-    ]  # at least 4, so that 3 is another batch size
-    try:
-        with _tracing, torch.no_grad(), warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            traced = torch.jit.trace(model, x, check_trace=False)
-            if any(_is_value_dependent(warning) for warning in caught):
-                return model
-            copy_: nn.Module = torch.jit.optimize_for_inference(torch.jit.freeze(traced))
-            if all(
-                agree(copy_(part), model(part)) for part in (x, x, x[:3], x[:3])
-            ):  # twice: the second is optimised
-                return copy_
-    except Exception:
-        pass
-    return model
-
-
-def _is_value_dependent(warning: warnings.WarningMessage) -> bool:
-    """Check whether a trace took a number out of a tensor, in code that is neither ours nor
-    torch's."""
-    trusted = warning.filename.startswith(_TRUSTED)
-    return (
-        not trusted
-        and warning.category.__name__ == "TracerWarning"
-        and "to a Python" in str(warning.message)
-    )
 
 
 def agree(

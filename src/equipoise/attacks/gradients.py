@@ -86,7 +86,6 @@ class GradientSource:
         settings: where gradients come from.
         precision: fp32, bf16 (for gradients), or auto: bf16 on CUDA.
         example: some of the images, on which faster copies and precisions are tried.
-        many_passes: so many passes follow that tracing the model pays.
         pool: memory that recorded passes share, if any.
         networks: copies that other sources with this precision and these examples have made, if
             any.
@@ -100,17 +99,11 @@ class GradientSource:
         precision: str,
         example: Tensor,
         *,
-        many_passes: bool = False,
         pool: Any = None,
         networks: PreparedNetworks | None = None,
         observe: nn.Module | None = None,
     ) -> None:
-        self.model, self.settings, self.precision, self.many_passes = (
-            model,
-            settings,
-            precision,
-            many_passes,
-        )
+        self.model, self.settings, self.precision = model, settings, precision
         self.observe = observe
         if (
             networks is None or settings.is_randomized
@@ -157,12 +150,9 @@ class GradientSource:
 
     @cached_property
     def forward_model(self) -> nn.Module:
-        """The network for passes without gradients; on the CPU it is traced if that pays."""
-        half, fused = self._half_precision_model, self.networks.fused(self.model, self.classes)
-        trace_it = (
-            self.many_passes and self.example.device.type == "cpu" and fused is not self.model
-        )
-        return self.networks.traced(self.model) if trace_it else fused if half is None else half
+        """The network for passes without gradients."""
+        half = self._half_precision_model
+        return self.networks.fused(self.model, self.classes) if half is None else half
 
     @property
     def _half_precision_model(self) -> nn.Module | None:

@@ -303,7 +303,6 @@ def attack_dataset(
         precision=precision,
         slots=min(max(batch_size, block), len(whole)),
         block=min(block, len(whole)),
-        many_passes=True,
         observe=observe,
     )
     with progress.task(title, total=len(data)) as task:
