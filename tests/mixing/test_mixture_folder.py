@@ -177,17 +177,14 @@ def test_an_unknown_scheme_is_an_error() -> None:
         mixing.load_model("mixtur:folder")
 
 
-@pytest.mark.parametrize("scheme", ["tta", "looks"])
-def test_a_base_with_test_time_augmentation_moves_with_its_folder(
-    tmp_path: Path, scheme: str
-) -> None:
+def test_a_base_with_test_time_augmentation_moves_with_its_folder(tmp_path: Path) -> None:
     plain = save_mixture(tmp_path / "m")
     mixture = MixedClassifier(plain.accurate, models.TTAClassifier(plain.robust, 2), 0.3).eval()
     mixing.save_mixture(
         tmp_path / "m",
         mixture,
         accurate=f"file:{tmp_path}/m/accurate.safetensors",
-        robust=f"{scheme}:2:{tmp_path}/m/robust.safetensors",
+        robust=f"tta:2:{tmp_path}/m/robust.safetensors",
     )
     (tmp_path / "m").rename(tmp_path / "moved")
     logits = mixing.load_model(f"mixture:{tmp_path}/moved")(X)

@@ -28,7 +28,7 @@ from equipoise.models import LoadOptions, Normalized, checkpoint
 from equipoise.models.architectures import zoo
 from equipoise.models.loaded import remember_reference
 from equipoise.models.options import unescape
-from equipoise.models.reference import ALIASES, innermost
+from equipoise.models.reference import innermost
 
 NAME = "mixture.toml"
 GATE = "gate.safetensors"
@@ -219,7 +219,7 @@ def load_model(
         and scheme not in models.SCHEMES
         and not any(map(files.exists, (reference, unescape(address))))
     ):
-        checks.one_of("scheme of a model", scheme, [*models.SCHEMES, *ALIASES, "mixture"])
+        checks.one_of("scheme of a model", scheme, [*models.SCHEMES, "mixture"])
     return models.load(reference, options, **settings)
 
 
