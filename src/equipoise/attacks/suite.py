@@ -306,7 +306,7 @@ def attack_dataset(
         many_passes=True,
         observe=observe,
     )
-    with progress.task(title, total=len(data)) as task:
+    with progress.stage(title, total=len(data)) as task:
         meter = ProgressMeter(task, stages, current)
 
         def report(number: int, result: SearchResult) -> None:
