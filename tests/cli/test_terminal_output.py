@@ -134,7 +134,10 @@ def test_a_terminal_shows_stages_and_ends_with_a_coloured_table(folder: Path) ->
         "the bars are gone"
     )
     assert COLOUR.search(text) and "\x1b[1mAccuracy on 12 images" in text
-    assert end[:1] == ["Accuracy on 12 images, 95 % intervals, ℓ∞ ≤ 8/255"]
+    assert end[:2] == [
+        "at most 2 passes per image for 12 images",
+        "Accuracy on 12 images, 95 % intervals, ℓ∞ ≤ 8/255",
+    ]
     assert [line for line in end if line][-2:] == [
         "results: run/summary.json",
         "next: equipoise open run",
