@@ -12,10 +12,11 @@ import equipoise as eq
 from equipoise.attacks import Apgd, Square, Suite
 from equipoise.cli.main import run
 from equipoise.data import shapes
+from equipoise.mixing import LogitMap, MixedClassifier
 
 ROOT = Path(__file__).parents[1]
-FIXTURES = ROOT / "tests" / "fixtures" / "schema1"
-BASES = {"accurate": "train-standard", "robust": "train-adversarial"}
+WEIGHTS = ROOT / "tests" / "fixtures" / "weights"
+BASES = {"accurate": "standard", "robust": "adversarial"}
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with two classifiers of digits."""
     monkeypatch.chdir(tmp_path)
     for side, name in BASES.items():
-        shutil.copy(FIXTURES / name / "last.safetensors", tmp_path / f"{side}.safetensors")
+        shutil.copy(WEIGHTS / f"digits-{name}.safetensors", tmp_path / f"{side}.safetensors")
     return tmp_path
 
 
@@ -60,10 +61,10 @@ def test_the_readme_example(
         monkeypatch.setattr("equipoise.evaluation.plan.COUNT", 1)
         shorten_audits(monkeypatch)
         monkeypatch.setitem(shapes.SIZES, "train", 512)
-    for side in BASES:
+    for side, name in BASES.items():
         target = tmp_path / "runs" / "demo" / side
         target.mkdir(parents=True)
-        shutil.copy(FIXTURES / "demo" / side / "last.safetensors", target / "best.safetensors")
+        shutil.copy(WEIGHTS / f"shapes-{name}.safetensors", target / "best.safetensors")
     monkeypatch.chdir(tmp_path)
     code = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
     for printed, used in counts.items():
@@ -108,7 +109,9 @@ def test_evaluate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_evaluate_a_mixture(folder: Path) -> None:
     """The same policy: its bases beside it, adaptive attacks, differences, costs and sanity
     checks."""
-    shutil.copytree(FIXTURES, folder / "old")
+    accurate, robust = (eq.load_model(f"{side}.safetensors") for side in BASES)
+    logit_map = LogitMap(scale=5.5, power=1.5, shift=0.96)
+    eq.save("mixture", MixedClassifier(accurate, robust, 0.76, hard=True, logit_map=logit_map))
     arguments = [
         "--data",
         "digits",
@@ -123,9 +126,9 @@ def test_evaluate_a_mixture(folder: Path) -> None:
         "--device",
         "cpu",
     ]
-    assert run(["evaluate", "mixture:old/mixture-nuts", *arguments, "--out", "command"]) == 0
+    assert run(["evaluate", "mixture:mixture", *arguments, "--out", "command"]) == 0
     result = eq.evaluate(
-        eq.load_model("mixture:old/mixture-nuts"),
+        eq.load_model("mixture:mixture"),
         eq.load_data("digits", count=8),
         attack="pgd",
         steps=3,

@@ -44,7 +44,7 @@ from equipoise.studies.mixing_classifiers import (
 from equipoise.studies.mixing_classifiers_attack import CONFIRMED, ConfirmedAttack
 from equipoise.studies.mixing_classifiers_models import SmoothedModel
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "schema1"
+WEIGHTS = Path(__file__).parents[1] / "fixtures" / "weights"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "mixing-classifiers.md"
 ALPHAS = (0.7, 1.0)
 TINY = CertifiedStudySize(
@@ -61,8 +61,8 @@ TINY = CertifiedStudySize(
 def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Options of a small study of two networks on digits."""
     monkeypatch.setattr(MixingClassifiersStudy, "sizes", {"smoke": TINY, "full": TINY})
-    for side, name in (("accurate", "train-standard"), ("robust", "train-adversarial")):
-        shutil.copy(FIXTURES / name / "last.safetensors", tmp_path / f"{side}.safetensors")
+    for side, name in (("accurate", "digits-standard"), ("robust", "digits-adversarial")):
+        shutil.copy(WEIGHTS / f"{name}.safetensors", tmp_path / f"{side}.safetensors")
     model = str(tmp_path / "robust.safetensors")
     return [
         "--size",

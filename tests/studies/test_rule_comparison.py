@@ -19,7 +19,6 @@ from torch import Tensor, nn
 import equipoise as eq
 from equipoise import evaluation, models
 from equipoise.attacks import Apgd, Pgd
-from equipoise.core import progress, progress_display
 from equipoise.core.checks import EquipoiseWarning
 from equipoise.core.results import read_summary
 from equipoise.data import Dataset
@@ -111,22 +110,6 @@ def test_every_rule_of_a_fit_is_compared_under_its_agreed_name() -> None:
     assert ComparisonSettings().listed("rules") == [
         rule for rule in COMPARED if rule != "cascade"
     ]  # needs views
-
-
-def test_progress_never_goes_back(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not from one rule to the next, nor where a mixture is selected instead of fitted."""
-    monkeypatch.setattr(progress_display, "_SECONDS_BETWEEN_LINES", 0.0)
-    with progress.display():
-        eq.compare_rules(
-            *bases(), images(), images(12, 500), rules="plain,paper,nuts,switch", **QUICK
-        )
-    fitting = [
-        line for line in capsys.readouterr().err.splitlines() if line.startswith("[1/2 fitting]")
-    ]
-    shares = [int(line.partition("; ")[2].partition(" %")[0]) for line in fitting]
-    assert shares == sorted(shares) and len(set(shares)) >= 4, fitting
 
 
 def test_one_margin_attack_serves_all_rules_and_equal_mixtures_are_attacked_once(

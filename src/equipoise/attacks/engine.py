@@ -274,7 +274,7 @@ class ProgressMeter:
     that their margin would leave out today.
     """
 
-    def __init__(self, task: progress.Task, stages: Sequence[Stage], state: AttackState) -> None:
+    def __init__(self, task: progress.Stage, stages: Sequence[Stage], state: AttackState) -> None:
         self.task, self.state, self.shown = task, state, 0
         self.limits = torch.tensor(
             sorted(

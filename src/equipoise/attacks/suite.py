@@ -305,7 +305,7 @@ def attack_dataset(
         block=min(block, len(whole)),
         observe=observe,
     )
-    with progress.task(title, total=len(data)) as task:
+    with progress.stage(title, total=len(data)) as task:
         meter = ProgressMeter(task, stages, current)
 
         def report(number: int, result: SearchResult) -> None:

@@ -21,28 +21,6 @@ ARRAYS = "arrays.npz"
 MAX_BYTES = 1 << 32  # of all arrays of one file
 Array = NDArray[Any]
 
-# Names of schema 1: a prefix and the name of the field, except for a few.
-_PREFIXES_1 = {
-    "fit": "nuts_",
-    "examples": "example_",
-    "gradients": "gradient_",
-    "attacked": "attacked_",
-    "pictures": "pictures_",
-    "frontier": "frontier_",
-}
-_NAMES_1 = {
-    "fit.clean_correct": "nuts_clean_right",
-    "fit.attacked_correct": "nuts_attacked_right",
-    "fit.families": "nuts_kinds",
-    "fit.family_scores": "nuts_kinds_worth",
-    "fit.usable": "nuts_landscape_usable",
-    "fit.landscape_family": "nuts_landscape_of",
-    "fit.selected": "nuts_chosen",
-    "fit.map_curve": "nuts_curve_nuts",
-    "fit.plain_curve": "nuts_curve_plain",
-    "examples.class_names": "class_names",
-}
-
 
 class _Group:
     """Saving and loading of a dataclass whose fields are arrays, numbers, strings or tuples of
@@ -64,15 +42,13 @@ class _Group:
 
     @classmethod
     def load(cls, folder: Path | str) -> Self | None:
-        """Read the group from a run folder, of this schema or of schema 1; None if the folder has
-        none."""
+        """Read the group from a run folder; None if the folder has none."""
         path, values = Path(folder) / ARRAYS, {}
         stored = (
             {name: _value(array) for name, array in read_npz(path).items()} if path.exists() else {}
         )
         for name in _fields(cls):
-            key = f"{cls.prefix}.{name}"
-            value = stored.get(key, stored.get(_NAMES_1.get(key, _PREFIXES_1[cls.prefix] + name)))
+            value = stored.get(f"{cls.prefix}.{name}")
             if value is not None:
                 values[name] = value
         required = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from equipoise.core import config, results_schema_1, serialize
+from equipoise.core import config, serialize
 from equipoise.core.audits import Audit
 from equipoise.core.checks import InputError
 from equipoise.core.comparison import ComparedMethod
@@ -16,8 +16,6 @@ from equipoise.core.radius_curves import RadiusCurve
 from equipoise.core.serialize import Count, NonNegative, Share
 from equipoise.core.stats import Estimate
 from equipoise.core.threat import Threat
-
-SCHEMA = config.SCHEMAS[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +254,7 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """As it stands in `summary.json`."""
         return {
-            "schema": SCHEMA,
+            "schema": config.SCHEMA,
             **serialize.to_plain(self),
             "results": serialize.to_plain(self.results),
         }
@@ -277,22 +275,11 @@ def find(results: Iterable[Result], model: str, metric: str) -> Result:
 
 
 def read_summary(folder: Path | str) -> Summary:
-    """The summary of a finished run folder, of this schema or of schema 1."""
+    """The summary of a finished run folder."""
     path = Path(folder) / "summary.json"
     if not path.exists():
         raise InputError(f"{folder} must be a finished run folder, got one without summary.json")
     values = config.read_json(path)
-    schema = config.check_schema(values, path)
+    config.check_schema(values, path)
     values = {key: value for key, value in values.items() if key not in ("schema", "version")}
-    try:
-        return serialize.from_plain(
-            Summary, results_schema_1.upgrade(values) if schema == 1 else values, str(path)
-        )
-    except (
-        TypeError,
-        KeyError,
-        AttributeError,
-    ):  # from the conversion of an old summary, whose values have any type
-        raise InputError(
-            f"{path} must be a summary of schema 1, got one with missing keys or other types"
-        ) from None
+    return serialize.from_plain(Summary, values, str(path))

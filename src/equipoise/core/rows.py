@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from equipoise.core import checks, config, serialize
 from equipoise.core.checks import InputError
@@ -202,11 +202,9 @@ ROW_TYPES: dict[str, type[Row]] = {
 
 
 def parse(line: str, where: str) -> Row:
-    """Read one line of `rows.jsonl`, of this schema or of schema 1."""
+    """Read one line of `rows.jsonl`."""
     try:
         values = config.parse_json(line, "it")
-        if "kind" not in values:
-            values = _from_schema_1(values)
         row: Row = serialize.from_plain(ROW_TYPES[values.pop("kind")], values, "the row")
         if isinstance(row, AttackRow) and row.predicted is not None:
             checks.require(
@@ -220,38 +218,6 @@ def parse(line: str, where: str) -> Row:
         raise InputError(f"{where} must be a row of a run: {error}") from None
     except (TypeError, KeyError, AttributeError):  # no table, or not one of a row
         raise InputError(f"{where} must be a row of a run, got {checks.shown(line)}") from None
-
-
-_KINDS_1 = {
-    CERTIFY: "certificate",
-    SELECT_ALPHA: "certificate",
-    LIPSCHITZ: "lipschitz",
-    MIXING_RATIO: "mixing-ratio",
-}
-
-
-def _from_schema_1(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows of schema 1 did not name their kind, and had other names for some fields."""
-    attack = values["attack"]
-    if attack == EPOCH:
-        fields = {field.name for field in dataclasses.fields(EpochRow)}
-        known = {key: value for key, value in values.items() if key in fields}
-        return {
-            "kind": "epoch",
-            **known,
-            "validation": {k: v for k, v in values.items() if k not in fields},
-        }
-    if attack.startswith("confidence@"):
-        return {"kind": "confidence", **values}
-    if "apparent" in values:
-        return {"kind": "certificate-attack", **values}
-    names = {"weight": "image_alpha", "possible": "oracle_correct"}
-    halves = {"choose": "search", "promise": "calibration"}
-    renamed = {
-        names.get(key, key): halves[value] if key == "half" else value
-        for key, value in values.items()
-    }
-    return {"kind": _KINDS_1.get(attack, "attack"), **renamed}
 
 
 def certificates(

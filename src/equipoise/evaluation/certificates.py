@@ -106,12 +106,6 @@ class CertificationConditions:
         }
 
 
-def planned_tasks(jobs: Sequence[CertificationJob], further: Sequence[str]) -> dict[str, float]:
-    """The tasks of a certification by the titles of their progress, which include those of
-    `further` measurements."""
-    return {f"{job.name}, {name}": 1.0 for name in (CERTIFY, *further) for job in jobs}
-
-
 def certify_images(
     job: CertificationJob,
     data: Dataset,

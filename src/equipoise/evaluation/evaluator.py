@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise.attacks import ATTACKS, EOT, MAX_PASSES, REPEATS
+from equipoise.attacks import ATTACKS, EOT, MAX_PASSES, REPEATS, Attack, BatchAttack
 from equipoise.core import aggregation, checks, format, parallel, progress
 from equipoise.core.device import PRECISIONS, attack_batch_setting, attack_batch_size, resolve
 from equipoise.core.modes import outside_inference_mode
@@ -46,9 +46,8 @@ from equipoise.evaluation.lipschitz_estimates import estimate_lipschitz, estimat
 from equipoise.evaluation.measure import measure
 from equipoise.evaluation.plan import SOURCES, Attacks, EvaluationPlan, select_attacks
 from equipoise.evaluation.random_search import random_search_notes
-from equipoise.evaluation.sanity_checks import check_jobs, planned_checks
+from equipoise.evaluation.sanity_checks import check_jobs
 from equipoise.evaluation.stage_log import remove_stage_logs
-from equipoise.evaluation.time_estimate import estimate_time, planned_passes
 from equipoise.local_smoothing.smoothing import SPACES, TRUSTS
 from equipoise.models import LoadOptions, name_failing_model
 
@@ -326,11 +325,7 @@ def evaluate(
             else frozenset(images.index[: adversarial.PICTURES].tolist()),
             plan.points(run, conditions),
         )
-        estimate = None
-        if world.is_leader and (
-            estimate := estimate_time(missing_jobs(plan.jobs, images, run), images, conditions)
-        ):
-            progress.note(str(estimate))
+        note_planned_passes(missing_jobs(plan.jobs, images, run), images)
         overlap, cost = (plan.overlap(), plan.cost(conditions)) if world.is_leader else ({}, [])
         summary = run_jobs(
             plan.jobs,
@@ -340,7 +335,6 @@ def evaluate(
             plan.pairs,
             images=kept,
             overlap=overlap,
-            planned=None if estimate is None else estimate.tasks,
             methods=plan.methods(),
             costs=tuple(cost),
             promised=plan.promised(threat, overlap),
@@ -365,15 +359,13 @@ def run_jobs(
     start_time: float | None = None,
     images: AdversarialImages | None = None,
     promised: Mapping[tuple[str, str], Target] | None = None,
-    planned: Mapping[str, float] | None = None,
     **sections: Any,
 ) -> Summary:
     """Measure all jobs and write the summary; `pairs` of models are compared image by image.
 
     `promised` is what a fitted mixture may lose against its robust base, by their names. `images`
-    keeps attacked images. `planned` are the passes of each task, if they were estimated.
-    `start_time` (by :func:`time.monotonic`) is that of a longer command that ends here; `sections`
-    are further fields of the :class:`~equipoise.core.results.Summary`.
+    keeps attacked images. `start_time` (by :func:`time.monotonic`) is that of a longer command that
+    ends here; `sections` are further fields of the :class:`~equipoise.core.results.Summary`.
     """
     start = time.monotonic() if start_time is None else start_time
     run.note_resumed([job.key(index) for job in jobs for index in data.index.tolist()])
@@ -382,18 +374,15 @@ def run_jobs(
     keep: dict[str, Any] = {} if images is None else images.callbacks()
     if images is not None and images.keep is None:
         images.check_complete(jobs, duplicates)
-    missing = missing_jobs(jobs, data, run)
-    passes = planned_passes(missing, data) if planned is None else planned
-    with progress.plan({**passes, **planned_checks(missing, data)}):
-        for job in jobs:
-            if (original := duplicates.get(str(job))) is None:
-                audit_seconds[str(job)] = measure(job, data, run, conditions, **keep)
-            else:
-                copy_rows(job, original, run)
-                audit_seconds[str(job)] = audit_seconds[str(original)]
-        rows = run.finish()
-        remove_stage_logs(run)
-        sanity_checks = check_jobs(jobs, data, conditions, run, rows, duplicates)
+    for job in jobs:
+        if (original := duplicates.get(str(job))) is None:
+            audit_seconds[str(job)] = measure(job, data, run, conditions, **keep)
+        else:
+            copy_rows(job, original, run)
+            audit_seconds[str(job)] = audit_seconds[str(original)]
+    rows = run.finish()
+    remove_stage_logs(run)
+    sanity_checks = check_jobs(jobs, data, conditions, run, rows, duplicates)
     summary = Summary(
         command=command,
         seconds=time.monotonic() - start,
@@ -423,6 +412,24 @@ def missing_jobs(jobs: Sequence[Job], data: Dataset, run: Run) -> list[Job]:
         if str(job) not in duplicates
         and any(job.key(index) not in run.done for index in data.index.tolist())
     ]
+
+
+def note_planned_passes(jobs: Sequence[Job], data: Dataset) -> None:
+    """Show how many passes the attacks of these jobs make at most; images that break need fewer."""
+    total = 0.0
+    for job in jobs:
+        total += len(data) * most_passes(job.attack)
+        if job.audit is not None:
+            total += min(job.audit.count, len(data)) * most_passes(job.audit.attack)
+    if total > 0:
+        progress.note(f"at most {total / len(data):.0f} passes per image for {len(data)} images")
+
+
+def most_passes(attack: Attack) -> float:
+    """The most network passes with a gradient that an attack makes for one image."""
+    if isinstance(attack, BatchAttack) and hasattr(attack, "steps"):
+        return float(attack.steps * getattr(attack, "restarts", 1) * (attack.eot or 1))
+    return sum(stage.cost * (stage.gradients.eot or 1) for stage in attack.stages())
 
 
 @contextmanager

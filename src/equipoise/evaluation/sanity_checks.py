@@ -9,7 +9,7 @@ from itertools import chain
 
 import torch
 
-from equipoise.attacks import SANITY_CHECK_PASSES, Clean, black_box_check, run_sanity_checks
+from equipoise.attacks import Clean, black_box_check, run_sanity_checks
 from equipoise.core import memory, parallel, progress, rng
 from equipoise.core.checks import InputError
 from equipoise.core.records import Run
@@ -20,17 +20,6 @@ from equipoise.evaluation.job import Conditions, Job
 from equipoise.evaluation.random_search import is_random_search
 
 IMAGES = 32
-TITLE = "sanity checks"  # of their progress
-
-
-def planned_checks(jobs: Sequence[Job], data: Dataset) -> dict[str, float]:
-    """The title of the progress of the sanity checks of these jobs, and their network passes."""
-    passes = [
-        (job.attack.eot or 1) * SANITY_CHECK_PASSES * min(IMAGES, len(data))
-        for job in jobs
-        if _is_checked(job)
-    ]
-    return {TITLE: float(sum(passes))} if passes else {}
 
 
 def _is_checked(job: Job) -> bool:
@@ -64,10 +53,10 @@ def check_jobs(
     ]
     own = missing[run.world.rank :: run.world.size]
     measured: list[SanityCheck] = []
-    with progress.task(TITLE, total=len(own)) as task:
+    with progress.stage("sanity checks", total=len(own)) as stage:
         for job in own:
             measured += _measure(job, data, conditions, rows)
-            task.advance(1)
+            stage.advance(1)
     checks = [*known, *chain.from_iterable(parallel.gather(measured))]
     return [
         replace(check, model=job.name, attack=job.attack_name)

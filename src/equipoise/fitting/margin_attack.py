@@ -27,7 +27,6 @@ from equipoise.data import Dataset, pixels
 from equipoise.fitting.cached_logits import CachedLogits, Outputs
 from equipoise.fitting.settings import FitSettings
 from equipoise.mixing import LogitMap, MixedClassifier
-from equipoise.mixing.logit_maps import layer_norm_map
 from equipoise.mixing.surrogates import Surrogate
 from equipoise.models.layers.tta import TTAClassifier
 
@@ -35,7 +34,6 @@ MIN_IMAGES = 50
 BATCHES = (
     4  # that are attacked together on CUDA: batches stay full when only few images of each survive
 )
-CASCADE_TITLE = "attacking the cascade"
 PAIR_ALPHA = 0.9  # weight of the robust model in the gradients of an attack on both: the strongest of 0.3 … 0.99
 
 
@@ -160,7 +158,8 @@ class MarginAttack:
             "skip_broken": skip_broken,
         }
         return self._cached(
-            what, lambda: self._attack(model, attack, CASCADE_TITLE, skip_broken=skip_broken)
+            what,
+            lambda: self._attack(model, attack, "attacking the cascade", skip_broken=skip_broken),
         )
 
     def _cached(self, what: dict[str, Any], compute: Callable[[], Outputs]) -> Outputs:
@@ -223,7 +222,7 @@ class MarginAttack:
         settings = self.settings
         # To a confidence switch, all classes but the first are the same target.
         suite = margin_suite(settings.steps, 1 if logit_map.flattens_rivals else settings.targets)
-        title = attack_title(both=both, is_mapped=logit_map.settings != layer_norm_map().settings)
+        title = "attacking both models" if both else "attacking the robust model"
         return self._attack(model, replace(suite, surrogate=surrogate), title, skip_broken=not both)
 
     def _attack(self, model: nn.Module, suite: Attack, title: str, *, skip_broken: bool) -> Outputs:
@@ -271,18 +270,13 @@ class MarginAttack:
             return Outputs(h, _classes(g), first)
 
         parts: list[Outputs] = []
-        with progress.task(title, total=len(self.data)) as task:
+        with progress.stage(title, total=len(self.data)) as stage:
             for rows, part in memory.in_batches(
                 run, len(self.data), self.batch_size * (BATCHES if is_cuda else 1)
             ):
                 parts.append(part)
-                task.advance(rows.stop - rows.start)
+                stage.advance(rows.stop - rows.start)
         return _join(parts, dim=1)
-
-
-def attack_title(*, both: bool, is_mapped: bool) -> str:
-    """What the progress of a fit calls an attack."""
-    return f"attacking {'both models' if both else 'the robust model'}{', mapped' if is_mapped else ''}"
 
 
 def _join(parts: Sequence[Outputs], dim: int | None = None) -> Outputs:

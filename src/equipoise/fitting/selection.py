@@ -147,10 +147,10 @@ class CandidateEvaluator:
             return attack(model, x, self.labels[rows], threat=conditions.threat, stream=stream)
 
         title, images = f"attacking a candidate (alpha {model.alpha:g})", []
-        with progress.task(title, total=len(self.data)) as task, inference(model):
+        with progress.stage(title, total=len(self.data)) as stage, inference(model):
             for rows, part in memory.in_batches(run, len(self.data), conditions.batch_size):
                 images.append(part)
-                task.advance(rows.stop - rows.start)
+                stage.advance(rows.stop - rows.start)
         return torch.cat(images)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from equipoise.core import progress
 from equipoise.core.aggregation import CLEAN
 from equipoise.core.records import Run
 from equipoise.core.rows import AttackRow
@@ -18,7 +17,6 @@ from equipoise.evaluation import Conditions, Job, measure
 from equipoise.evaluation.adaptive import KINDS
 from equipoise.evaluation.job import open_run
 from equipoise.evaluation.stage_log import remove_stage_logs
-from equipoise.evaluation.time_estimate import planned_passes
 
 ADAPTIVE = tuple(KINDS.values())  # names of adaptive attacks in rows begin so
 ATTACKED = "attacked"  # name in rows of the worst case over the list
@@ -44,8 +42,7 @@ def measure_list(
     """
     run = open_run(folder, jobs, data, conditions)
     clean, *attacks = jobs
-    with progress.plan(planned_passes([clean, *adaptive_first(attacks)], data)):
-        return _measure_in_order(clean, adaptive_first(attacks), data, run, conditions)
+    return _measure_in_order(clean, adaptive_first(attacks), data, run, conditions)
 
 
 def _measure_in_order(

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from equipoise import fitting, models, reporting
-from equipoise.core import checks, parallel, progress
+from equipoise.core import checks, parallel
 from equipoise.core.aggregation import ROBUST, promise_checks
 from equipoise.core.comparison import ComparedMethod
 from equipoise.core.device import attack_batch_size, resolve
@@ -45,7 +45,6 @@ from equipoise.studies.comparison_table import Comparison, describe, measured_as
 from equipoise.studies.selector import MixtureSelector
 
 SIDES = ("accurate", ROBUST)
-SELECTING = "selecting a mixture"  # stage of its progress
 PLAIN_ALPHAS = tuple(round(0.5 + 0.01 * step, 2) for step in range(50))
 
 
@@ -209,23 +208,10 @@ class _Comparison:
     def run(self, gates: Mapping[str, Path]) -> Comparison:
         """Fit and select all mixtures, evaluate them, and write the summary."""
         start, run, threat = time.monotonic(), self._open_run(), self.conditions.threat
-        with progress.plan({"fitting": 1, "attacking": 3}):
-            with progress.stage("fitting"):
-                methods, jobs, promised = self._plan(self._mixtures(gates))
-            with (
-                progress.stage("attacking"),
-                progress.plan({name: len(own) for name, own in jobs.items()}),
-            ):
-                for name, own in jobs.items():
-                    with progress.stage(name):
-                        run.append(
-                            measure_list(
-                                own,
-                                self.data,
-                                self.folder / "attacks" / folder_name(name),
-                                self.conditions,
-                            )
-                        )
+        methods, jobs, promised = self._plan(self._mixtures(gates))
+        for name, own in jobs.items():
+            folder = self.folder / "attacks" / folder_name(name)
+            run.append(measure_list(own, self.data, folder, self.conditions))
         rows = [row for row in run.finish() if row.model in jobs]
         summary = Summary(
             command="compare-rules",
@@ -243,10 +229,8 @@ class _Comparison:
         networks = {name: load_gate(path, *self.bases) for name, path in gates.items()}
         wanted, over_rules = settings.listed("rules"), settings.listed("over") if gates else []
         rules = [rule for rule in dict.fromkeys([*wanted, *over_rules]) if rule != PLAIN]
-        selections = (PLAIN in wanted) + len(over_rules) * len(gates)
-        with progress.plan([*((rule, 1.0) for rule in rules), *[(SELECTING, 1.0)] * selections]):
-            fitted = {rule: self._fit(rule) for rule in rules}
-            return self._select(wanted, over_rules, networks, fitted)
+        fitted = {rule: self._fit(rule) for rule in rules}
+        return self._select(wanted, over_rules, networks, fitted)
 
     def _select(
         self,
@@ -264,8 +248,7 @@ class _Comparison:
                 MixedClassifier(*self.bases, alpha).to(self.conditions.device).eval()
                 for alpha in PLAIN_ALPHAS
             ]
-            with progress.stage(SELECTING):
-                mixtures = {PLAIN: (RULES[PLAIN], selector.select(PLAIN, PLAIN, plain)), **mixtures}
+            mixtures = {PLAIN: (RULES[PLAIN], selector.select(PLAIN, PLAIN, plain)), **mixtures}
         for over in over_rules:
             if over != PLAIN and fitted[over].logit_map is None:
                 continue  # without a map it is the gate over plain mixing
@@ -273,11 +256,10 @@ class _Comparison:
                 gated = GatedClassifier(*self.bases, network).to(self.conditions.device).eval()
                 gated = gated if over == PLAIN else gated.with_settings_of(fitted[over])
                 label = f"{gated.method} ({name})"  # also of the only gate: others may be added
-                with progress.stage(SELECTING):
-                    mixtures[label] = (
-                        gated.method,
-                        selector.select(label, gated.method, with_ranges(gated)),
-                    )
+                mixtures[label] = (
+                    gated.method,
+                    selector.select(label, gated.method, with_ranges(gated)),
+                )
         self.promises.update(selector.promises)
         return mixtures
 
@@ -327,16 +309,15 @@ class _Comparison:
         views = robust.count if isinstance(robust, TTAClassifier) else None
         options = self.settings.fit_settings(rule, views).to_dict()
         out = self.folder / "mixtures" / rule if self.keep else None
-        with progress.stage(rule):
-            fitted = fitting.fit(
-                *self.bases,
-                self.fit_data,
-                threat=self.conditions.threat,
-                out=out,
-                device=self.conditions.device,
-                cache=self.folder / "cache",
-                **options,
-            )
+        fitted = fitting.fit(
+            *self.bases,
+            self.fit_data,
+            threat=self.conditions.threat,
+            out=out,
+            device=self.conditions.device,
+            cache=self.folder / "cache",
+            **options,
+        )
         self.promises[rule] = fitted.promise
         return fitted.mixture.to(self.conditions.device).eval()
 

@@ -21,7 +21,7 @@ from torch import nn
 from equipoise import models, reporting
 from equipoise.certification import SmoothingPlan
 from equipoise.certification.certificate import MAX_SIGMAS
-from equipoise.core import checks, progress
+from equipoise.core import checks
 from equipoise.core.device import single_thread
 from equipoise.core.records import Run, nothing_left_on_refusal
 from equipoise.core.results import Result, Summary, read_summary
@@ -252,10 +252,8 @@ class SmoothMixStudy(Study):
         chosen = [
             part for part in self.parts if part in parts or (not parts and self._selected(part))
         ]
-        with progress.plan({part: self.share(part) for part in chosen}):
-            for part in chosen:
-                with progress.stage(part):
-                    self.parts[part](self)
+        for part in chosen:
+            self.parts[part](self)
         return self.finish(time.monotonic() - start_time, report=report)
 
     def finish(self, seconds: float = 0.0, *, report: bool = True) -> Path:
@@ -271,10 +269,6 @@ class SmoothMixStudy(Study):
             )
         )
         return reporting.report(self.folder) if report else self.folder / "summary.json"
-
-    def share(self, part: str) -> float:
-        """How long a part takes, compared with others: its number of classifiers."""
-        return float(len(self._selected(part)))
 
     def main_jobs(self) -> list[Job]:
         """The study's own run folder has no rows."""

@@ -16,7 +16,7 @@ from torch import nn
 
 from equipoise import models, reporting
 from equipoise.attacks import Attack
-from equipoise.core import aggregation, checks, format, progress
+from equipoise.core import aggregation, checks, format
 from equipoise.core.device import single_thread
 from equipoise.core.records import Run, nothing_left_on_refusal
 from equipoise.core.results import Summary, read_summary
@@ -26,7 +26,6 @@ from equipoise.data.sampling import Part
 from equipoise.data.sources import default_sample
 from equipoise.evaluation import Conditions, Job, job, measure
 from equipoise.evaluation.stage_log import remove_stage_logs
-from equipoise.evaluation.time_estimate import planned_passes
 from equipoise.mixing import load_model
 from equipoise.models import LoadOptions
 from equipoise.studies.overview import (
@@ -335,13 +334,10 @@ class Study(ABC):
         for part in parts:
             checks.one_of("part", part, self.parts)
         chosen = [part for part in self.parts if part in parts or not parts]
-        with progress.plan({part: self.share(part) for part in chosen} | {"main results": 1.0}):
-            for part in chosen:
-                with progress.stage(part):
-                    self.parts[part](self)
-            with progress.stage("main results"):
-                for main_job in self.main_jobs():
-                    self.measure(main_job, self.test, self.main_run, self.conditions)
+        for part in chosen:
+            self.parts[part](self)
+        for main_job in self.main_jobs():
+            self.measure(main_job, self.test, self.main_run, self.conditions)
         rows = self.main_run.finish()
         self.write_summary(
             self.main_run,
@@ -352,10 +348,6 @@ class Study(ABC):
             **self.main_sections(rows),
         )
         return reporting.report(self.folder) if report else self.folder / "summary.json"
-
-    def share(self, part: str) -> float:
-        """How long a part takes, compared with others: as measured at full size, else unknown."""
-        return self.minutes.get(part, 1.0) if self.size == self.sizes.get("full") else 1.0
 
     @abstractmethod
     def main_jobs(self) -> list[Job]:
@@ -400,9 +392,8 @@ class Study(ABC):
         """Measure jobs in the run folder of a part, on the test images if no others are given."""
         start_time, images = time.monotonic(), self.test if data is None else data
         run = self.open_part(part, jobs, images, **identity)
-        with progress.plan(planned_passes(jobs, images)):
-            for part_job in jobs:
-                self.measure(part_job, images, run, conditions or self.conditions)
+        for part_job in jobs:
+            self.measure(part_job, images, run, conditions or self.conditions)
         self.write_summary(run, start_time, clean_target=clean_target)
 
     def write_summary(
