@@ -1,6 +1,13 @@
-"""Two networks in plain torch, as a reader of the README would bring them, trained in seconds on `shapes`."""
+"""Two networks in plain torch, such as a reader of README.md has, trained in seconds on `shapes`.
+
+python tests/own_models.py          runs README's example with them, as printed there
+"""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +16,8 @@ from torch.nn import functional as F
 import equipoise as eq
 from equipoise.data import shapes
 
-EPOCHS = 8
 BATCH = 64
+README = Path(__file__).parents[1] / "README.md"
 
 
 class SmallNetwork(nn.Module):
@@ -29,7 +36,8 @@ class SmallNetwork(nn.Module):
         self.last = nn.Linear(32 * 4 * 4, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.features(4 * (x - 0.35)).flatten(1))
+        logits: Tensor = self.last(self.features(4 * (x - 0.35)).flatten(1))
+        return logits
 
 
 def perturbed(network: nn.Module, x: Tensor, y: Tensor, steps: int = 5) -> Tensor:
@@ -44,14 +52,14 @@ def perturbed(network: nn.Module, x: Tensor, y: Tensor, steps: int = 5) -> Tenso
     return (x + delta).clamp(0, 1)
 
 
-def trained(is_robust: bool, count: int = 4096, epochs: int = EPOCHS) -> nn.Module:
+def trained(is_robust: bool, count: int = 4096, epochs: int = 8) -> nn.Module:
     """A network trained on clean images, or on attacked ones."""
     torch.manual_seed(0)
     network = SmallNetwork()
     data = eq.load_data("shapes", split="train", count=count)
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
-    rounds = epochs * (count // BATCH)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, rounds)
+    steps = epochs * (count // BATCH)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(epochs):
         for rows in torch.randperm(count).split(BATCH):
             x = data.images[rows].float() / 255
@@ -63,3 +71,23 @@ def trained(is_robust: bool, count: int = 4096, epochs: int = EPOCHS) -> nn.Modu
             optimizer.step()
             schedule.step()
     return network.eval()
+
+
+def as_module(count: int = 4096, epochs: int = 8) -> ModuleType:
+    """The module `my_models` that README's example imports."""
+    module = ModuleType("my_models")
+    module.accurate = trained(is_robust=False, count=count, epochs=epochs)  # type: ignore[attr-defined]
+    module.robust = trained(is_robust=True, count=count, epochs=epochs)  # type: ignore[attr-defined]
+    return module
+
+
+def example() -> tuple[str, str]:
+    """The Python block of README.md, and what it prints there."""
+    code, rest = README.read_text(encoding="utf-8").split("```python\n")[1].split("```", 1)
+    printed = rest.split("```\n")[1]
+    return code, printed
+
+
+if __name__ == "__main__":
+    sys.modules["my_models"] = as_module()
+    exec(compile(example()[0], "README.md", "exec"), {})
