@@ -11,7 +11,6 @@ import pytest
 import equipoise as eq
 from equipoise.attacks import Apgd, Square, Suite
 from equipoise.cli.main import run
-from equipoise.data import shapes
 from equipoise.mixing import LogitMap, MixedClassifier
 
 ROOT = Path(__file__).parents[1]
@@ -43,40 +42,6 @@ def shorten_audits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_at_most_fifteen_names() -> None:
     assert len(eq.__all__) <= 15 and all(getattr(eq, name) is not None for name in eq.__all__)
-
-
-@pytest.mark.parametrize(
-    "counts",
-    [{"1000": "60", "200": "6"}, pytest.param({}, marks=pytest.mark.slow, id="as printed")],
-)
-def test_the_readme_example(
-    counts: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """With the classifiers of a demo; in the fast tier with few images, of which a short attack
-    audits one."""
-    if counts:
-        monkeypatch.setattr("equipoise.evaluation.plan.COUNT", 1)
-        shorten_audits(monkeypatch)
-        monkeypatch.setitem(shapes.SIZES, "train", 512)
-    for side, name in BASES.items():
-        target = tmp_path / "runs" / "demo" / side
-        target.mkdir(parents=True)
-        shutil.copy(WEIGHTS / f"shapes-{name}.safetensors", target / "best.safetensors")
-    monkeypatch.chdir(tmp_path)
-    code = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
-    for printed, used in counts.items():
-        assert f"count={printed}" in code
-        code = code.replace(f"count={printed}", f"count={used}")
-    exec(compile(code, "README.md", "exec"), {})
-    table = capsys.readouterr().out
-    assert all(
-        word in table
-        for word in ("accurate", "robust", "mixed", "clean", "fast", "adaptive", "worst")
-    )
-    assert (tmp_path / "runs" / "example" / "report.html").exists()
 
 
 def test_evaluate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
