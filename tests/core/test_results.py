@@ -11,7 +11,6 @@ from equipoise.core.results import (
     FitSummary,
     Result,
     SanityCheck,
-    SelectionSummary,
     Summary,
     read_summary,
 )
@@ -103,28 +102,6 @@ def test_schema_1_is_upgraded(tmp_path: Path) -> None:
     assert summary.sanity_checks == (
         SanityCheck(name="n", value=1.0, alarm=True, explanation="why", model="m", attack="pgd"),
     )
-
-
-def test_selections_of_schema_1(tmp_path: Path) -> None:
-    selected = {"clean": 0.9, "attacked": 0.5, "met": True, "strikes": 3, "mixture": "alpha=0.9"}
-    old = {
-        "schema": 1,
-        "verb": "reproduce",
-        "seconds": 2.0,
-        "results": [],
-        "study": "s",
-        "matched": {"gate": {**selected, "keep": 0.9, "target": 0.4}},
-    }
-    expected = SelectionSummary(
-        clean=0.9,
-        attacked=0.5,
-        met=True,
-        candidates_attacked=3,
-        mixture="alpha=0.9",
-        keep=0.9,
-        target=0.4,
-    )
-    assert read_summary(write(tmp_path, old)).selections == {"gate": expected}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from equipoise.core import arrays
-from equipoise.core.arrays import ExampleArrays, FitArrays, GradientArrays
+from equipoise.core.arrays import ExampleArrays, FitArrays
 from equipoise.core.checks import InputError
 
 GRID = np.arange(8.0).reshape(2, 2, 2)
@@ -46,7 +46,7 @@ def _examples() -> ExampleArrays:
     )
 
 
-def _content(group: FitArrays | ExampleArrays | GradientArrays | None) -> dict[str, Any]:
+def _content(group: FitArrays | ExampleArrays | None) -> dict[str, Any]:
     assert group is not None
     return {name: value.tolist() for name, value in group.to_dict().items()}
 
@@ -59,7 +59,6 @@ def test_groups_share_one_file(tmp_path: Path) -> None:
     arrays.save(tmp_path, fit, None, examples)
     assert _content(FitArrays.load(tmp_path)) == _content(fit)
     assert _content(ExampleArrays.load(tmp_path)) == _content(examples)
-    assert GradientArrays.load(tmp_path) is None
 
 
 def test_names_in_the_file_have_a_prefix(tmp_path: Path) -> None:
@@ -155,19 +154,6 @@ def test_examples_of_schema_1(tmp_path: Path) -> None:
         class_names=np.array(["cat", "dog"]),
     )
     assert _content(ExampleArrays.load(tmp_path)) == _content(expected)
-
-
-def test_gradients_of_schema_1(tmp_path: Path) -> None:
-    names = [
-        f"{images}_of_{model}"
-        for images in GradientArrays.INPUTS
-        for model in GradientArrays.MODELS
-    ]
-    norms = {name: np.full((2, 3), float(i)) for i, name in enumerate(names)}
-    content: dict[str, Any] = {f"gradient_{name}": value for name, value in norms.items()}
-    np.savez(tmp_path / "arrays.npz", class_names=np.array(["cat", "dog"]), **content)
-    assert _content(GradientArrays.load(tmp_path)) == _content(GradientArrays(**norms))
-    assert ExampleArrays.load(tmp_path) is None, "class names alone are no examples"
 
 
 def test_examples_of_the_wrong_shape_are_refused() -> None:

@@ -25,7 +25,6 @@ Array = NDArray[Any]
 _PREFIXES_1 = {
     "fit": "nuts_",
     "examples": "example_",
-    "gradients": "gradient_",
     "attacked": "attacked_",
     "pictures": "pictures_",
     "frontier": "frontier_",
@@ -270,36 +269,6 @@ class AttackedArrays(_Group):
                 "be finite numbers" if kind == "f" else "be whole numbers",
                 str(array.dtype),
             )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GradientArrays(_Group):
-    """Norms of the gradient of every class, (N, K), of both models at clean and at attacked
-    images."""
-
-    INPUTS: ClassVar = ("clean", "attacked_accurate", "attacked_robust")
-    MODELS: ClassVar = ("accurate", "robust")
-
-    prefix = "gradients"
-
-    clean_of_accurate: Array
-    clean_of_robust: Array
-    attacked_accurate_of_accurate: Array  # at images attacked on the accurate model
-    attacked_accurate_of_robust: Array
-    attacked_robust_of_accurate: Array  # at images attacked on the robust model
-    attacked_robust_of_robust: Array
-
-    def __post_init__(self) -> None:
-        shape = self.clean_of_accurate.shape
-        self._check_shapes(
-            **{name: (None, None) if len(shape) != 2 else shape for name in _fields(type(self))}
-        )
-        checks.require(min(shape) > 0, "gradients", "hold at least one image and class", shape)
-
-    def norms(self, images: str, model: str) -> Array:
-        """(N, K) gradient norms of a model of `MODELS` at images of `INPUTS`."""
-        norms: Array = getattr(self, f"{images}_of_{model}")
-        return norms
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -4,15 +4,17 @@ minutes."""
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from equipoise import reporting
-from equipoise.attacks import Clean, Pgd, Suite, fast
+from equipoise import models, reporting
+from equipoise.attacks import Attack, Clean, Pgd, Suite, fast
 from equipoise.core import aggregation, arrays, format, parallel, progress, results, rng, serialize
 from equipoise.core.arrays import ExampleArrays, FitArrays, FrontierArrays, PictureArrays
 from equipoise.core.device import resolve, single_thread
@@ -21,14 +23,17 @@ from equipoise.core.results import Summary
 from equipoise.core.rows import Row
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, load_data, pixels, shapes
-from equipoise.evaluation import Conditions, open_run, run_jobs
+from equipoise.evaluation import Conditions, Job, open_run, run_jobs
 from equipoise.evaluation.adaptive import adaptive_attacks
 from equipoise.evaluation.adversarial import AdversarialImages
 from equipoise.evaluation.points import PointRecorder
 from equipoise.fitting import fit
 from equipoise.mixing import MixedClassifier
-from equipoise.studies.study import CHECKPOINT, jobs_for, train_bases
+from equipoise.training import TrainingPlan, fit_model
+from equipoise.training.objective import Objective
+from equipoise.training.objectives import Adversarial, Standard
 
+CHECKPOINT = "best.safetensors"  # that of the last epoch, because no image is held out
 EXAMPLES = 6  # images shown in the report
 
 
@@ -130,7 +135,22 @@ def _run_demo(out: Path, device: str, seed: int, size: DemoSize) -> tuple[Summar
     training = images.slice(0, size.training_images)
     held_out = images.slice(size.training_images, size.fit_images)
     with progress.stage("two classifiers"):
-        train_bases(out, training, conditions, epochs=size.epochs, mean=(0.35,) * 3, std=(0.2,) * 3)
+        _train_small(
+            out / "accurate",
+            Standard(label_smoothing=0.1),
+            training,
+            conditions,
+            epochs=size.epochs[0],
+            lr=3e-3,
+        )
+        _train_small(
+            out / "robust",
+            Adversarial(norm=threat.norm, eps=threat.eps, steps=4),
+            training,
+            conditions,
+            epochs=size.epochs[1],
+            lr=5e-3,
+        )
     accurate, robust = (f"file:{out / side / CHECKPOINT}" for side in ("accurate", "robust"))
     with progress.stage("fitting"):
         mixture = fit(
@@ -151,8 +171,9 @@ def _run_demo(out: Path, device: str, seed: int, size: DemoSize) -> tuple[Summar
     plain = [
         job
         for alpha in size.plain_alphas
-        for job in jobs_for(
-            {"mixed": MixedClassifier(mixture.accurate, mixture.robust, alpha).eval()},
+        for job in _jobs(
+            "mixed",
+            MixedClassifier(mixture.accurate, mixture.robust, alpha).eval(),
             {"clean": Clean(), "pgd": Pgd(steps=10)},
             alpha,
         )
@@ -162,10 +183,12 @@ def _run_demo(out: Path, device: str, seed: int, size: DemoSize) -> tuple[Summar
         run_jobs(plain, few, conditions, open_run(out / "sweep", plain, few, conditions))
     # All three models under the same suite; the mixture also under attacks that know how it is
     # built.
-    models = {"accurate": mixture.accurate, "robust": mixture.robust, "mixed": mixture}
+    attacks = {"clean": Clean(), "fast": size.attack}
     jobs = [
-        *jobs_for(models, {"clean": Clean(), "fast": size.attack}),
-        *jobs_for({"mixed": mixture}, adaptive_attacks(mixture, size.attack, thorough=False)),
+        *_jobs("accurate", mixture.accurate, attacks),
+        *_jobs("robust", mixture.robust, attacks),
+        *_jobs("mixed", mixture, attacks),
+        *_jobs("mixed", mixture, adaptive_attacks(mixture, size.attack, thorough=False)),
     ]
     fitted = results.read_summary(out / "mixture")
     points = PointRecorder(run, test, conditions, jobs, mixture, ("accurate", "robust", "mixed"))
@@ -191,6 +214,51 @@ def _run_demo(out: Path, device: str, seed: int, size: DemoSize) -> tuple[Summar
         FrontierArrays.load(out),
     )
     return summary, threat
+
+
+def _train_small(
+    out: Path,
+    objective: Objective,
+    images: Dataset,
+    conditions: Conditions,
+    *,
+    epochs: int,
+    lr: float,
+) -> None:
+    """Train a small network on all images, unless an earlier run has."""
+    model = models.build(
+        "cnn_small",
+        num_classes=images.num_classes,
+        image_shape=images.image_shape,
+        mean=(0.35,) * 3,
+        std=(0.2,) * 3,
+        seed=conditions.seed,
+    )
+    plan = TrainingPlan(
+        epochs=epochs,
+        optimizer="adamw",
+        lr=lr,
+        weight_decay=1e-4,
+        schedule="one-cycle",
+        warmup=epochs / 5,
+        held_out=0,
+        seed=conditions.seed,
+    )
+    fit_model(
+        model,
+        objective,
+        images,
+        plan,
+        device=conditions.device,
+        out=out,
+        metadata={"arch": "cnn_small"},
+    )
+
+
+def _jobs(
+    name: str, model: nn.Module, attacks: Mapping[str, Attack], alpha: float | None = None
+) -> list[Job]:
+    return [Job(name, model, key, attack, alpha) for key, attack in attacks.items()]
 
 
 def _examples(

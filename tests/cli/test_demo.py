@@ -9,6 +9,7 @@ import pytest
 
 from conftest import draw_figures_once
 from equipoise.attacks import Apgd, Square, Suite
+from equipoise.cli.demo import DemoResult, DemoSize, _failures, run_demo
 from equipoise.core.arrays import ExampleArrays, FitArrays, FrontierArrays, PictureArrays
 from equipoise.core.records import read_rows
 from equipoise.core.results import FitSummary, Result, Summary
@@ -18,7 +19,6 @@ from equipoise.mixing import MixedClassifier, load_model
 from equipoise.reporting.accuracy import examples
 from equipoise.reporting.section import read_run
 from equipoise.reporting.title import title
-from equipoise.studies.demo import DemoResult, DemoSize, _failures, run_demo
 
 SMALL = DemoSize(
     training_images=512,
