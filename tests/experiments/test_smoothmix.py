@@ -72,6 +72,14 @@ def test_some_classifiers_have_the_settings_of_the_paper() -> None:
     assert training("table-2_consistency-smoothadv_sigma050", "weight", "eta") == (1.0, 0.5)
 
 
+@pytest.mark.parametrize("part", ["table-2", "resnet110"])
+def test_settings_of_the_released_code_have_all_images_and_its_late_drops(part: str) -> None:
+    for classifier in smoothmix.by_method(part):
+        _, plan = settings_of(classifier.name)
+        assert plan["held_out"] == 0
+        assert plan["step_delay"] == (1 if plan["schedule"] == "step" else 0)
+
+
 def test_smoke_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Variants of SmoothMix, and a classifier of another part with its confidence under attack."""
     parts = ["--part", "figure-6", "--part", "table-1", "--device", "cpu"]
