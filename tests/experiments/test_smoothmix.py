@@ -35,6 +35,14 @@ def test_the_page_shows_the_kept_rows() -> None:
     assert smoothmix.table(ROWS) in (smoothmix.HERE / "README.md").read_text(encoding="utf-8")
 
 
+def test_the_figure_is_drawn_from_the_kept_rows(tmp_path: Path) -> None:
+    smoothmix.draw(ROWS, tmp_path / "certified.svg")
+    assert (tmp_path / "certified.svg").read_text(encoding="utf-8").count('id="axes_') == 2
+    at, certified = smoothmix.curve(np.array([0.0, 0.5, 1.0, 2.0]))
+    values = dict(zip(at.round(2).tolist(), certified, strict=True))
+    assert (values[0.0], values[0.4], values[0.6], values[2.0]) == (75.0, 75.0, 50.0, 0.0)
+
+
 def test_the_kept_rows_were_made_by_these_settings() -> None:
     paths = sorted(ROWS.glob("*.training.toml"))
     assert len(paths) == len(smoothmix.read(ROWS)) == 3
