@@ -240,9 +240,15 @@ def certify(
 
 
 def accuracy_rows(evaluation: Evaluation) -> list[tuple[str, int, int, int]]:
-    """Of every model and image whether it is correct, clean and in the worst case over the run."""
+    """Of every model and image whether it is correct, clean and in the worst case over the run.
+
+    The accurate and the robust model come first.
+    """
     rows = []
-    for (model, _), correct in aggregation.correct_by_attack(evaluation.rows).items():
+    by_model = aggregation.correct_by_attack(evaluation.rows)
+    for (model, _), correct in sorted(
+        by_model.items(), key=lambda item: aggregation.base_models_first(item[0][0])
+    ):
         for index, survives in sorted(correct["worst"].items()):
             rows.append((model, index, int(correct["clean"][index]), int(survives)))
     return rows
@@ -293,20 +299,39 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def draw_trade_off(path: Path, points: Mapping[str, tuple[float, float]], under: str) -> None:
-    """Draw attacked against clean accuracy, a named point for each model."""
+def draw_trade_offs(
+    path: Path, panels: Mapping[str, Mapping[str, tuple[Estimate, Estimate]]]
+) -> None:
+    """Draw attacked against clean accuracy of models, a panel for each pair, with intervals."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     mpl.rcParams["svg.hashsalt"] = "equipoise"  # the same rows give the same file
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for name, (clean, attacked) in points.items():
-        axes.plot(100 * clean, 100 * attacked, "o")
-        axes.annotate(
-            name, (100 * clean, 100 * attacked), xytext=(4, 4), textcoords="offset points", size=8
-        )
-    axes.set_xlabel("clean accuracy, %")
-    axes.set_ylabel(f"accuracy under {under}, %")
-    axes.grid(alpha=0.3)
-    figure.savefig(path, metadata={"Date": None})
+    mpl.rcParams["svg.fonttype"] = "none"
+    figure = Figure(figsize=(3.4 * len(panels), 3.8), layout="constrained")
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    models = list(dict.fromkeys(model for points in panels.values() for model in points))
+    for axes, (title, points) in zip(grid, panels.items(), strict=True):
+        for model, (clean, attacked) in points.items():
+            axes.errorbar(
+                100 * clean.value,
+                100 * attacked.value,
+                xerr=[[100 * (clean.value - clean.low)], [100 * (clean.high - clean.value)]],
+                yerr=[
+                    [100 * (attacked.value - attacked.low)],
+                    [100 * (attacked.high - attacked.value)],
+                ],
+                marker="os^Dv*"[models.index(model) % 6],
+                color=f"C{models.index(model)}",
+                elinewidth=0.5,
+                linestyle="",
+                label=model,
+            )
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("clean accuracy, %")
+        axes.grid(alpha=0.3)
+    grid[0].set_ylabel("accuracy under attack, %")
+    fullest = max(grid, key=lambda axes: len(axes.get_legend_handles_labels()[1]))
+    figure.legend(*fullest.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
