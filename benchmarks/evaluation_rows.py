@@ -16,14 +16,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from equipoise.core.comparison import ComparedMethod
+from equipoise.studies.attack_list import ATTACKED
+from equipoise.studies.comparison_table import Comparison, summarize
+
 from equipoise.core import checks
 from equipoise.core.aggregation import CLEAN, base_models_first, worst_row
-from equipoise.core.comparison import ComparedMethod
 from equipoise.core.results import Summary
 from equipoise.core.rows import AttackRow, Row
 from equipoise.reporting.section import RunView, read_run
-from equipoise.studies.attack_list import ATTACKED
-from equipoise.studies.comparison_table import Comparison, summarize
 
 
 def worst_cases(rows: Iterable[Row], names: Mapping[str, str]) -> list[Row]:

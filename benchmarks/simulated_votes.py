@@ -2,8 +2,8 @@
 
 Simulated votes are those of 4000 images with assumed class probabilities, about those of the
 ResNet-18: certified accuracy falls from 67 % at radius 0 over 47 % at 0.5 to 4 % at 1.95. With
-KEPT, certificates kept by smoothmix_rows.py, they are those of its images, with the shares of votes
-that the radii say.
+KEPT, rows of experiments/smoothmix/rows at sigma 0.5, they are those of its images, with the shares
+of votes that the radii say.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def assumed_probabilities(count: int = 4000) -> tuple[np.ndarray, np.ndarray]:
     return ndtr(np.concatenate([correct, wrong, undecided])), np.arange(count) < len(correct)
 
 
-def kept_probabilities(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+def kept_probabilities(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Probability of each image's first class in kept certificates at sigma 0.5, and whether that
     is the label.
 
     The share of votes is the one whose lower bound gives the radius. Abstentions have an even
     share.
     """
-    with gzip.open(folder / "certificates.csv.gz", "rt", newline="") as file:
+    with gzip.open(path, "rt", newline="") as file:
         lines = list(csv.DictReader(file))
     radii = np.array([float(line["radius"]) for line in lines])
     lower = ndtr(radii / 0.5)

@@ -1,27 +1,26 @@
 """Training: recipes from start to end, and the time of an epoch against the official SmoothMix
 code.
 
-    python benchmarks/training.py                       a minute on a CPU: images per second of
-    every objective python benchmarks/training.py modes    --device cuda --data-dir D --compile
-    off,graph,model,both configs/NAME.toml … python benchmarks/training.py recipe   --device cuda
-    --data-dir D --out O configs/NAME.toml … python benchmarks/training.py mnist    --device cuda
-    --data-dir D --out O [--parallel 4] [configs/NAME.toml …] python benchmarks/training.py official
-    --device cuda --data-dir D --code FOLDER_OF_SMOOTHMIX/code
+    python benchmarks/training.py
+        a minute on a CPU: images per second of every objective
+    python benchmarks/training.py modes --device cuda --data-dir D --compile off,graph,model,both NAME
+        images per second of recipes by the way their steps are compiled or captured
+    python benchmarks/training.py recipe --device cuda --data-dir D --out O NAME
+        recipes from start to end, and their accuracies on the test set
+    python benchmarks/training.py official --device cuda --data-dir D --code FOLDER_OF_SMOOTHMIX/code
+        an epoch of SmoothMix and of MACER
 
-Times are those of training alone, after the data is loaded; compilation and graph capture are timed
-separately. Every measurement is a JSON line.
+NAME are names of recipes. Times are those of training alone, after the data is loaded; compilation
+and graph capture are timed separately. Every measurement is a JSON line.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 import types
 from pathlib import Path
 from typing import Any
@@ -35,63 +34,93 @@ from equipoise.attacks import Pgd
 from equipoise.core.records import read_rows
 from equipoise.core.results import read_summary
 from equipoise.core.rows import EpochRow
+from equipoise.core.settings import split
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, load_data, pixels
 from equipoise.models import checkpoint
-from equipoise.training import OBJECTIVES, train
-from equipoise.training.recipe import Recipe
+from equipoise.training import OBJECTIVES, TrainingPlan, read_recipe, train
 
-ROOT = Path(__file__).parents[1]
-MNIST = (
-    "gaussian_sigma050",
-    "stability_sigma050",
-    "consistency_sigma050",
-    "macer_sigma050",
-    "smoothmix_sigma025",
-    "smoothmix_sigma050",
-    "smoothmix_sigma100",
-    "smoothadv_sigma050",
-)
+# A LeNet on MNIST at sigma 0.5, as in experiments/smoothmix.
+MNIST = {
+    "data": "mnist",
+    "arch": "lenet",
+    "mean": "0",
+    "std": "1",
+    "sigma": 0.5,
+    "momentum": 0.9,
+    "weight_decay": 1e-4,
+}
+OFFICIAL = {
+    "smoothmix": {
+        **MNIST,
+        "objective": "smoothmix",
+        "precision": "bf16",
+        "batch_size": 64,
+        "lr": 0.015,
+        "noises": 4,
+        "steps": 4,
+        "step_size": 1.0,
+        "eta": 5.0,
+    },
+    "macer": {
+        **MNIST,
+        "objective": "macer",
+        "batch_size": 256,
+        "lr": 0.01,
+        "noises": 16,
+        "weight": 16.0,
+        "beta": 16.0,
+        "gamma": 8.0,
+        "defer": 31,
+    },
+}
 EPOCH, EPOCHS = 60, 90  # where a single epoch is timed: after every warm-up of an objective
 
 
-def read_recipe(path: Path, **changes: Any) -> Recipe:
-    """A recipe; settings that are not None replace those of the file."""
-    return Recipe.read(path).changed(
-        **{key: value for key, value in changes.items() if value is not None}
-    )
+def changed(name: str, **changes: Any) -> dict[str, Any]:
+    """A recipe; settings that are not None replace its own."""
+    recipe = read_recipe(name)
+    for key, value in changes.items():
+        if value is not None:
+            recipe[key] = value
+    return recipe
 
 
 def load_images(
-    recipe: Recipe, args: argparse.Namespace, split: str = "train", count: int | None = None
+    recipe: dict[str, Any],
+    args: argparse.Namespace,
+    split: str = "train",
+    count: int | None = None,
 ) -> Dataset:
-    return load_data(recipe.data, split=split, data_dir=args.data_dir, count=count)
+    return load_data(recipe["data"], split=split, data_dir=args.data_dir, count=count)
 
 
 def epoch_rows(folder: Path) -> list[EpochRow]:
     return [row for row in read_rows(folder) if isinstance(row, EpochRow)]
 
 
-def run_recipe(path: Path, args: argparse.Namespace) -> None:
+def run_recipe(name: str, args: argparse.Namespace) -> None:
     """Train by a recipe, test on the whole test set, and keep the checkpoint, in half precision
     with `--half`."""
-    recipe = read_recipe(path, epochs=args.epochs, compile=args.compile, precision=args.precision)
-    folder, test = Path(args.out) / recipe.name, load_images(recipe, args, "test")
-    last = recipe.train(load_images(recipe, args), args.device, folder).model
+    recipe = changed(name, epochs=args.epochs, compile=args.compile, precision=args.precision)
+    folder, test = Path(args.out) / name, load_images(recipe, args, "test")
+    images = load_images(recipe, args)
+    last = train(**{**recipe, "data": images}, device=args.device, out=folder).model
     best = models.load(f"file:{folder}/best.safetensors").to(args.device).eval()
     results: dict[str, object] = {}
-    for name, model in (("last", last), ("best", best)):
-        results[name] = accuracy(model, test, args.device)
-        if hasattr(recipe.objective, "norm"):  # trained against attacks
-            threat = Threat(recipe.objective.norm, recipe.objective.eps)  # type: ignore[attr-defined]
+    for which, model in (("last", last), ("best", best)):
+        results[which] = accuracy(model, test, args.device)
+        if "norm" in recipe:  # trained against attacks
+            threat = Threat(recipe["norm"], recipe["eps"])
             first = test.slice(0, min(2000, len(test)))
-            results[f"pgd20_first_2000_{name}"] = accuracy(model, first, args.device, Pgd(), threat)
+            attacked = accuracy(model, first, args.device, Pgd(), threat)
+            results[f"pgd20_first_2000_{which}"] = attacked
     metadata = models.read_metadata(folder / "last.safetensors")
-    checkpoint.save(Path(args.out) / f"{recipe.name}.safetensors", last, metadata, half=args.half)
+    checkpoint.save(Path(args.out) / f"{name}.safetensors", last, metadata, half=args.half)
     rows, summary = epoch_rows(folder), read_summary(folder)
     print_json(
-        recipe=recipe.name,
-        epochs=recipe.plan.epochs,
+        recipe=name,
+        epochs=len(rows),
         seconds=summary.seconds,
         compile_seconds=summary.compile_seconds,
         loss=rows[-1].loss,
@@ -102,70 +131,32 @@ def run_recipe(path: Path, args: argparse.Namespace) -> None:
         shutil.rmtree(folder)
 
 
-def run_mnist(args: argparse.Namespace) -> None:
-    """All MNIST recipes, several processes at a time on one device (with CUDA MPS where
-    available)."""
-    mps = (
-        shutil.which("nvidia-cuda-mps-control") is not None
-        and args.device == "cuda"
-        and subprocess.run(["nvidia-cuda-mps-control", "-d"], capture_output=True).returncode == 0
-    )
-    print_json(mps=mps, parallel=args.parallel)
-    waiting = args.paths or [
-        ROOT / "configs" / f"mnist_lenet_{name}.toml" for name in reversed(MNIST)
-    ]
-    options = [
-        "--device",
-        args.device,
-        "--data-dir",
-        str(args.data_dir),
-        "--out",
-        str(args.out),
-        "--compile",
-        args.compile,
-    ]
-    options += ["--epochs", str(args.epochs)] if args.epochs else []
-    options += ["--precision", args.precision] if args.precision else []
-    start, running = time.monotonic(), []
-    while waiting or running:
-        while waiting and len(running) < args.parallel:
-            running.append(
-                subprocess.Popen(
-                    [sys.executable, __file__, "recipe", *options, str(waiting.pop(0))]
-                )
-            )
-        running = [process for process in running if process.poll() is None]
-        time.sleep(0.2)
-    print_json(mnist_seconds=round(time.monotonic() - start, 1))
-    if mps:
-        subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", capture_output=True)
-
-
 def time_epoch(
-    recipe: Recipe, data: Dataset, args: argparse.Namespace, compile_mode: str
+    recipe: dict[str, Any], data: Dataset, args: argparse.Namespace, compile_mode: str
 ) -> tuple[EpochRow, float | None]:
     """The last of three epochs, and the seconds of compilation."""
-    plan = dataclasses.replace(
-        recipe.plan, epochs=3, compile=compile_mode, held_out=0, validate_every=3
-    )
+    settings = {**recipe, "epochs": 3, "compile": compile_mode, "held_out": 0, "validate_every": 3}
+    own = {name: settings.pop(name) for name in ("arch", "mean", "std")}
+    del settings["data"]
+    cls = OBJECTIVES[settings.pop("objective")]
+    objective, plan = split(settings, cls, TrainingPlan)
+    objective = objective.at_epoch(EPOCH, EPOCHS)
     with tempfile.TemporaryDirectory() as folder:
-        dataclasses.replace(
-            recipe, plan=plan, objective=recipe.objective.at_epoch(EPOCH, EPOCHS)
-        ).train(data, args.device, Path(folder))
+        train(objective, data=data, out=folder, device=args.device, **own, **plan.to_dict())
         return epoch_rows(Path(folder))[-1], read_summary(folder).compile_seconds
 
 
 def run_modes(args: argparse.Namespace) -> None:
     """Images per second of a recipe by the way its steps are compiled or captured."""
-    for path in args.paths:
-        recipe = read_recipe(path, precision=args.precision)
+    for name in args.names:
+        recipe = changed(name, precision=args.precision)
         data = load_images(recipe, args, count=args.count or 16384)
         for mode in ("off", "graph") if args.compile == "auto" else args.compile.split(","):
             row, compile_seconds = time_epoch(recipe, data, args, mode)
             print_json(
-                recipe=recipe.name,
+                recipe=name,
                 compile=mode,
-                precision=recipe.plan.precision,
+                precision=recipe.get("precision", "auto"),
                 loss=row.loss,
                 images_per_second=row.images_per_second,
                 compile_seconds=compile_seconds,
@@ -215,8 +206,7 @@ def run_official(args: argparse.Namespace) -> None:
         "macer": official_macer(loader, device),
     }
     for name, seconds in official.items():
-        recipe = read_recipe(ROOT / "configs" / f"mnist_lenet_{name}_sigma050.toml")
-        ours = time_epoch(recipe, data, args, args.compile)[0].seconds
+        ours = time_epoch(OFFICIAL[name], data, args, args.compile)[0].seconds
         print_json(
             objective=name,
             official_epoch_seconds=seconds,
@@ -306,16 +296,15 @@ def official_macer(loader: Any, device: torch.device) -> float:
 COMMANDS = {
     "objectives": run_objectives,
     "modes": run_modes,
-    "mnist": run_mnist,
     "official": run_official,
-    "recipe": lambda args: [run_recipe(path, args) for path in args.paths],
+    "recipe": lambda args: [run_recipe(name, args) for name in args.names],
 }
 
 
 def main() -> None:
     parser = new_parser(__doc__)
     parser.add_argument("what", nargs="?", default="objectives", choices=COMMANDS)
-    parser.add_argument("paths", nargs="*", type=Path, help="recipes")
+    parser.add_argument("names", nargs="*", help="names of recipes")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/training"))
     parser.add_argument("--epochs", type=int, help="instead of the recipe's")
@@ -324,7 +313,6 @@ def main() -> None:
         "--compile", default="auto", help="off, graph, model, both or auto; several for `modes`"
     )
     parser.add_argument("--precision", help="instead of the recipe's")
-    parser.add_argument("--parallel", type=int, default=4, help="processes of `mnist`")
     parser.add_argument(
         "--tf32", action="store_true", help="TF32 matrix products, as convolutions have them anyway"
     )

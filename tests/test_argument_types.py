@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from equipoise.evaluation import (
 from equipoise.fitting import FitSettings, fitter
 from equipoise.models import LoadOptions
 from equipoise.reporting import page
-from equipoise.studies import ComparisonSettings
 from equipoise.training import TrainingPlan, train_gate, trainer
 from equipoise.training.objectives.gate import GateLoss
 
@@ -168,17 +166,6 @@ CALLS: dict[str, tuple[Callable[..., Any], Mapping[str, Any], list[str]]] = {
         {"accurate": BASES[0], "robust": BASES[1], "data": DATA, "threat": THREAT},
         names(eq.fit, FitSettings),
     ),
-    "compare_rules": (
-        eq.compare_rules,
-        {
-            "accurate": BASES[0],
-            "robust": BASES[1],
-            "fit_data": OTHER_DATA,
-            "data": DATA,
-            "threat": THREAT,
-        },
-        names(eq.compare_rules, ComparisonSettings),
-    ),
     "train": (
         eq.train,
         {"objective": "standard", "data": DATA, "arch": "cnn_small"},
@@ -211,7 +198,6 @@ def _no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (page, "_encode_both"),
     ):
         monkeypatch.setattr(module, name, accept)
-    monkeypatch.setattr(sys.modules["equipoise.studies.rule_comparison"], "_Comparison", accept)
     monkeypatch.setattr(memory, "in_batches", accept)
 
 

@@ -20,8 +20,7 @@ LAYERS = {
     "training": 4,
     "fitting": 5,
     "reporting": 5,
-    "studies": 6,
-    "cli": 7,
+    "cli": 6,
 }
 
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from equipoise.mixing import load_model as load_model
     from equipoise.mixing import save as save
     from equipoise.reporting import report as report
-    from equipoise.studies import compare_rules as compare_rules
     from equipoise.training import train as train
 
 _HOME = {
@@ -47,7 +46,6 @@ _HOME = {
     "load_data": "data",
     "attack": "evaluation",
     "certify": "evaluation",
-    "compare_rules": "studies",
     "evaluate": "evaluation",
     "fit": "fitting",
     "MixedClassifier": "mixing",
@@ -63,7 +61,6 @@ __all__ = [
     "Threat",
     "attack",
     "certify",
-    "compare_rules",
     "evaluate",
     "fit",
     "load_data",

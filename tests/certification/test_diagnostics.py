@@ -78,15 +78,3 @@ def test_attack_in_ball_moves_every_image_to_the_sphere() -> None:
     x_adv = diagnostics.attack_in_ball(averaged, x, torch.zeros(2, dtype=torch.int64), 0.2)
     expected = x + 0.2 * torch.tensor([-0.6, 0.8, 0.0]).view(1, 1, 1, 3)
     assert torch.allclose(x_adv, expected, atol=1e-5)
-
-
-def test_interpolated_shares_are_those_of_the_points_of_the_line() -> None:
-    x, x_adv = torch.full((2, 1, 1, 1), 0.8), torch.full((2, 1, 1, 1), 0.2)
-    line = diagnostics.interpolated_shares(
-        TWO, x, x_adv, (0.0, 0.25, 1.0), plan=PLAN, stream=random_stream(2), options=FAST
-    )
-    for column, point in enumerate((0.8, 0.65, 0.2)):
-        own = diagnostics.vote_shares(
-            TWO, torch.full((2, 1, 1, 1), point), PLAN, random_stream(2), FAST
-        )
-        assert (line[:, column] - own).abs().max() < 2e-3

@@ -112,14 +112,3 @@ def test_mistakes_are_one_sentence(
     assert run(arguments) == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1 and sorted(folder.rglob("*")) == before
-
-
-def test_help_says_which_command_compares_what(capsys: pytest.CaptureFixture[str]) -> None:
-    expected = {
-        "compare": ("Compare existing runs", "`compare-rules` does that", "comparison.html"),
-        "compare-rules": ("Fit several rules for mixing one pair", "of existing runs: `compare`"),
-    }
-    for name, words in expected.items():
-        assert run([name, "--help"]) == 0
-        text = "".join(capsys.readouterr().out.split())
-        assert all("".join(part.split()) in text for part in words)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise import studies
+from equipoise.cli import demo
 from equipoise.cli.main import run
 
 
@@ -18,7 +18,7 @@ def test_the_report_can_be_left_out(
     options: list[str], variable: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[bool] = []
-    monkeypatch.setattr(studies, "run_demo", lambda *_, report: given.append(report))
+    monkeypatch.setattr(demo, "run_demo", lambda *_, report: given.append(report))
     monkeypatch.setenv("EQUIPOISE_NO_REPORT", variable)
     assert run(["demo", *options]) == 0 and given == [expected]
 

@@ -15,9 +15,9 @@ import pytest
 from small_files import write_pair
 from terminal import COLUMNS, run_in_terminal, screen
 
-from equipoise import reporting, studies
+from equipoise import reporting
 from equipoise.attacks.sanity_checks import ADVICE
-from equipoise.cli import next_commands, output
+from equipoise.cli import demo, next_commands, output
 from equipoise.cli.main import COMMANDS, run
 from equipoise.core.audits import Audit
 from equipoise.core.results import Result, SanityCheck, Summary
@@ -80,29 +80,6 @@ RUNS = {
         "1",
         "--batch-size",
         "8",
-    ],
-    "compare-rules": [
-        "compare-rules",
-        *PAIR,
-        *DATA,
-        "--eps",
-        "0.002",
-        "--rules",
-        "switch",
-        "--attack",
-        "pgd",
-        "--margin-steps",
-        "2",
-        "--margin-targets",
-        "1",
-        "--candidates",
-        "1",
-        "--count",
-        "12",
-        "--fit-count",
-        "100",
-        "--lose-at-most",
-        "20",
     ],
 }
 
@@ -206,9 +183,7 @@ def test_a_log_has_the_passes_and_the_name_of_every_stage(
 def test_json_is_the_summary_and_quiet_is_nothing(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(
-        reporting, "report", lambda folder: None
-    )  # takes most of the time of `compare-rules`
+    monkeypatch.setattr(reporting, "report", lambda folder: None)
     command = [*RUNS[name], "--out", "run"]
     assert run([*command, "--json"]) == 0
     printed = capfd.readouterr().out
@@ -256,25 +231,17 @@ def test_json_of_commands_without_a_summary(
     )
 
 
-@pytest.mark.parametrize(
-    ("command", "function"),
-    [(["demo"], "run_demo"), (["reproduce", "mixednuts", "--size", "smoke"], "reproduce")],
-)
-def test_json_and_quiet_of_studies(
-    folder: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    command: list[str],
-    function: str,
+def test_json_and_quiet_of_the_demo(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the run of another command in place of the long one."""
     assert run([*EVALUATE, "--out", "run", "--quiet"]) == 0
-    monkeypatch.setattr(studies, function, lambda *given, **named: Path("run/report.html"))
-    assert run([*command, "--out", "run", "--json"]) == 0
+    monkeypatch.setattr(demo, "run_demo", lambda *given, **named: Path("run/report.html"))
+    assert run(["demo", "--out", "run", "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == json.loads(
         (folder / "run" / "summary.json").read_text()
     )
-    assert run([*command, "--out", "run", "--quiet"]) == 0 and capfd.readouterr() == ("", "")
+    assert run(["demo", "--out", "run", "--quiet"]) == 0 and capfd.readouterr() == ("", "")
 
 
 def test_what_a_model_prints_is_not_in_the_json(
@@ -318,7 +285,7 @@ def test_help_fits_and_cuts_nothing(
         assert " ".join(line.split()) in words
     headings = re.findall(r"(?m)^(\w[\w ]*):$", text)
     assert len(headings) == len(set(headings))
-    if command in (["evaluate"], ["fit"], ["certify"], ["compare-rules"]):
+    if command in (["evaluate"], ["fit"], ["certify"]):
         assert headings[:2] == ["Models", "Data"] and headings[-3:] == [
             "Output",
             "Computation",

@@ -115,7 +115,6 @@ ONE_PROCESS = {
     ],
     "report": ["report", "run"],
     "demo": ["demo", "--out", "run"],
-    "reproduce": ["reproduce", "local-smoothing", "--out", "run"],
     "verify": ["data", "verify", "mnist"],
 }
 

@@ -62,6 +62,27 @@ def test_a_recipe_gives_defaults_and_the_command_line_wins(tmp_path: Path) -> No
     assert identity["plan"]["epochs"] == 1 and identity["plan"]["held_out"] == 0
 
 
+def test_a_named_recipe_gives_defaults_and_the_file_and_the_command_line_win(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'precision = "fp32"\nepochs = 9\nlr = 0.1\nmean = "0.3"\nstd = "0.4"\nheld_out = 50\nbatch_size = 50\n'
+    )
+    named = ["--recipe", "cifar10_resnet18_gaussian_sigma050", "--config", str(file)]
+    assert main.run(["train", "gaussian", *named, *SMALL, "--out", str(tmp_path / "run")]) == 0
+    identity = config.read(tmp_path / "run" / "run.toml")["identity"]
+    assert identity["objective"]["sigma"] == 0.5 and identity["data"]["name"] == "digits"
+    assert identity["plan"]["epochs"] == 1 and identity["plan"]["lr"] == 0.1
+    assert identity["plan"]["schedule"] == "one-cycle" and identity["plan"]["held_out"] == 50
+    capsys.readouterr()
+
+    assert main.run(["train", "standard", *named, *SMALL, "--out", str(tmp_path / "other")]) == 2
+    error = capsys.readouterr().err
+    assert "`recipe` must be one for standard, got 'cifar10_resnet18_gaussian_sigma050" in error
+    assert not (tmp_path / "other").exists()
+
+
 def test_unknown_keys_of_a_recipe_name_the_nearest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

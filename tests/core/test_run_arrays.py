@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from equipoise.core import arrays
-from equipoise.core.arrays import ExampleArrays, FitArrays, GradientArrays
+from equipoise.core.arrays import ExampleArrays, FitArrays
 from equipoise.core.checks import InputError
 
 GRID = np.arange(8.0).reshape(2, 2, 2)
@@ -46,7 +46,7 @@ def _examples() -> ExampleArrays:
     )
 
 
-def _content(group: FitArrays | ExampleArrays | GradientArrays | None) -> dict[str, Any]:
+def _content(group: FitArrays | ExampleArrays | None) -> dict[str, Any]:
     assert group is not None
     return {name: value.tolist() for name, value in group.to_dict().items()}
 
@@ -59,7 +59,6 @@ def test_groups_share_one_file(tmp_path: Path) -> None:
     arrays.save(tmp_path, fit, None, examples)
     assert _content(FitArrays.load(tmp_path)) == _content(fit)
     assert _content(ExampleArrays.load(tmp_path)) == _content(examples)
-    assert GradientArrays.load(tmp_path) is None
 
 
 def test_names_in_the_file_have_a_prefix(tmp_path: Path) -> None:

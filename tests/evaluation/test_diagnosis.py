@@ -52,20 +52,6 @@ def test_misclassified_images_move_too(tmp_path: Path) -> None:
     )
 
 
-def test_confidence_along_the_line_ends_at_its_two_images(tmp_path: Path) -> None:
-    diagnosis = replace(DIAGNOSIS, along=(0.0, 0.5, 1.0))
-    summary, rows = run_certification(
-        [job()], brightness_images(4), CONDITIONS, tmp_path / "run", diagnosis=diagnosis
-    )
-    value = {
-        metric: find(summary.results, "m", metric).value
-        for metric in ("true@0.00", "true-along@0.00", "true-along@0.50", "true-along@1.00")
-    }
-    assert value["true-along@0.00"] == value["true@0.00"] > value["true-along@1.00"]
-    assert value["true-along@0.00"] >= value["true-along@0.50"] >= value["true-along@1.00"]
-    assert sum(isinstance(row, ConfidenceRow) for row in rows) == 4 * 5
-
-
 def test_every_image_has_a_mixing_ratio_row(tmp_path: Path) -> None:
     _, rows = run_certification(
         [job()], brightness_images(4), CONDITIONS, tmp_path / "run", diagnosis=DIAGNOSIS

@@ -20,8 +20,10 @@ from equipoise.core.results import read_summary
 from equipoise.core.threat import Threat
 from equipoise.data import load_data, pixels
 from equipoise.evaluation import Evaluation, Job, certify, evaluate, open_run, run_jobs
+from equipoise.fitting import fit
 from equipoise.mixing import MixedClassifier
 from equipoise.mixing.provenance import Provenance
+from equipoise.models import checkpoint
 
 THREAT = CONDITIONS.threat
 CHECKS = {
@@ -117,6 +119,40 @@ def test_a_mixture_is_evaluated_beside_its_bases(tmp_path: Path) -> None:
         "mixed",
         "mixed, gated",
     ]
+
+
+def test_several_mixtures_of_one_pair_come_beside_its_bases_once() -> None:
+    accurate, robust = linear_model(0), linear_model(1)
+    named = {str(alpha): MixedClassifier(accurate, robust, alpha) for alpha in (0.6, 0.8)}
+    result = run(named)
+    assert {r.model for r in result.results} == {"accurate", "robust", "0.6", "0.8"}
+    assert {(d.model, d.versus) for d in result.summary.differences} == {
+        (name, base) for name in named for base in ("accurate", "robust")
+    }
+    for name, model in named.items():
+        alone = run(model)
+        assert alone.result("mixed", "worst").value == result.result(name, "worst").value
+    other = MixedClassifier(accurate, linear_model(2), 0.7)
+    models_of_rows = {r.model for r in run({**named, "0.7": other}).results}
+    assert {"0.6 robust", "0.8 robust", "0.7 robust", "0.7 mixed"} <= models_of_rows
+
+
+def test_mixtures_in_folders_share_their_bases_if_these_are_the_same_files(tmp_path: Path) -> None:
+    paths = [tmp_path / "bases" / f"{name}.safetensors" for name in ("accurate", "robust")]
+    for seed, path in enumerate(paths):
+        path.parent.mkdir(exist_ok=True)
+        checkpoint.save(
+            path, models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed)
+        )
+    folders = []
+    for name, robust in (("a", paths[1]), ("b", paths[1]), ("c", f"tta:2:{paths[1]}")):
+        fit(str(paths[0]), str(robust), None, threat=THREAT, alpha=0.7, out=tmp_path / name)
+        folders.append(f"mixture:{tmp_path / name}")
+    data = load_data("digits", count=4)
+    both = evaluate(folders[:2], data, threat=THREAT, attack="pgd", steps=2, device="cpu")
+    assert {r.model for r in both.results} == {"accurate", "robust", *folders[:2]}
+    views = evaluate(folders[::2], data, threat=THREAT, attack="pgd", steps=2, device="cpu")
+    assert {f"{name} robust" for name in folders[::2]} <= {r.model for r in views.results}
 
 
 def test_a_mixture_that_hides_its_gradients_is_attacked_adaptively() -> None:

@@ -77,11 +77,6 @@ COMMANDS = [
     ["train", "gate", *PAIR[:2], "--robust", "wide.safetensors", *DATA, "--epochs", "1"],
     ["demo", "--seed", "-1"],
     ["demo", "--device", "abacus"],
-    ["reproduce", "unknown"],
-    ["reproduce", "local-smoothing", "--part", "unknown"],
-    ["reproduce", "local-smoothing", "--size", "full"],
-    ["reproduce", "local-smoothing", "--eps", "0.1"],
-    ["reproduce", "local-smoothing", "--size", "full", *PAIR, "--data", "npz:none.npz"],
 ]
 
 

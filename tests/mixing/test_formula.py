@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from equipoise.core.rng import stream
 from equipoise.mixing import gate_of, mix
-from equipoise.mixing.formula import alpha_of_accuracy, correct_alphas, oracle_is_correct
+from equipoise.mixing.formula import correct_alphas, oracle_is_correct
 from equipoise.mixing.logit_maps import one_hot
 
 N, K = 400, 6
@@ -112,36 +112,3 @@ def test_a_hard_side_and_equal_sides() -> None:
     hard = one_hot(g.argmax(dim=1), K)
     assert bool((oracle_is_correct(hard, h, y) >= (g.argmax(dim=1) == y)).all())
     assert torch.equal(oracle_is_correct(g, g, y), g.argmax(dim=1) == y)
-
-
-@pytest.mark.parametrize("hard", [False, True])
-@pytest.mark.parametrize("own", [0.6, 0.99875, 1 - 7e-6])
-def test_the_alpha_of_an_accuracy_is_as_near_to_1_as_it_has_to_be(own: float, hard: bool) -> None:
-    """The robust side has margins about the q of MixedNUTS: 1 − alpha between 0.4 and 7·10⁻⁶."""
-    g, h, y = _sides()
-    g = one_hot(g.argmax(dim=1), K, torch.float64) if hard else g
-    h = torch.log_softmax((1 - own) / own * h.exp(), dim=1)  # nearly flat
-
-    def accuracy(alpha: float) -> float:
-        return float((((1 - alpha) * g.exp() + alpha * h.exp()).argmax(dim=1) == y).double().mean())
-
-    alpha = alpha_of_accuracy(g, h, y, accuracy(own))
-    assert accuracy(alpha) >= accuracy(own)
-    odds = torch.logspace(0, 4, 400, dtype=torch.float64).tolist()
-    larger = [1 / (1 + (1 - alpha) / alpha / factor) for factor in odds[1:]]
-    reaching = [
-        value for value in larger if accuracy(value) >= accuracy(own)
-    ]  # up to the end of the interval
-    assert max(reaching, default=alpha) - alpha < 0.01 * (1 - own)
-
-
-def test_the_alpha_of_an_accuracy_that_no_mixture_reaches() -> None:
-    g, h, y = _sides()
-    alphas = torch.linspace(0, 1, 2001, dtype=torch.float64).tolist()
-    best = max(
-        float((((1 - a) * g.exp() + a * h.exp()).argmax(dim=1) == y).double().mean())
-        for a in alphas
-    )
-    alpha = alpha_of_accuracy(g, h, y, 1.0)
-    reached = float((((1 - alpha) * g.exp() + alpha * h.exp()).argmax(dim=1) == y).double().mean())
-    assert best <= reached < 1 and alpha_of_accuracy(g, h, y, 0.0) == 1.0

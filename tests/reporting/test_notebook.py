@@ -156,10 +156,9 @@ def test_training() -> None:
 def test_every_result_of_a_public_function_is_one() -> None:
     """Of the functions that return results rather than models, data or paths."""
     from equipoise.evaluation import Certification, Evaluation
-    from equipoise.studies import Comparison
     from equipoise.training.loop import TrainingResult
 
-    for cls in (Evaluation, Certification, Fit, TrainingResult, Comparison):
+    for cls in (Evaluation, Certification, Fit, TrainingResult):
         assert (
             issubclass(cls, NotebookResult)
             and cls.notebook_content is not NotebookResult.notebook_content

@@ -276,7 +276,7 @@ def test_settings_of_one_attack_may_depend_on_the_model(tmp_path: Path) -> None:
 
 
 def test_one_attack_of_all_models_is_a_setting_like_others(tmp_path: Path) -> None:
-    """As studies describe it, not by model."""
+    """Described as a whole, not by model."""
     runs = [
         replace(
             item,

@@ -1,4 +1,4 @@
-"""The public functions `train` and `train_gate`, and the recipes."""
+"""The public functions `train` and `train_gate`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from equipoise import models
 from equipoise.core import config
 from equipoise.core.checks import InputError
 from equipoise.core.results import read_summary
-from equipoise.core.settings import split
 from equipoise.mixing import GatedClassifier, MixedClassifier, load_gate, save_mixture
 from equipoise.mixing.logit_maps import confidence_switch
 from equipoise.models import checkpoint
@@ -22,7 +21,6 @@ from equipoise.training import OBJECTIVES, TrainingPlan, fit_model, train, train
 from equipoise.training.objectives import Standard
 from equipoise.training.trainer import measure_channels
 
-RECIPES = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 SMALL: dict[str, Any] = {
     "arch": "cnn_small",
     "epochs": 1,
@@ -250,24 +248,3 @@ def test_gate_over_plain_mixing_needs_no_mixture() -> None:
             epochs=1,
             over=MixedClassifier(accurate, robust, 0.8),
         )
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_recipes_have_known_settings_only(path: Path) -> None:
-    """The name is DATA_ARCH_OBJECTIVE…; every key is a setting of that objective, of the plan, or
-    of the model."""
-    recipe = config.read(path)
-    data, arch, name = path.stem.split("_")[:3]
-    assert recipe["data"].replace("-", "") == data and recipe["arch"] == arch
-    settings = {
-        key: value
-        for key, value in recipe.items()
-        if key not in ("arch", "data", "mean", "std", "count")
-    }
-    split(settings, OBJECTIVES[name], TrainingPlan)
-
-
-def test_recipes_of_the_two_base_classifiers_exist() -> None:
-    assert {"cifar10_resnet18_standard", "cifar10_resnet18_adversarial"} <= {
-        path.stem for path in RECIPES
-    }

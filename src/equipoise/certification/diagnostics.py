@@ -3,8 +3,6 @@ no certificates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -100,29 +98,6 @@ def interpolate(x: Tensor, x_adv: Tensor, ratio: Tensor) -> Tensor:
     """(1 − λ)·x + λ·x_adv with a ratio λ (B,) for every image."""
     scale = per_example(ratio.to(x), x)
     return ((1 - scale) * x + scale * x_adv).clamp(0, 1)
-
-
-def interpolated_shares(
-    model: nn.Module,
-    x: Tensor,
-    x_adv: Tensor,
-    ratios: Sequence[float],
-    *,
-    plan: SmoothingPlan,
-    stream: Stream,
-    options: SamplerOptions | None = None,
-) -> Tensor:
-    """(B, R, K) vote shares at R points of the line from x to x_adv, with the same noise at each
-    [Figure 2]."""
-    return torch.stack(
-        [
-            vote_shares(
-                model, interpolate(x, x_adv, torch.full((len(x),), ratio)), plan, stream, options
-            )
-            for ratio in ratios
-        ],
-        dim=1,
-    )
 
 
 def mixing_ratios(

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from equipoise import evaluation, fitting, reporting, studies
+from equipoise import evaluation, fitting, reporting
 from equipoise.cli import next_commands, options
-from equipoise.cli.help import DATA, MODELS, OUTPUT, GroupedCommand, GroupedCommands
+from equipoise.cli.help import DATA, OUTPUT, GroupedCommand, GroupedCommands
 from equipoise.cli.options import command
-from equipoise.cli.output import Outcome, show, write_report
+from equipoise.cli.output import Outcome, write_report
 from equipoise.core import checks, parallel
 from equipoise.core.threat import ThreatSettings
 from equipoise.data import DataSettings, verify
@@ -22,51 +22,11 @@ from equipoise.evaluation import CertificationSettings, EvaluationSettings
 from equipoise.evaluation.adversarial import FILE as ADVERSARIAL
 from equipoise.fitting import FitSettings
 from equipoise.models import LoadOptions
-from equipoise.studies import STUDIES, ComparisonSettings, FitImages, StudySettings
 
 Frontier = Annotated[
     bool,
     typer.Option(
         "--frontier", help="Also show the mixtures for other targets.", rich_help_panel=OUTPUT
-    ),
-]
-Study = Annotated[
-    str, typer.Argument(help=f"Study: {', '.join(STUDIES.builtin)}.", rich_help_panel="Study")
-]
-StudyOut = Annotated[
-    Path | None,
-    typer.Option(
-        help="Run folder; repeating the command resumes it. runs/NAME if not given.",
-        show_default=False,
-        rich_help_panel=OUTPUT,
-    ),
-]
-_PARTS = "; ".join(f"{', '.join(study.parts)} ({name})" for name, study in STUDIES.builtin.items())
-Parts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--part",
-        help=f"Only this part, may be repeated: {_PARTS}.",
-        show_default=False,
-        rich_help_panel="Study",
-    ),
-]
-
-
-def _list_studies(requested: bool) -> None:
-    if requested:
-        show(Outcome("\n\n".join(map(str, studies.list_studies()))))
-        raise typer.Exit
-
-
-ListStudies = Annotated[
-    bool,
-    typer.Option(
-        "--list",
-        callback=_list_studies,
-        is_eager=True,
-        help="List the papers and their parts, what each needs and how long it takes, and exit.",
-        rich_help_panel="Study",
     ),
 ]
 
@@ -79,9 +39,9 @@ def demo(
     no_report: options.NoReport = False,
 ) -> Outcome:
     """Train, fit a mixture, attack and report on embedded data, in about six minutes."""
-    return Outcome(
-        studies.run_demo(out, device, seed, report=not no_report), out, next=["open", out]
-    )
+    from equipoise.cli.demo import run_demo
+
+    return Outcome(run_demo(out, device, seed, report=not no_report), out, next=["open", out])
 
 
 @partial(command, in_processes=True)
@@ -194,67 +154,6 @@ def certify(
     )
 
 
-COMPARED_DATA, FIT_IMAGES = DataSettings(count=128), FitImages()
-Gates = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--gate",
-        help="A gate from `equipoise train gate`, file or folder; may be repeated.",
-        show_default=False,
-        rich_help_panel=MODELS,
-    ),
-]
-Export = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder for the rows of all methods as small compressed files.",
-        show_default=False,
-        rich_help_panel=OUTPUT,
-    ),
-]
-
-
-@command
-def compare_rules(
-    accurate: options.Reference,
-    robust: options.Reference,
-    out: options.Out,
-    threat: ThreatSettings,
-    settings: ComparisonSettings,
-    load: LoadOptions,
-    data: DataSettings = COMPARED_DATA,
-    fit_images: FitImages = FIT_IMAGES,
-    gate: Gates = None,
-    export: Export = None,
-    device: options.Device = "auto",
-    no_report: options.NoReport = False,
-) -> Outcome:
-    """Fit several rules for mixing one pair, and evaluate them all under the same attacks; resumes
-    where it stopped. For a page of existing runs: `compare`."""
-    images = data.load()
-    result = studies.compare_rules(
-        accurate,
-        robust,
-        fit_images.load(data, images),
-        images,
-        threat=threat.threat(),
-        gates=gate or (),
-        out=out,
-        export=export,
-        device=device,
-        load_options=load,
-        report=False,
-        command=options.typed_command(),
-        **settings.to_dict(),
-    )
-    return Outcome(
-        result,
-        out,
-        {"results": out / "summary.json", **write_report(out, no_report)},
-        ["open", out],
-    )
-
-
 DataName = Annotated[
     str,
     typer.Argument(
@@ -328,7 +227,7 @@ ComparisonOut = Annotated[
 
 @command
 def compare(folders: Folders, out: ComparisonOut = reporting.COMPARISON) -> Outcome:
-    """Compare existing runs on one page. Fits and attacks nothing; `compare-rules` does that."""
+    """Compare existing runs on one page."""
     parallel.require_one_process("compare")
     path = reporting.compare(folders, out)
     return Outcome("", files={"comparison": path}, next=["open", path])
@@ -375,27 +274,3 @@ def open_report(folder: Opened) -> Outcome:
     first where it is missing or out of date."""
     parallel.require_one_process("open")
     return Outcome("", files={"report": reporting.open_report(folder)})
-
-
-@command
-def reproduce(
-    name: Study,
-    settings: StudySettings,
-    out: StudyOut = None,
-    parts: Parts = None,
-    device: options.Device = "auto",
-    no_report: options.NoReport = False,
-    list_studies: ListStudies = False,
-) -> Outcome:
-    """Run a study of a paper and write its report."""
-    written = studies.reproduce(
-        name,
-        out=out,
-        parts=parts or (),
-        device=device,
-        report=not no_report,
-        command=options.typed_command(),
-        **settings.to_dict(),
-    )
-    folder, kind = written.parent, "results" if no_report else "report"
-    return Outcome(studies.results_table(folder), folder, {kind: written}, ["open", folder])

@@ -32,15 +32,12 @@ COMMANDS = {
     "demo": "Train, fit a mixture, attack and report on embedded data, in about six minutes.",
     "evaluate": "Clean and attacked accuracy of models on the same images; resumes where it stopped.",
     "fit": "Fit a mixture to a target on images that are never evaluated on, and write it as `mixture:DIR`.",
-    "compare-rules": "Fit several rules for mixing one pair, and evaluate them all under the same attacks; resumes "
-    "where it stopped. For a page of existing runs: `compare`.",
     "certify": "Certified ℓ2 radii (in [0, 1] pixels) by randomized smoothing; resumes where it stopped.",
     "report": "Write report.html into a run folder.",
-    "compare": "Compare existing runs on one page. Fits and attacks nothing; `compare-rules` does that.",
+    "compare": "Compare existing runs on one page.",
     "index": "List all runs below a folder on one page, with main figures and links to their reports.",
     "open": "Open the report of a run, or the index of a folder of runs, in the browser; it is written first where it "
     "is missing or out of date.",
-    "reproduce": "Run a study of a paper and write its report.",
     "train": "Train a classifier with an objective, or the gate of two classifiers; repeating the command resumes it.",
     "data": "Work with the official data sets.",
 }

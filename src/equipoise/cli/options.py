@@ -23,7 +23,6 @@ from equipoise.data import DataSettings
 from equipoise.evaluation import CertificationSettings, EvaluationSettings
 from equipoise.fitting import FitSettings
 from equipoise.models import LoadOptions
-from equipoise.studies import ComparisonSettings, FitImages, StudySettings
 from equipoise.training import TrainingPlan
 
 EMPTY = inspect.Parameter.empty
@@ -31,13 +30,10 @@ EMPTY = inspect.Parameter.empty
 HEADINGS: dict[type[Settings], str] = {
     LoadOptions: MODELS,
     DataSettings: DATA,
-    FitImages: DATA,
     ThreatSettings: THREAT,
     EvaluationSettings: THREAT,
     CertificationSettings: "Certificate",
     FitSettings: "Mixture",
-    ComparisonSettings: "Rules",
-    StudySettings: "Study",
     TrainingPlan: "Training",
 }
 OBJECTIVE = "Objective"  # of the classes of training objectives

@@ -23,6 +23,7 @@ from equipoise.mixing.gate import WIDTH
 from equipoise.models import ARCHITECTURES, LoadOptions, note_loaded, require_used
 from equipoise.training import OBJECTIVES, Objective, TrainingPlan, train, train_gate
 from equipoise.training.objectives.gate import GATE_PLAN, GateLoss
+from equipoise.training.recipes import read_recipe
 from equipoise.training.recorder import BEST
 
 Arch = Annotated[
@@ -60,6 +61,33 @@ Std = Annotated[
         rich_help_panel=MODELS,
     ),
 ]
+
+
+def _defaults_from_recipe(context: typer.Context, name: str | None) -> str | None:
+    """A recipe gives defaults; a configuration file and what is typed win."""
+    if name is not None:
+        settings = read_recipe(name)
+        objective = settings.pop("objective")
+        checks.require(
+            objective == context.info_name,
+            "recipe",
+            f"be one for {context.info_name}",
+            f"{name} for {objective}",
+        )
+        context.default_map = {**settings, **(context.default_map or {})}
+    return name
+
+
+Recipe = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of a recipe, which gives defaults for these options, e.g. "
+        "cifar10_resnet18_adversarial.",
+        is_eager=True,
+        callback=_defaults_from_recipe,
+        show_default=False,
+    ),
+]
 TRAINING_DATA = DataSettings(split="train")
 GATE_HELP = "The gate of a mixture: a network that gives every image its own alpha, for `equipoise fit --gate`."
 
@@ -94,6 +122,7 @@ def _train(
     std: Std = None,
     device: options.Device = "auto",
     no_report: options.NoReport = False,
+    recipe: Recipe = None,
     config: options.Config = None,
 ) -> Outcome:
     result = train(

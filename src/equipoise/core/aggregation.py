@@ -6,13 +6,11 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from equipoise.core import stats
-from equipoise.core.comparison import ComparedMethod
 from equipoise.core.promises import PromiseCheck, Target
 from equipoise.core.radius_curves import RadiusCurve, radius_curve
-from equipoise.core.results import BrokenCount, ClassAccuracy, Difference, Result, Summary
+from equipoise.core.results import BrokenCount, ClassAccuracy, Difference, Result
 from equipoise.core.rows import AUDIT, AttackRow, Row
 from equipoise.core.threat import Threat
 
@@ -279,40 +277,6 @@ def promise_checks(
                 )
             )
     return checks
-
-
-@dataclass(frozen=True)
-class ComparedLine:
-    """One method of a comparison with its accuracies."""
-
-    method: ComparedMethod
-    clean: Result
-    attacked: Result
-    lost: (
-        stats.Estimate | None
-    )  # to the robust model in the worst case over all attacks; None for that model itself
-
-
-def compared_lines(summary: Summary) -> list[ComparedLine]:
-    """The lines of the table of a comparison."""
-    gained = {
-        item.model: item
-        for item in summary.differences
-        if (item.versus, item.metric) == (ROBUST, WORST)
-    }
-    lost = {
-        model: stats.Estimate(-item.value, -item.high, -item.low, item.n)
-        for model, item in gained.items()
-    }
-    return [
-        ComparedLine(
-            method,
-            summary.result(method.measured_as, CLEAN),
-            summary.result(method.measured_as, WORST),
-            lost.get(method.measured_as),
-        )
-        for method in summary.compared
-    ]
 
 
 def _difference(pairs: Sequence[tuple[AttackRow, AttackRow]]) -> stats.Estimate:

@@ -249,36 +249,6 @@ class AttackedArrays(_Group):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GradientArrays(_Group):
-    """Norms of the gradient of every class, (N, K), of both models at clean and at attacked
-    images."""
-
-    INPUTS: ClassVar = ("clean", "attacked_accurate", "attacked_robust")
-    MODELS: ClassVar = ("accurate", "robust")
-
-    prefix = "gradients"
-
-    clean_of_accurate: Array
-    clean_of_robust: Array
-    attacked_accurate_of_accurate: Array  # at images attacked on the accurate model
-    attacked_accurate_of_robust: Array
-    attacked_robust_of_accurate: Array  # at images attacked on the robust model
-    attacked_robust_of_robust: Array
-
-    def __post_init__(self) -> None:
-        shape = self.clean_of_accurate.shape
-        self._check_shapes(
-            **{name: (None, None) if len(shape) != 2 else shape for name in _fields(type(self))}
-        )
-        checks.require(min(shape) > 0, "gradients", "hold at least one image and class", shape)
-
-    def norms(self, images: str, model: str) -> Array:
-        """(N, K) gradient norms of a model of `MODELS` at images of `INPUTS`."""
-        norms: Array = getattr(self, f"{images}_of_{model}")
-        return norms
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class PictureArrays(_Group):
     """Images of an evaluation before and after the attacks on one model, and what up to three
     models say about them."""

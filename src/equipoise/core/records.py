@@ -248,8 +248,7 @@ def read_rows(
 def _belongs_to(row: Row, identity: Mapping[str, Any]) -> bool:
     """Whether a run of this identity can have the row, as far as the identity says."""
     models, attacks, plan = (identity.get(key) for key in ("models", "attacks", "plan"))
-    is_part = "part" in identity  # of a study, which may describe its attacks by other names
-    if isinstance(row, AttackRow) and isinstance(attacks, Mapping) and not is_part:
+    if isinstance(row, AttackRow) and isinstance(attacks, Mapping):
         known = attacks.get(row.model if row.alpha is None else f"{row.model}@{row.alpha!r}")
         return isinstance(known, Mapping) and row.attack in known
     if identity.get("command") in ("certify", "estimate") and isinstance(models, Mapping):

@@ -10,7 +10,6 @@ from typing import Any
 from equipoise.core import config, serialize
 from equipoise.core.audits import Audit
 from equipoise.core.checks import InputError
-from equipoise.core.comparison import ComparedMethod
 from equipoise.core.promises import PromiseCheck, Target
 from equipoise.core.radius_curves import RadiusCurve
 from equipoise.core.serialize import Count, NonNegative, Share
@@ -198,17 +197,6 @@ class ExcludedModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossingSummary:
-    """Where the accuracies of two models cross under attacks of growing target strength; see
-    `local_smoothing`."""
-
-    gamma: float
-    low: float
-    high: float
-    met: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class Summary:
     """Everything `summary.json` holds; a command fills the fields that concern it."""
 
@@ -242,14 +230,6 @@ class Summary:
     frontier: tuple[FrontierPoint, ...] = ()
     theorems: tuple[TheoremResult, ...] = ()
     excluded: tuple[ExcludedModel, ...] = ()
-    study: str | None = None
-    oracle_gate: tuple[Result, ...] = ()  # a perfect gate on the images of each result
-    joint: tuple[Result, ...] = ()  # under several attacks together
-    selections: dict[str, SelectionSummary] = field(default_factory=dict)
-    leads: tuple[Difference, ...] = ()
-    compared: tuple[ComparedMethod, ...] = ()
-    crossing: CrossingSummary | None = None
-    clean_target: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in `summary.json`."""

@@ -162,17 +162,6 @@ class LipschitzRow(ImageRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RadiusRow(ImageRow):
-    """The radius that a theorem gives around one image; a certificate only if its constants are
-    `exact`."""
-
-    kind = "radius"
-    predicted: int
-    radius: NonNegative
-    exact: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class EpochRow(Row):
     """One epoch of training; `index` is its number, `validation` the accuracies on held-out
     images."""
@@ -195,7 +184,6 @@ ROW_TYPES: dict[str, type[Row]] = {
         ConfidenceRow,
         MixingRatioRow,
         LipschitzRow,
-        RadiusRow,
         EpochRow,
     )
 }

@@ -24,18 +24,14 @@ class Diagnosis:
     [SmoothMix].
 
     The shares are estimates from a few hundred votes. Attacks move every image, misclassified ones
-    too. The ratio is taken towards an adversarial image within a very wide ball, and so are the
-    shares along the line to it; images that are misclassified from the start, or never, have no
-    ratio.
+    too. The ratio is taken towards an adversarial image within a very wide ball; images that are
+    misclassified from the start, or never, have no ratio.
     """
 
     name: ClassVar[str] = "diagnose"
     at: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 2.0)  # ℓ2 radii of the attacks
     far: float = 8.0  # ℓ2 radius of the ball for the mixing ratio
     steps: int = 50  # of the attack in that ball
-    along: tuple[
-        float, ...
-    ] = ()  # ratios of the line to that image at which shares are measured [Figure 2]
     samples: int = 200  # votes per image
     copies: int = 8  # noises that the attacks average over
 
@@ -52,7 +48,7 @@ class Diagnosis:
         averaged = AveragedClassifier(
             job.model, job.plan.sigma, data.image_shape, copies=self.copies, seed=conditions.seed
         ).to(conditions.device)
-        names = [*map(_at, self.at), *map(_along, self.along), MIXING_RATIO]
+        names = [*map(_at, self.at), MIXING_RATIO]
         measure_batches(
             run,
             data,
@@ -85,11 +81,6 @@ class Diagnosis:
             ratios = diagnostics.mixing_ratios(
                 job.model, x, x_adv, y, plan=plan, stream=stream, options=options
             )
-            if self.along:
-                line = diagnostics.interpolated_shares(
-                    job.model, x, x_adv, self.along, plan=plan, stream=stream, options=options
-                )
-                shares |= dict(zip(map(_along, self.along), line.unbind(dim=1), strict=True))
         rows: list[Row] = []
         off_class = {
             name: share.scatter(1, batch.labels.unsqueeze(1), -1.0).amax(dim=1)
@@ -125,21 +116,19 @@ class Diagnosis:
         return rows
 
     def results(self, rows: Sequence[Row], plan: SmoothingPlan) -> list[Result]:
-        """Mean confidences per radius [SmoothMix, Table 1], along the line [Figure 2], and mean
-        ratio [Figure 3]."""
+        """Mean confidences per radius [SmoothMix, Table 1], and mean ratio [Figure 3]."""
         results = []
         for model in dict.fromkeys(row.model for row in rows):
             own = [row for row in rows if row.model == model]
             values: dict[str, list[float]] = {}
-            for name, suffix in (
-                *((_at(radius), f"@{radius:.2f}") for radius in self.at),
-                *((_along(ratio), f"-along@{ratio:.2f}") for ratio in self.along),
-            ):
+            for radius in self.at:
                 confidences = [
-                    row for row in own if isinstance(row, ConfidenceRow) and row.attack == name
+                    row
+                    for row in own
+                    if isinstance(row, ConfidenceRow) and row.attack == _at(radius)
                 ]
-                values[f"true{suffix}"] = [row.true for row in confidences]
-                values[f"off{suffix}"] = [row.off for row in confidences]
+                values[f"true@{radius:.2f}"] = [row.true for row in confidences]
+                values[f"off@{radius:.2f}"] = [row.off for row in confidences]
             values["ratio"] = [
                 row.ratio
                 for row in own
@@ -157,7 +146,3 @@ def _at(radius: float) -> str:
     # Not `confidence@`, as in older folders, whose attacks left misclassified images in place: rows
     # must not be mixed.
     return f"confidence-at@{radius:.2f}"
-
-
-def _along(ratio: float) -> str:
-    return f"confidence-along@{ratio:.2f}"

@@ -243,7 +243,8 @@ def evaluate(
 
     A mixture is evaluated beside its two bases, compared with them image by image, and attacked
     adaptively; its cost is measured, whether its promise was kept on these images is said, and
-    images that it was fitted on are reported. Every attacked model gets sanity checks. Models of
+    images that it was fitted on are reported. Several mixtures of one pair come beside its two
+    bases, which are measured once. Every attacked model gets sanity checks. Models of
     the same weights are attacked once, however often they are named.
 
     With `alphas` one mixture, or the accurate and the robust model in this order, is evaluated at

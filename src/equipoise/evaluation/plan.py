@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +27,7 @@ from equipoise.evaluation.job import AuditPlan, Conditions, Job
 from equipoise.evaluation.points import PointRecorder
 from equipoise.evaluation.random_search import to_random_search
 from equipoise.mixing import MixedClassifier
-from equipoise.models import has_gradients
+from equipoise.models import full_reference_of, has_gradients, identity
 
 SOURCES = {"std": "accurate", "rob": "robust", "mix": None}
 Attacks = str | Attack | Sequence[str | Attack]
@@ -93,7 +94,7 @@ def _settings_of(name: str) -> set[str]:
 
 class EvaluationPlan:
     """The jobs of an evaluation, and the pairs of models that are compared; a mixture comes with
-    its two bases.
+    its two bases, and several mixtures of one pair come with them once.
 
     Args:
         named: models by their name in rows.
@@ -104,8 +105,6 @@ class EvaluationPlan:
         source, adaptive: those of :class:`~equipoise.evaluation.EvaluationSettings`.
         stand_in: differentiable model in place of an accurate base without gradients.
         device: where models are tried.
-        shared_bases: all models are mixtures of one pair, which is measured once; rows have the
-            names of the mixtures.
     """
 
     def __init__(
@@ -120,7 +119,6 @@ class EvaluationPlan:
         adaptive: Sequence[str],
         stand_in: nn.Module | None,
         device: torch.device,
-        shared_bases: bool = False,
     ) -> None:
         self.data, self.attacks, self.stand_in, self.device = data, attacks, stand_in, device
         self.norm = norm
@@ -144,10 +142,15 @@ class EvaluationPlan:
         self.pairs: list[tuple[str, str]] = []
         self.mixtures: dict[str, MixedClassifier] = {}
         self.robust: dict[str, nn.Module] = {}
+        one_pair = _are_of_one_pair(list(named.values()))
         for name, model in named.items():
             if isinstance(model, MixedClassifier):
-                prefix = "" if len(named) == 1 or shared_bases else f"{name} "
-                self._add_mixture(prefix, name if shared_bases else f"{prefix}mixed", model)
+                if len(named) == 1:
+                    self._add_mixture("", "mixed", model)
+                elif one_pair:  # which is measured once
+                    self._add_mixture("", name, model)
+                else:
+                    self._add_mixture(f"{name} ", f"{name} mixed", model)
             else:
                 self.robust[name] = model
                 self._add_jobs(
@@ -303,6 +306,29 @@ class EvaluationPlan:
             return []
         mixture = next(iter(self.mixtures.values())).to(conditions.device)
         return costs(mixture, self.data, conditions.device, conditions.batch_size)
+
+
+def _are_of_one_pair(models: Sequence[nn.Module]) -> bool:
+    """Whether all models are mixtures of the same two bases."""
+    return all(
+        isinstance(model, MixedClassifier)
+        and isinstance(models[0], MixedClassifier)
+        and _is_same(model.accurate, models[0].accurate)
+        and _is_same(model.robust, models[0].robust)
+        for model in models
+    )
+
+
+def _is_same(model: nn.Module, other: nn.Module) -> bool:
+    """Whether two models are one, or were loaded from the same place."""
+    if model is other:
+        return True
+    ours, theirs = full_reference_of(model), full_reference_of(other)
+    if ours is None or theirs is None:
+        return False
+    # Mixture folders refer to their bases by paths from where they are.
+    same_place = os.path.normpath(ours) == os.path.normpath(theirs)
+    return same_place and identity(model) == identity(other)
 
 
 def _with_surrogate(surrogate: nn.Module | None, name: str, attack: Attack) -> dict[str, Attack]:

@@ -49,7 +49,7 @@ def gate_of(alpha: float) -> Tensor:
 
 
 def correct_alphas(
-    log_p_accurate: Tensor, log_p_robust: Tensor, y: Tensor, slack: float = SLACK
+    log_p_accurate: Tensor, log_p_robust: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor]:
     r"""The interval of alpha in [0, 1] in which the mixture predicts y; empty where low > high.
 
@@ -61,16 +61,16 @@ def correct_alphas(
 
     Args:
         log_p_accurate, log_p_robust: as for :func:`mix`.
-        y: (B,) labels.
-        slack: added to the probability of y, for gates that are bounded from above.
+        y: (B,) labels. :data:`SLACK` is added to their probability, for gates that are bounded from
+            above.
 
     Returns:
         (B,) low and (B,) high.
     """
     g, h = (side.double().exp() for side in (log_p_accurate, log_p_robust))
     label = y.unsqueeze(1)
-    ahead = g.gather(1, label) - g + slack
-    slope = h.gather(1, label) - h + slack - ahead
+    ahead = g.gather(1, label) - g + SLACK
+    slope = h.gather(1, label) - h + SLACK - ahead
     # With slope 0 the condition does not depend on alpha: every alpha is allowed, or none.
     bound = -ahead / slope.where(slope != 0, 1.0)
     low = bound.where(slope > 0, (ahead < 0).double() * 2 * (slope == 0))
@@ -83,25 +83,3 @@ def oracle_is_correct(log_p_accurate: Tensor, log_p_robust: Tensor, y: Tensor) -
     Theorem 4.1]."""
     low, high = correct_alphas(log_p_accurate, log_p_robust, y)
     return low <= high
-
-
-def alpha_of_accuracy(
-    log_p_accurate: Tensor, log_p_robust: Tensor, y: Tensor, accuracy: float
-) -> float:
-    """The largest alpha with which the mixture is at least so accurate; if none is, the largest of
-    the most accurate.
-
-    The accuracy changes only at the ends of :func:`correct_alphas`, so one alpha between every two
-    of them is tried, however near to 1 they are: maps put the alphas of MixedNUTS at 1 − 10⁻⁵.
-
-    >>> g, h = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.4999, 0.5001]])  # g is correct, and h nearly
-    >>> round(alpha_of_accuracy(g.log(), h.log(), torch.tensor([0]), 1.0), 3)
-    0.5
-    """
-    low, high = correct_alphas(log_p_accurate, log_p_robust, y, slack=0.0)
-    low, high = low[low <= high].sort().values, high[low <= high].sort().values
-    ends = torch.cat([low, high, low.new_tensor([0.0, 1.0])]).unique()
-    alphas = torch.cat([ends[:1], (ends[1:] + ends[:-1]) / 2, ends[-1:]])
-    correct = torch.searchsorted(low, alphas, right=True) - torch.searchsorted(high, alphas)
-    reaching = correct >= min(round(accuracy * len(y)), int(correct.max()))
-    return float(alphas[reaching][-1])

@@ -74,12 +74,7 @@ def headline(run: RunView) -> Section:
     results = [result for result in run.summary.results if result.metric in metrics]
     notes = [f"{note[:1].upper()}{note[1:]}." for note in format.data_notes(run.summary)]
     if not results:
-        nothing = (
-            "This run has no accuracies."
-            if run.summary.study is None
-            else ("The results of this study are in the sections below.")
-        )
-        return Section("Results", [nothing, *notes])
+        return Section("Results", ["This run has no accuracies.", *notes])
     results.sort(key=lambda result: base_models_first(result.model))
     by_model: Results = defaultdict(dict)
     names = format.mixture_names((result.model, result.alpha) for result in results)

@@ -1,33 +1,20 @@
-"""Mixtures without a gate: accuracy against alpha, which base an attack breaks, and how confident
-both bases are."""
+"""Mixtures at several alphas: accuracy against alpha, and the trade-off."""
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections import defaultdict
 from collections.abc import Sequence
 
 from equipoise.core import format
 from equipoise.core.aggregation import CLEAN, WORST
 from equipoise.core.results import Result
-from equipoise.core.rows import AttackRow
 from equipoise.reporting.charts import CORRECT, Chart, Line, LineStyle, Panel, percent_range
-from equipoise.reporting.local_smoothing import strength, strength_chart, strength_line
 from equipoise.reporting.section import (
-    INTERVALS,
-    MISSING,
     SAME_NUMBERS,
-    Cell,
     RunView,
     Section,
-    Table,
-    model_cell,
-    result_cell,
     result_table,
 )
 
-STUDY = "adaptive-smoothing"
 # Metrics of a sweep with transferred attacks: label, colour and line style. The attack on the
 # mixture may have several versions, which all begin with its name.
 STD, ROB, MIX = "std", "rob", "mix"
@@ -44,8 +31,8 @@ WHAT_ALPHA_IS = (
 
 
 def alpha_sweep(run: RunView) -> Section | None:
-    """Accuracy of the mixture at every alpha of the run, or of that in `sweep/` or `alphas/`."""
-    sweep = run if run.curve("mixed", CLEAN) else run.subrun("sweep") or run.subrun("alphas", STUDY)
+    """Accuracy of the mixture at every alpha of the run, or of that in `sweep/`."""
+    sweep = run if run.curve("mixed", CLEAN) else run.subrun("sweep")
     if sweep is None or not sweep.curve("mixed", CLEAN):
         return None
     if sweep.curve("mixed", STD):
@@ -202,91 +189,4 @@ def _trade_off(sweep: RunView) -> Chart | None:
         [Panel([line], x_range=(max(0.0, min(low) - 1), min(103.0, max(high) + 1)))],
         x_label="clean accuracy, %",
         y_label="worst case over all attacks, %",
-    )
-
-
-def transfer(run: RunView) -> Section | None:
-    """Accuracy of both models on images of attacks on the mixture, against its alpha [Bai2024,
-    Figure 2]."""
-    if (part := run.subrun("transfer", STUDY)) is None or (
-        crossing := part.summary.crossing
-    ) is None:
-        return None
-    alpha = crossing.gamma / (1 + crossing.gamma)
-    where = (
-        f"Up to alpha {alpha:.4g} (log-odds {math.log(crossing.gamma):.2f}; 95 % of resampled image sets: "
-        f"{math.log(crossing.low):.2f} to {math.log(crossing.high):.2f}) the robust model classifies more of "
-        "these images correctly, above it the accurate model does."
-        if crossing.met
-        else "The accuracies of both models do not cross at these alphas."
-    )
-    prose = [
-        f"{where} Each point is PGD on the mixture with one alpha, judged by either model alone on n = "
-        f"{part.summary.results[0].n} images. The axis has the odds α/(1 − α), whose logarithm the paper shows: "
-        "the attack on the accurate model is at 0, that on the robust model at ∞."
-    ]
-    curves = {model: part.curve(model, "transfer") for model in ("accurate", "robust")}
-    lines = [strength_line(curve, model, f"{model} model") for model, curve in curves.items()]
-    chart = strength_chart(
-        "transfer",
-        "Accuracy of both models against the odds of the attacked mixture",
-        lines,
-        [strength(result) for result in curves["accurate"]],
-        x_label="odds α/(1 − α) of the attacked mixture",
-    )
-    table = result_table(
-        SAME_NUMBERS,
-        "alpha of the attacked mixture",
-        [*curves["accurate"], *curves["robust"]],
-        row=lambda result: f"{result.alpha:.4g}",
-        column=lambda result: result.model,
-        collapsed=True,
-    )
-    return Section("Which model an attack on the mixture breaks", prose, [table], [chart])
-
-
-def confidence(run: RunView) -> Section | None:
-    """Mean gap between the first two probabilities, of correct and of wrong predictions [Bai2024,
-    Table 1]."""
-    if (part := run.subrun("confidence", STUDY)) is None:
-        return None
-    gaps: dict[tuple[str, str, bool], list[float]] = defaultdict(list)
-    for row in part.rows:
-        if isinstance(row, AttackRow) and row.top_gap is not None:
-            gaps[row.model, row.attack, row.correct].append(row.top_gap)
-    attacks = {CLEAN: "clean", "pgd": "PGD", "smallest-margin": "smallest margin"}
-    body = []
-    for model in ("accurate", "robust"):
-        cells = [model_cell(model)]
-        for attack in attacks:
-            result = part.find(model, attack)
-            cells.append(MISSING if result is None else result_cell(result))
-            cells += [_mean_cell(gaps[model, attack, correct]) for correct in (True, False)]
-        body.append(cells)
-    prose = [
-        "Mixing helps where the robust model is confident when it is right under attack and unsure when it is "
-        "wrong on clean images. The gap is the probability of the predicted class minus that of the runner-up, "
-        "whichever class is the true one; means, with the median and the number of images below.",
-        "PGD ends at its last step on every image. The smallest margin is that over all iterates of the two APGD "
-        "attacks of AutoAttack; images that the first breaks are not attacked by the second.",
-    ]
-    head = [
-        "model",
-        *(
-            f"{name}{column}"
-            for name in attacks.values()
-            for column in ("", ": gap where correct", ": gap where wrong")
-        ),
-    ]
-    return Section(
-        "Confidence of both models", prose, [Table(f"{INTERVALS}, and mean gaps.", head, body)]
-    )
-
-
-def _mean_cell(values: Sequence[float]) -> Cell:
-    if not values:
-        return MISSING
-    return Cell(
-        format.number(statistics.fmean(values), 3),
-        f"median {format.number(statistics.median(values), 3)}, n = {len(values)}",
     )

@@ -17,11 +17,12 @@ from equipoise.core.rows import EpochRow, by_mixture
 from equipoise.reporting import radius_curves
 from equipoise.reporting.certificates import CERTIFIED, LINE_STYLES, certified_accuracy, radius_axis
 from equipoise.reporting.charts import CORRECT, Chart, Line, Panel
-from equipoise.reporting.comparison import MARKERS
 from equipoise.reporting.mixture_fit import gains
 from equipoise.reporting.paired_runs import NamedRun
 from equipoise.reporting.provenance import CURVES
 from equipoise.reporting.section import Section
+
+MARKERS = "osD^vPX*<>"
 
 
 def sections(runs: Sequence[NamedRun]) -> list[Section]:

@@ -40,7 +40,6 @@ COMPARISON = Path("comparison.html")
 KINDS = {
     "evaluate": "evaluation",
     "demo": "evaluation",
-    "compare-rules": "evaluation",
     "certify": "certification",
     "fit": "fit",
     "train": "training",
@@ -57,8 +56,7 @@ def compare(folders: Sequence[Path | str], out: Path | str = COMPARISON) -> Path
 
     The page has the results of all runs with paired differences from the first one on common
     images, trade-offs, certified and training curves in one figure each, the settings that differ,
-    and what makes the comparison unfair. It is a pure function of the runs. To fit and attack
-    several rules for mixing, see `compare_rules`.
+    and what makes the comparison unfair. It is a pure function of the runs.
 
     Args:
         folders: at least two run folders, finished or not; the first is the one that others are
@@ -125,12 +123,7 @@ def _read(folders: Sequence[Path]) -> list[NamedRun]:
 
 
 def _kind(run: RunView) -> str:
-    study = run.identity.get("study")
-    return (
-        f"study {study}"
-        if isinstance(study, str)
-        else KINDS.get(run.summary.command, run.summary.command)
-    )
+    return KINDS.get(run.summary.command, run.summary.command)
 
 
 def _heading(runs: Sequence[NamedRun]) -> str:

@@ -94,23 +94,10 @@ class RunView:
             key=lambda result: result.alpha or 0.0,
         )
 
-    def swept_models(self) -> list[str]:
-        """Models that were measured at several alphas, in the order of the summary."""
-        return list(
-            dict.fromkeys(
-                result.model for result in self.summary.results if result.alpha is not None
-            )
-        )
-
-    def subrun(self, name: str, study: str | None = None) -> RunView | None:
-        """A finished run in a subfolder; None if there is none, or if this run is not the study
-        that it belongs to."""
+    def subrun(self, name: str) -> RunView | None:
+        """A finished run in a subfolder; None if there is none."""
         folder = self.folder / name
-        if (study is not None and self.identity.get("study") != study) or not (
-            folder / "summary.json"
-        ).exists():
-            return None
-        return read_run(folder)
+        return read_run(folder) if (folder / "summary.json").exists() else None
 
 
 def read_run(folder: Path | str) -> RunView:

@@ -15,15 +15,13 @@ WHAT = {
     "certify": "Certificates",
     "train": "Training",
     "demo": "Demo",
-    "compare-rules": "Rules for mixing",
 }
 NAMED = 3  # references in a title
 
 
 def title(run: RunView) -> tuple[str, str]:
     """The title, and the line above it; without anything better the name of the folder."""
-    study = run.identity.get("study")
-    what = f"Study {study}" if isinstance(study, str) else WHAT.get(run.summary.command, "")
+    what = WHAT.get(run.summary.command, "")
     references = run.settings.get("references")
     listed = (
         [name for name in references if isinstance(name, str) and name != "model"]

@@ -3,6 +3,7 @@
 from equipoise.training.loop import TrainingResult, fit_model
 from equipoise.training.objective import Objective, ObjectiveOutput, TrainingPlan
 from equipoise.training.objectives import OBJECTIVES
+from equipoise.training.recipes import list_recipes, read_recipe
 from equipoise.training.trainer import train, train_gate
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "TrainingPlan",
     "TrainingResult",
     "fit_model",
+    "list_recipes",
+    "read_recipe",
     "train",
     "train_gate",
 ]

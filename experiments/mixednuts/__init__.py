@@ -1,0 +1,1 @@
+"""MixedNUTS: nonlinear mixing without training."""

@@ -1,0 +1,1 @@
+"""SmoothMix: training methods for smoothed classifiers."""
