@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.core import device
-
 MAX_GRAPHS = 4  # per function; a graph holds on to its memory
 FIRST_CALLS = (
     2  # with the same shapes, which are not recorded: TorchScript compiles in its second pass
@@ -80,7 +78,6 @@ class CudaGraphFunction:
             raise
         except RuntimeError as error:
             torch.cuda.synchronize()
-            device.stay_on_one_stream()
             if isinstance(
                 error.__context__, torch.OutOfMemoryError
             ):  # after which the recording could not end either
