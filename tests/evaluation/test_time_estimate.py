@@ -172,7 +172,7 @@ def test_a_command_shows_it_before_the_run_and_not_after(
     for expected in (1, 0):  # the second start finds everything finished
         with progress.display():
             evaluate(
-                {"m": linear_model(), "same": linear_model()},
+                {"m": linear_model()},
                 random_images(),
                 threat=CONDITIONS.threat,
                 attack="pgd",

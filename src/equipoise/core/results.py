@@ -225,9 +225,6 @@ class Summary:
         Result, ...
     ] = ()  # share of broken images that are still misclassified after rounding to bytes
     radius_curves: tuple[RadiusCurve, ...] = ()
-    copied: dict[str, str] = field(
-        default_factory=dict
-    )  # model and attack → those of equal weights that were attacked
     costs: tuple[Cost, ...] = ()
     overlap: dict[str, tuple[str, ...]] = field(
         default_factory=dict
@@ -283,7 +280,9 @@ def read_summary(folder: Path | str) -> Summary:
         raise InputError(f"{folder} must be a finished run folder, got one without summary.json")
     values = config.read_json(path)
     schema = config.check_schema(values, path)
-    values = {key: value for key, value in values.items() if key not in ("schema", "version")}
+    # `copied` is of version 0.2.0: which models of equal weights were attacked once.
+    skipped = ("schema", "version", "copied")
+    values = {key: value for key, value in values.items() if key not in skipped}
     try:
         return serialize.from_plain(
             Summary, results_schema_1.upgrade(values) if schema == 1 else values, str(path)

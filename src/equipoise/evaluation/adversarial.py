@@ -103,14 +103,12 @@ class AdversarialImages:
             images_by_job.setdefault(name, {}).update(zip(index.tolist(), images, strict=True))
         return images_by_job
 
-    def check_complete(self, jobs: Sequence[Job], duplicates: Mapping[str, Job]) -> None:
+    def check_complete(self, jobs: Sequence[Job]) -> None:
         """Refuse a run that was started without keeping all images, and so has rows without one."""
         if not self.run.done or (self.run.folder / FILE).exists():
             return
         stored, rows = self.read(), self.run.read_rows()
-        for job in (
-            job for job in jobs if str(job) not in duplicates and not isinstance(job.attack, Clean)
-        ):
+        for job in (job for job in jobs if not isinstance(job.attack, Clean)):
             for row in rows:
                 if row.key == job.key(row.index) and needs_image(job, row):
                     checks.require(
@@ -135,7 +133,6 @@ def finish(
     data: Dataset,
     rows: Iterable[Row],
     threat: Threat,
-    duplicates: Mapping[str, Job],
 ) -> None:
     """Write `adversarial.safetensors` and a `.pt` per model if all images are kept, and pictures
     for the report."""
@@ -143,7 +140,7 @@ def finish(
         return
     folder, stored = images.run.folder, images.read()
     if stored or (images.keep is None and not (folder / FILE).exists()):
-        _write(images, stored, jobs, data, rows, threat, duplicates)
+        _write(images, stored, jobs, data, rows, threat)
     if images.points is not None:
         if images.points.has_parts:
             arrays.save(folder, AttackedArrays.load(folder), *images.points.finish(rows))
@@ -167,7 +164,6 @@ def _write(
     data: Dataset,
     rows: Iterable[Row],
     threat: Threat,
-    duplicates: Mapping[str, Job],
 ) -> None:
     folder = images.run.folder
     by_job: dict[str, dict[int, AttackRow]] = {}
@@ -175,9 +171,7 @@ def _write(
         if isinstance(row, AttackRow):
             by_job.setdefault(json.dumps([row.model, row.attack, row.alpha]), {})[row.index] = row
     attacked = [
-        (job, stored.get(_name(duplicates.get(str(job), job)), {}))
-        for job in jobs
-        if not isinstance(job.attack, Clean)
+        (job, stored.get(_name(job), {})) for job in jobs if not isinstance(job.attack, Clean)
     ]
     # Of the last attack that broke any, which for a mixture is an adaptive one.
     pictures = (_pictures(job, own, data, by_job) for job, own in reversed(attacked))
