@@ -3,8 +3,7 @@ appendix D.
 
 Several robust models are compared on one plot, as in Figures 5 and 9 of [Bai2024].
 Every mixture is fitted on held-out images by `fit --rule paper`, in a run folder of its own under
-`fits`, with one attack for all fits that share their models and images. Test images are attacked by
-the adaptive list of a mixture.
+`fits`. Test images are attacked by the adaptive list of a mixture.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ from equipoise.studies.study import (
 )
 
 MIXEDNUTS, PLAIN, SWITCH, MAPPED = "MixedNUTS", "plain mixing", "confidence switch", "mapped robust"
-FITS, CACHE = "fits", "cache"
+FITS = "fits"
 ATTACK = "adaptive"  # name in rows, followed by that of the attack that the lists were made from
 STANDARD = "standard"
 
@@ -184,7 +183,6 @@ class MixedNutsStudy(Study):
             device=self.conditions.device,
             batch_size=self.conditions.batch_size,
             seed=self.conditions.seed,
-            cache=self.folder / CACHE,
             load_options=self.pair.load_options,
             **{
                 "rule": "paper",

@@ -70,8 +70,7 @@ def compare_rules(
     """Fit rules for mixing one pair to one target, and evaluate all of them and both models on
     other images.
 
-    The attacks of the fits are made once and shared, equal mixtures are attacked once, and so are
-    the two models. Every mixture gets the attacks of :func:`~equipoise.evaluate`, adaptive ones
+    Equal mixtures are attacked once, and so are the two models. Every mixture gets the attacks of :func:`~equipoise.evaluate`, adaptive ones
     included but without its audit; an image that one of them breaks is not attacked by the next. A
     gate is put over plain mixing and over fitted maps. Its range, like the alpha of plain mixing,
     is selected on the fitting images under `range_attack`.
@@ -322,7 +321,7 @@ class _Comparison:
         return Run(self.folder, identity, recorded, labels=self.data.labels_by_index())
 
     def _fit(self, rule: str) -> MixedClassifier:
-        """The mixture of one rule; its fit shares the attacks of the others."""
+        """The mixture of one rule."""
         robust = self.bases[1]
         views = robust.count if isinstance(robust, TTAClassifier) else None
         options = self.settings.fit_settings(rule, views).to_dict()
@@ -334,7 +333,6 @@ class _Comparison:
                 threat=self.conditions.threat,
                 out=out,
                 device=self.conditions.device,
-                cache=self.folder / "cache",
                 **options,
             )
         self.promises[rule] = fitted.promise
