@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 MAX_GRAPHS = 4  # per function; a graph holds on to its memory
-FIRST_CALLS = (
-    2  # with the same shapes, which are not recorded: TorchScript compiles in its second pass
-)
+# Calls with the same shapes that are not recorded: TorchScript compiles in its second pass.
+FIRST_CALLS = 2
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 Recorded = tuple[
     torch.cuda.CUDAGraph, list[Tensor], tuple[Tensor, ...]

@@ -17,11 +17,8 @@ from equipoise.core.rows import AUDIT, AttackRow, Row
 from equipoise.core.threat import Threat
 
 CLEAN, WORST, ROBUST = "clean", "worst", "robust"
-MODELS = (
-    "accurate",
-    ROBUST,
-    "mixed",
-)  # the two base models and their mixture, in the order of every table
+# The two base models and their mixture, in the order of every table
+MODELS = "accurate", ROBUST, "mixed"
 ModelAndAlpha = tuple[str, float | None]
 Correct = dict[int, bool]  # image index → classified correctly
 
@@ -288,9 +285,8 @@ class ComparedLine:
     method: ComparedMethod
     clean: Result
     attacked: Result
-    lost: (
-        stats.Estimate | None
-    )  # to the robust model in the worst case over all attacks; None for that model itself
+    # To the robust model in the worst case over all attacks; None for that model itself
+    lost: stats.Estimate | None
 
 
 def compared_lines(summary: Summary) -> list[ComparedLine]:

@@ -13,9 +13,8 @@ class ComparedMethod:
     name: str
     family: str  # the same for gates that differ in their training only
     mixture: str  # the map and alpha
-    views: float | None = (
-        None  # of the robust model that a clean image needs, on average, if it has several
-    )
+    # Of the robust model that a clean image needs, on average, if it has several
+    views: float | None = None
     measured_as: str  # the model of the rows: equal mixtures are attacked once
     settings: str = ""  # all settings of the mixture
     promise: str = ""  # of the fit, to follow the name

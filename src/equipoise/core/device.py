@@ -145,8 +145,7 @@ def single_thread() -> Iterator[None]:
     """Compute on the CPU with one thread: numbers of small tensors then do not depend on how many
     cores there are.
 
-    Several threads do not gain anything there, and wait for each other where other programs use the
-    cores.
+    Several threads would wait for each other where other programs use the cores.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -156,10 +155,8 @@ def single_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-ATTACK_BATCH, CUDA_ATTACK_BATCH = (
-    128,
-    512,
-)  # images attacked at a time; smaller batches leave a GPU idle
+# Images attacked at a time; smaller batches leave a GPU idle
+ATTACK_BATCH, CUDA_ATTACK_BATCH = 128, 512
 
 
 def attack_batch_setting() -> Any:

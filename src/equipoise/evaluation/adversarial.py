@@ -83,9 +83,8 @@ class AdversarialImages:
         images_by_job: dict[str, dict[int, Tensor]] = {}
         for path in sorted((self.run.folder / PARTS).glob("*.safetensors")):
             try:
-                content = safetensors.torch.load(
-                    path.read_bytes()
-                )  # safe_open needs a name in UTF-8
+                # safe_open needs a name in UTF-8
+                content = safetensors.torch.load(path.read_bytes())
                 index, images, job = (content[key] for key in ("index", "images", "job"))
             except (SafetensorError, KeyError) as error:
                 raise checks.InputError(
@@ -198,9 +197,8 @@ def _write_tensors(
         x, by_index = clean.clone(), rows[_name(job)]
         if stored := [position for position, image in enumerate(index) if image in own]:
             x[stored] = torch.stack([own[index[position]] for position in stored])
-        audited = torch.tensor(
-            [by_index[i].only_audit_broke for i in index]
-        )  # in the worst case only
+        # What only the audit broke is in the worst case alone.
+        audited = torch.tensor([by_index[i].only_audit_broke for i in index])
         content[f"{job.name}/{job.attack_name}/images"] = torch.where(
             audited.view(-1, 1, 1, 1), clean, x
         )

@@ -35,11 +35,8 @@ from equipoise.mixing import CascadedClassifier, GatedClassifier, MixedClassifie
 
 POINTS, REMOVED = "points", ".points-removed"
 MAX_LOGITS = 1 << 22  # images × classes; above it, other mixtures are not computed
-MAX_PIXELS, MAX_PICTURES, MIN_PICTURES = (
-    600_000,
-    512,
-    12,
-)  # pixels of all pictures; larger images are sampled
+# Pixels of all pictures; larger images are sampled
+MAX_PIXELS, MAX_PICTURES, MIN_PICTURES = 600_000, 512, 12
 POOL = 4  # images whose attacked points are kept while the run lasts, per picture
 FAILURES = 0.75  # share of the pictures that failures may take
 MODELS, TOP = 3, 5  # models and classes whose probabilities are kept
@@ -151,9 +148,8 @@ class PointRecorder:
         if content:
             folder = self.run.folder / POINTS
             folder.mkdir(exist_ok=True)
-            number = len(
-                list(folder.glob("*.safetensors"))
-            )  # above those of all parts that are there
+            # Above those of all parts that are there
+            number = len(list(folder.glob("*.safetensors")))
             content |= {
                 "index": torch.tensor(list(index)),
                 "job": torch.tensor(list(str(job).encode())).byte(),

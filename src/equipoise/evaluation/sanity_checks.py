@@ -91,12 +91,10 @@ def _measure(
             stream=rng.stream(conditions.seed, "symptoms", images.index.to(conditions.device)),
         )
 
-    _, checks = next(
-        memory.in_batches(check, len(first), IMAGES)
-    )  # as many images as fit into memory at once
-    if (
-        len({stage.name.startswith("square") for stage in job.attack.stages()}) == 2
-    ):  # with and without gradients
+    # As many images as fit into memory at once
+    _, checks = next(memory.in_batches(check, len(first), IMAGES))
+    # A suite of attacks with and without gradients
+    if len({stage.name.startswith("square") for stage in job.attack.stages()}) == 2:
         own = [
             row
             for row in rows

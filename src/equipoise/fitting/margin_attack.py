@@ -28,11 +28,10 @@ from equipoise.mixing.surrogates import Surrogate
 from equipoise.models.layers.tta import TTAClassifier
 
 MIN_IMAGES = 50
-BATCHES = (
-    4  # that are attacked together on CUDA: batches stay full when only few images of each survive
-)
+# Batches attacked together on CUDA: they stay full when only few images of each survive.
+BATCHES = 4
 CASCADE_TITLE = "attacking the cascade"
-PAIR_ALPHA = 0.9  # weight of the robust model in the gradients of an attack on both: the strongest of 0.3 … 0.99
+PAIR_ALPHA = 0.9  # weight of the robust model in the gradients of an attack on both
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,9 +64,8 @@ class MixedClassifier(Described):
         checks.require(isinstance(hard, bool), "hard", "be true or false", hard)
         checks.instance("frontier", frontier, tuple, "be a tuple of mixtures")
         checks.optional("provenance", provenance, Provenance, "be a Provenance")
-        self.alpha = float(
-            checks.within("alpha", alpha, 0, 1)
-        )  # kept, because log-odds do not give back every digit
+        # Kept, because log-odds do not give back every digit
+        self.alpha = float(checks.within("alpha", alpha, 0, 1))
         self.register_buffer("gate", gate_of(self.alpha))
         self.accurate, self.robust, self.logit_map, self.hard = accurate, robust, logit_map, hard
         self.surrogate_alpha = checks.within("surrogate_alpha", surrogate_alpha, 0, 1)
