@@ -22,6 +22,8 @@ from equipoise.core import stats
 from equipoise.core.device import full_precision, resolve
 from equipoise.core.stats import Estimate
 from equipoise.data import pixels
+from equipoise.local_smoothing import crossing
+from equipoise.local_smoothing.crossing import Crossing
 from equipoise.mixing import GatedClassifier
 from experiments import common
 
@@ -191,6 +193,21 @@ def summary(rows: Sequence[Mapping[str, str]]) -> str:
             line += f", median alpha {median(float(row['alpha']) for row in own):.2f}"
         lines.append(line)
     return "\n".join(lines)
+
+
+def find_crossing(rows: Sequence[Mapping[str, str]], part: str, seed: int = 0) -> Crossing:
+    """The strength of the attacked mixture above which g is more accurate than h, in these rows."""
+    strengths = {row["strength"] for row in rows if row["part"] == part}
+    ordered = sorted(strengths, key=float)
+    correct: dict[str, Tensor] = {}
+    for model in ("accurate", "robust"):
+        by_strength = []
+        for strength in ordered:
+            by_image = correct_by_image(rows, part=part, model=model, strength=strength)
+            by_strength.append(list(by_image.values()))
+        correct[model] = torch.tensor(by_strength)
+    gammas = [float(strength) for strength in ordered]
+    return crossing.find_crossing(gammas, correct["accurate"], correct["robust"], seed=seed)
 
 
 def draw_curves(

@@ -16,6 +16,7 @@ import argparse
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -77,6 +78,8 @@ def main(args: argparse.Namespace) -> None:
         print(page(kept))
         for name in KEPT:
             print(f"\n{name}\n{attacked.summary(kept[name])}")
+        print("crossing at odds", crossing_text(kept["cifar10-resnet8"]))
+        print(confidence_text(kept["cifar10-resnet8"]))
         draw(kept["cifar10-resnet8"], HERE / "alphas.svg")
         return
     attacked.start(args)
@@ -260,8 +263,8 @@ def plain_mixture(
     """The same two models with the largest alpha that reaches the clean accuracy."""
     g, h, _, y = outputs(args, gate, images)
     target = clean_target(g, h, y)
-    reaching = 0.5
-    for alpha in (step / 100 for step in range(50, 100)):
+    reaching = 0.0
+    for alpha in (step / 100 for step in range(1, 100)):
         log_odds = torch.tensor(alpha).logit().to(g.device)
         if accuracy(mix(g, h, log_odds), y) >= target:
             reaching = alpha
@@ -306,6 +309,26 @@ def page(kept: Mapping[str, Rows]) -> str:
             table.append([f"{shown}, {letter}", *own])
             table.append([f"{shown}, {letter}, paper", *PAPER[data, letter]])
     return common.markdown(("gate trained against", "clean", *ADVERSARIES), table)
+
+
+def crossing_text(rows: Rows) -> str:
+    """Figure 2: the odds α_t / (1 − α_t) above which g is the more accurate model."""
+    found = attacked.find_crossing(rows, "transfer")
+    return f"{found.gamma:.1f} [{found.low:.1f}, {found.high:.1f}]"
+
+
+def confidence_text(rows: Rows) -> str:
+    """Table 1: the mean gap of the first two probabilities where a model is right, and where not."""
+    gaps: dict[tuple[str, str, str], list[float]] = {}
+    for row in rows:
+        if row["part"] == "confidence":
+            key = (row["model"], row["attack"], row["correct"])
+            gaps.setdefault(key, []).append(float(row["gap"]))
+    lines = []
+    for (model, attack, correct), values in gaps.items():
+        kind = "right" if correct == "1" else "wrong"
+        lines.append(f"{model}, {attack}, {kind}: gap {fmean(values):.2f}, n = {len(values)}")
+    return "\n".join(lines)
 
 
 def draw(rows: Rows, path: Path) -> None:
