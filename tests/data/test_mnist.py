@@ -28,7 +28,9 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     for name, values in (("t10k-images-idx3-ubyte", images), ("t10k-labels-idx1-ubyte", labels)):
         raw = encode(values)
-        (folder / (name + ".gz" * zipped)).write_bytes(gzip.compress(raw, mtime=0) if zipped else raw)
+        (folder / (name + ".gz" * zipped)).write_bytes(
+            gzip.compress(raw, mtime=0) if zipped else raw
+        )
 
 
 IMAGES = np.random.default_rng(2).integers(0, 256, (4, 5, 7), np.uint8)
