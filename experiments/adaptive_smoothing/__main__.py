@@ -313,8 +313,8 @@ def page(kept: Mapping[str, Rows]) -> str:
 
 def crossing_text(rows: Rows) -> str:
     """Figure 2: the odds α_t / (1 − α_t) above which g is the more accurate model."""
-    found = attacked.find_crossing(rows, "transfer")
-    return f"{found.gamma:.1f} [{found.low:.1f}, {found.high:.1f}]"
+    crossing = attacked.find_crossing(rows, "transfer")
+    return f"{crossing.gamma:.1f} [{crossing.low:.1f}, {crossing.high:.1f}]"
 
 
 def confidence_text(rows: Rows) -> str:
