@@ -4,18 +4,16 @@ on their images."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import ClassVar
+from dataclasses import asdict, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equipoise.attacks import Attack, BatchAttack, Clean, Pgd, Suite
+from equipoise.attacks import Attack, Clean, Pgd, Suite
 from equipoise.core import aggregation, stats
 from equipoise.core.records import Run
 from equipoise.core.results import Difference, Result
-from equipoise.core.rng import Stream
 from equipoise.core.rows import AttackRow, Row
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset
@@ -153,29 +151,7 @@ def measure_with_alpha(job: Job, data: Dataset, run: Run, conditions: Conditions
     Of a mixture, `image_alpha` is the alpha of the attacked image, and `oracle_correct` whether any
     alpha in [0, 1] classifies it correctly [Bai2024, Theorem 4.1]: the bound beside every result.
     """
-    measure(
-        replace(job, attack=_ChannelsLast(inner=job.attack)),
-        data,
-        run,
-        conditions,
-        record_extra=_alpha_columns,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ChannelsLast(BatchAttack):
-    """An attack on images with channels last, as suites have them: convolutions are faster, and
-    round differently."""
-
-    inner: Attack
-    name: ClassVar[str] = "channels-last"
-
-    def run(
-        self, model: nn.Module, x: Tensor, y: Tensor, *, threat: Threat, stream: Stream
-    ) -> Tensor:
-        return self.inner(
-            model, x.contiguous(memory_format=torch.channels_last), y, threat=threat, stream=stream
-        )
+    measure(job, data, run, conditions, record_extra=_alpha_columns)
 
 
 def _alpha_columns(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, list[float] | list[bool]]:

@@ -33,7 +33,6 @@ from equipoise.core.rows import AUDIT, AttackRow, Row, RowKey
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation.job import Conditions, Job
 from equipoise.evaluation.stage_log import STAGES, StageLog
-from equipoise.evaluation.time_estimate import audit_title
 
 BYTES_BLOCK = 16  # images per pass that are judged after rounding to bytes
 KeepImages = Callable[[Job, Sequence[int], Tensor], None]  # job, indices and attacked images
@@ -74,12 +73,12 @@ def measure_batches(
         return [row for _, part in parts for row in part]
 
     batches = torch.arange(len(data)).split(batch_size)[run.world.rank :: run.world.size]
-    with progress.task(title, total=sum(map(len, batches))) as task:
+    with progress.stage(title, total=sum(map(len, batches))) as stage:
         for positions in batches:
             batch = data.take(positions)
             if any(key not in run.done for index in batch.index.tolist() for key in keys(index)):
                 run.append(compute_in_parts(batch))
-            task.advance(len(batch), **(status() if status is not None else {}))
+            stage.advance(len(batch), **(status() if status is not None else {}))
 
 
 def measure(
@@ -146,9 +145,7 @@ def _attack_batch(
     )
 
     def logits() -> Tensor:
-        z = checks.logits(
-            job.model(device.full_precision_layout(x_adv)), len(x), f"logits of {job.name}"
-        ).float()
+        z = checks.logits(job.model(x_adv.contiguous()), len(x), f"logits of {job.name}").float()
         checks.labels(y, z.shape[1])
         return z
 
@@ -194,7 +191,7 @@ def _broken_as_bytes(
         return answers
 
     def judge(own: Tensor) -> Tensor:
-        rounded = device.full_precision_layout((x_adv[own] * 255).round() / 255)
+        rounded = ((x_adv[own] * 255).round() / 255).contiguous()
         still: Tensor = job.model(rounded).argmax(dim=1) != y[own]
         return still
 
@@ -426,7 +423,7 @@ def _run_stages(
         state=state,
         on_result=on_result,
         observe=observe,
-        title=audit_title(job) if is_audit else str(job),
+        title=f"{job}, audit" if is_audit else str(job),
     )
 
 

@@ -140,19 +140,17 @@ class CandidateEvaluator:
         attack, conditions = self.attack_for(model), self.conditions
 
         def run(rows: slice) -> Tensor:
-            x = pixels(self.data.images[rows].to(conditions.device)).contiguous(
-                memory_format=torch.channels_last
-            )
+            x = pixels(self.data.images[rows].to(conditions.device))
             stream = rng.stream(
                 conditions.seed, "candidates", self.data.index[rows].to(conditions.device)
             )
             return attack(model, x, self.labels[rows], threat=conditions.threat, stream=stream)
 
         title, images = f"attacking a candidate (alpha {model.alpha:g})", []
-        with progress.task(title, total=len(self.data)) as task, inference(model):
+        with progress.stage(title, total=len(self.data)) as stage, inference(model):
             for rows, part in memory.in_batches(run, len(self.data), conditions.batch_size):
                 images.append(part)
-                task.advance(rows.stop - rows.start)
+                stage.advance(rows.stop - rows.start)
         return torch.cat(images)
 
 
