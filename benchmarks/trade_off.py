@@ -22,7 +22,7 @@ from equipoise.core.stats import Estimate
 from equipoise.reporting.charts import DARK, LIGHT, Palette, styled
 
 ROOT = Path(__file__).parents[1]
-ROWS = ROOT / "experiments" / "rules" / "rows" / "resnet18-all" / "rows.csv.gz"
+ROWS = ROOT / "experiments" / "rules" / "rows" / "cifar10-9000.csv.gz"
 NAMES = {"accurate": "accurate", "robust": "robust", "confidence switch": "mixture"}  # in the rows
 COLORS = {"accurate": "accurate", "robust": "robust", "mixture": "mixed"}  # in the palette
 
@@ -43,10 +43,10 @@ def read_points(path: Path) -> list[Point]:
     robust: dict[str, int] = dict.fromkeys(NAMES.values(), 0)
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            model = NAMES[row["method"]]
+            model = NAMES[row["model"]]
             images[model] += 1
-            clean[model] += int(row["clean_correct"])
-            robust[model] += int(row["attacked_correct"])
+            clean[model] += int(row["clean"])
+            robust[model] += int(row["attacked"])
     points = []
     for model, n in images.items():
         clean_accuracy = stats.clopper_pearson(clean[model], n)
