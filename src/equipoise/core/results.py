@@ -161,7 +161,6 @@ class SelectedAlpha:
     low: Share
     high: Share
     n: Count
-    baseline: str | None = None  # smoothed model whose clean accuracy is the target, if it is one's
 
 
 @dataclass(frozen=True, kw_only=True)

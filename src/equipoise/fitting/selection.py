@@ -297,23 +297,3 @@ def _best(
     # Ties in the first accuracy are broken by the second.
     score = torch.where(reaches, 10 + other + 1e-3 * constrained, constrained + 1e-3 * other)
     return int(score.argmax())
-
-
-def shift_for(
-    model: GatedClassifier, logits: CandidateLogits, clean: float, shifts: Sequence[float]
-) -> GatedClassifier:
-    """The same gate with the greatest shift, thus the most robust, that still reaches a clean
-    accuracy [Bai2024, C.2].
-
-    If none does, the most accurate.
-    """
-    candidates = [model.with_range(*model.alpha_range, shift=shift) for shift in sorted(shifts)]
-    accuracies = [float(logits.correct(candidate).float().mean()) for candidate in candidates]
-    reaching = [
-        candidate for candidate, value in zip(candidates, accuracies, strict=True) if value >= clean
-    ]
-    return (
-        reaching[-1]
-        if reaching
-        else candidates[max(range(len(candidates)), key=lambda row: accuracies[row])]
-    )
