@@ -272,7 +272,9 @@ class ProgressMeter:
     that their margin would leave out today.
     """
 
-    def __init__(self, task: progress.Stage, stages: Sequence[Stage], state: AttackState) -> None:
+    def __init__(
+        self, task: progress.StageProgress, stages: Sequence[Stage], state: AttackState
+    ) -> None:
         self.task, self.state, self.shown = task, state, 0
         self.limits = torch.tensor(
             sorted(

@@ -54,11 +54,11 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def stage(name: str, total: int, done: int = 0) -> Iterator[Stage]:
+def stage(name: str, total: int, done: int = 0) -> Iterator[StageProgress]:
     """A piece of work of `total` units, of which `done` were finished before."""
     bars = _bars.get()
     if bars is None:
-        yield Stage()
+        yield StageProgress()
         return
     own = _ShownStage(bars, name, total, done)
     try:
@@ -67,14 +67,14 @@ def stage(name: str, total: int, done: int = 0) -> Iterator[Stage]:
         own.end()
 
 
-class Stage:
+class StageProgress:
     """A piece of work in progress that is not shown."""
 
     def advance(self, amount: int, **status: object) -> None:
         """`amount` more units are done; `status` such as `robust="40/64"` is shown beside them."""
 
 
-class _ShownStage(Stage):
+class _ShownStage(StageProgress):
     """A stage with a bar, or with lines where the bars were not started."""
 
     def __init__(self, bars: Progress, name: str, total: int, done: int) -> None:
