@@ -176,12 +176,7 @@ class Selected:
         return float(self.survived.float().mean())
 
     def summary(
-        self,
-        *,
-        robust_attacked: float | None = None,
-        keep: float | None = None,
-        target: float | None = None,
-        promise: str | None = None,
+        self, *, robust_attacked: float | None = None, promise: str | None = None
     ) -> SelectionSummary:
         """As stored in `summary.json`."""
         return SelectionSummary(
@@ -191,8 +186,6 @@ class Selected:
             mixture=self.model.extra_repr(),
             candidates_attacked=self.candidates_attacked,
             robust_attacked=robust_attacked,
-            keep=keep,
-            target=target,
             promise=promise,
         )
 
