@@ -181,7 +181,7 @@ def run_suite(
         lambda: run(fast().attacks[0], data.slice(0, min(batch_size, len(data)))), args.device
     )
     cpu = time.process_time()
-    with progress.display() if args.detail else nullcontext():
+    with progress.shown() if args.detail else nullcontext():
         seconds, state = timed(lambda: run(suite, data), args.device)
     cpu = time.process_time() - cpu
     accuracy = float(state.survived.float().mean())

@@ -11,11 +11,11 @@ import pytest
 import equipoise as eq
 from equipoise.attacks import Apgd, Square, Suite
 from equipoise.cli.main import run
-from equipoise.data import shapes
+from equipoise.mixing import LogitMap, MixedClassifier
 
 ROOT = Path(__file__).parents[1]
-FIXTURES = ROOT / "tests" / "fixtures" / "schema1"
-BASES = {"accurate": "train-standard", "robust": "train-adversarial"}
+WEIGHTS = ROOT / "tests" / "fixtures" / "weights"
+BASES = {"accurate": "standard", "robust": "adversarial"}
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with two classifiers of digits."""
     monkeypatch.chdir(tmp_path)
     for side, name in BASES.items():
-        shutil.copy(FIXTURES / name / "last.safetensors", tmp_path / f"{side}.safetensors")
+        shutil.copy(WEIGHTS / f"digits-{name}.safetensors", tmp_path / f"{side}.safetensors")
     return tmp_path
 
 
@@ -42,40 +42,6 @@ def shorten_audits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_at_most_fifteen_names() -> None:
     assert len(eq.__all__) <= 15 and all(getattr(eq, name) is not None for name in eq.__all__)
-
-
-@pytest.mark.parametrize(
-    "counts",
-    [{"1000": "60", "200": "6"}, pytest.param({}, marks=pytest.mark.slow, id="as printed")],
-)
-def test_the_readme_example(
-    counts: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """With the classifiers of a demo; in the fast tier with few images, of which a short attack
-    audits one."""
-    if counts:
-        monkeypatch.setattr("equipoise.evaluation.plan.COUNT", 1)
-        shorten_audits(monkeypatch)
-        monkeypatch.setitem(shapes.SIZES, "train", 512)
-    for side in BASES:
-        target = tmp_path / "runs" / "demo" / side
-        target.mkdir(parents=True)
-        shutil.copy(FIXTURES / "demo" / side / "last.safetensors", target / "best.safetensors")
-    monkeypatch.chdir(tmp_path)
-    code = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
-    for printed, used in counts.items():
-        assert f"count={printed}" in code
-        code = code.replace(f"count={printed}", f"count={used}")
-    exec(compile(code, "README.md", "exec"), {})
-    table = capsys.readouterr().out
-    assert all(
-        word in table
-        for word in ("accurate", "robust", "mixed", "clean", "fast", "adaptive", "worst")
-    )
-    assert (tmp_path / "runs" / "example" / "report.html").exists()
 
 
 def test_evaluate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +74,9 @@ def test_evaluate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_evaluate_a_mixture(folder: Path) -> None:
     """The same policy: its bases beside it, adaptive attacks, differences, costs and sanity
     checks."""
-    shutil.copytree(FIXTURES, folder / "old")
+    accurate, robust = (eq.load_model(f"{side}.safetensors") for side in BASES)
+    logit_map = LogitMap(scale=5.5, power=1.5, shift=0.96)
+    eq.save("mixture", MixedClassifier(accurate, robust, 0.76, hard=True, logit_map=logit_map))
     arguments = [
         "--data",
         "digits",
@@ -123,9 +91,9 @@ def test_evaluate_a_mixture(folder: Path) -> None:
         "--device",
         "cpu",
     ]
-    assert run(["evaluate", "mixture:old/mixture-nuts", *arguments, "--out", "command"]) == 0
+    assert run(["evaluate", "mixture:mixture", *arguments, "--out", "command"]) == 0
     result = eq.evaluate(
-        eq.load_model("mixture:old/mixture-nuts"),
+        eq.load_model("mixture:mixture"),
         eq.load_data("digits", count=8),
         attack="pgd",
         steps=3,

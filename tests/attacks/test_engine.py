@@ -451,16 +451,16 @@ def test_progress_counts_images_and_those_that_are_robust(
 ) -> None:
     shown: list[tuple[int, dict[str, object]]] = []
 
-    class Task:
+    class Stage:
         def advance(self, amount: int, **values: object) -> None:
             shown.append((amount, values))
 
     @contextmanager
-    def task(name: str, total: int) -> Iterator[Task]:
+    def stage(name: str, total: int) -> Iterator[Stage]:
         assert total == 37 and name == "attacking"
-        yield Task()
+        yield Stage()
 
-    monkeypatch.setattr("equipoise.core.progress.task", task)
+    monkeypatch.setattr("equipoise.core.progress.stage", stage)
     state = attack_dataset(SUITE, model, make_data(model), threat=THREAT, seed=0)
     assert sum(amount for amount, _ in shown) == 37 and all(amount >= 0 for amount, _ in shown)
     assert shown[-1][1] == {"robust": f"{int(state.survived.sum())}/37"}

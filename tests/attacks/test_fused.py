@@ -6,44 +6,7 @@ import torch
 from attack_models import ConvNet
 from torch import Tensor, nn
 
-from equipoise.attacks.fused import agree, fuse, trace
-
-
-class Counting(nn.Module):
-    """One-hot predictions in a table whose length a trace would fix to the number of example
-    images."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = self.conv(x).mean(dim=(2, 3))
-        logits: Tensor = torch.zeros(len(x), 4).scatter(1, z.argmax(dim=1, keepdim=True), 1.0) + z
-        return logits
-
-
-def test_a_trace_of_few_images_works_for_many() -> None:
-    model, x = Counting().eval(), torch.rand(8, 3, 6, 7)
-    for count in (1, 2, 3, 8):
-        copy = trace(model, x[:count])
-        torch.testing.assert_close(copy(x), model(x), rtol=1e-4, atol=1e-5)
-
-
-class Branching(Counting):
-    """An early exit: bright images take another path, which no trace of dark ones contains."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits = super().forward(x)
-        return logits if bool((x.mean(dim=(1, 2, 3)) < 0.7).all()) else -logits
-
-
-def test_a_model_that_branches_on_values_is_not_traced() -> None:
-    model, dark = Branching().eval(), 0.5 * torch.rand(4, 3, 6, 7)
-    copy = trace(model, dark)
-    assert torch.equal(copy(dark + 0.5), model(dark + 0.5))
-    straight = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten()).eval()
-    assert trace(straight, dark) is not straight
+from equipoise.attacks.fused import agree, fuse
 
 
 class ReadsFeatures(nn.Module):

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from conftest import generator
-from equipoise.attacks import Square, attack_dataset, minimum_margin, square
+from equipoise.attacks import Square, attack_dataset, square
 from equipoise.attacks.gradients import GradientSettings, GradientSource
-from equipoise.attacks.queries_ahead import Schedule
 from equipoise.attacks.search_state import SearchState
 from equipoise.attacks.square_patches import Window, make_bumps
 from equipoise.core import rng
@@ -114,7 +113,6 @@ def test_patches_shrink_after_ten_queries_and_take_their_mass_elsewhere(threat: 
         return state.nearest
 
     search.propose = propose  # type: ignore[method-assign]
-    search.queries_ahead = False
     search.advance(
         search.start(x, torch.zeros(16, dtype=torch.int64), stream), stream, [0] * 16, 14
     )
@@ -141,48 +139,6 @@ class Counting(nn.Module):
         return torch.tanh(self.layer(x.flatten(1)))
 
 
-@pytest.mark.parametrize(
-    "threat", [Threat("linf", 0.05), Threat("l2", 0.3), Threat("l1", 2.0)], ids=str
-)
-@pytest.mark.parametrize("stop_at_success", [True, False])
-def test_queries_made_ahead_change_nothing(
-    threat: Threat, stop_at_success: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, x = Counting(), torch.rand(16, 3, 6, 6, generator=generator(0))
-    y = (model(x).argmax(dim=1) + torch.arange(16) // 11) % 4  # the last five are misclassified
-    stream = rng.stream(0, "square", torch.arange(16))
-
-    def run() -> tuple[Tensor, int]:
-        before = model.passes
-        if stop_at_success:
-            images = Square(200)(model, x, y, threat=threat, stream=stream)
-        else:
-            points = minimum_margin(
-                model,
-                x,
-                y,
-                threat=threat,
-                stream=stream,
-                attack=Square(200),
-                skip_broken=True,
-                batch_size=16,
-            )
-            images = points.images[0]
-        return images, model.passes - before
-
-    ahead, few = run()
-    real = square._SquareSearch.__init__
-
-    def one_by_one(search: square._SquareSearch[Any], *arguments: Any) -> None:
-        real(search, *arguments)
-        search.queries_ahead = False
-
-    monkeypatch.setattr(square._SquareSearch, "__init__", one_by_one)
-    expected, many = run()
-    assert torch.equal(ahead, expected)
-    assert few < 0.9 * many, (few, many)
-
-
 def test_images_that_are_fooled_need_no_more_queries() -> None:
     model, x = Counting(), torch.rand(16, 3, 6, 6, generator=generator(0))
     y, before = (model(x).argmax(dim=1) + 1) % 4, model.passes  # all are misclassified
@@ -190,43 +146,6 @@ def test_images_that_are_fooled_need_no_more_queries() -> None:
         model, x, y, threat=Threat("linf", 0.05), stream=rng.stream(0, "square", torch.arange(16))
     )
     assert model.passes - before < 20
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.1])
-def test_queries_ahead_do_not_depend_on_the_share_of_copies(
-    share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, x = (
-        Counting(),
-        torch.rand(24, 3, 6, 6, generator=generator(0)),
-    )  # of which the last pass has eight
-    y = model(x).argmax(dim=1)
-    data = Dataset(
-        "random", "test", (x * 255).round().to(torch.uint8), y, torch.arange(24), tuple("abcd")
-    )
-    expected = attack_dataset(Square(150), model, data, threat=Threat("linf", 0.15), seed=0)
-    monkeypatch.setattr(square, "CPU_COPIES", share)
-    found = attack_dataset(Square(150), model, data, threat=Threat("linf", 0.15), seed=0)
-    assert torch.equal(expected.margin, found.margin) and torch.equal(
-        expected.broken_stage, found.broken_stage
-    )
-    assert 0 < int(found.survived.sum()) < 24
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "threat", [Threat("linf", 0.05), Threat("l2", 0.3), Threat("l1", 2.0)], ids=str
-)
-def test_queries_made_ahead_on_a_gpu_change_nothing(
-    threat: Threat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, x = Counting().cuda(), torch.rand(100, 3, 6, 6, generator=generator(0)).cuda()
-    y, stream = model(x).argmax(dim=1), rng.stream(0, "square", torch.arange(100).cuda())
-    images = []
-    for share in (0.0, 1.1):
-        monkeypatch.setattr(square, "CUDA_COPIES", share)
-        images.append(Square(300)(model, x, y, threat=threat, stream=stream))
-    assert torch.equal(*images)
 
 
 def test_images_that_share_a_random_stream_are_all_attacked() -> None:
@@ -249,23 +168,3 @@ def test_images_that_share_a_random_stream_are_all_attacked() -> None:
     assert torch.equal(together, alone) and not torch.equal(together[1:], x[1:])
     twins = Square(150)(model, x[[3, 3]], y[[3, 3]], threat=threat, stream=shared[:2])
     assert torch.equal(twins[0], twins[1]) and torch.equal(twins[0], alone[3])
-
-
-def test_a_pass_has_one_query_of_each_row_and_more_of_those_with_most_left() -> None:
-    schedule = Schedule.new(torch.tensor([4, 6, 9]), torch.tensor([2, 10, 1]), 8)
-    assert (
-        schedule.row.tolist() == [6, 4, 9] * 2 + [6, 4]
-        and schedule.ahead.tolist() == [0] * 3 + [1] * 3 + [2] * 2
-    )
-    assert schedule.is_remaining.tolist() == [True] * 5 + [False, True, False]
-
-
-def test_the_first_candidate_that_is_kept_takes_the_place_of_a_row() -> None:
-    schedule = Schedule.new(torch.tensor([4, 6, 9]), torch.tensor([2, 10, 1]), 8)
-    kept = torch.zeros(8, dtype=torch.bool)
-    kept[[2, 3, 6]] = True  # the only query of row 9; the second and third of row 6
-    number, is_moved, finished = schedule.outcome(kept)
-    assert is_moved.tolist() == [True, False, True] and number[is_moved].tolist() == [3, 2]
-    assert finished.tolist() == [2, 2, 1], (
-        "the third query of row 6 is made again, both of row 4 were in vain"
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import torch
 from small_files import write_files
 
 from equipoise import __version__
+from equipoise.__main__ import main as entry_point
 from equipoise.cli import main
 from equipoise.cli.main import run
 from equipoise.core.checks import EquipoiseWarning
@@ -75,6 +75,19 @@ def test_errors_of_the_machine_are_one_sentence_and_the_run_can_be_resumed(
     assert run(EVALUATE) == 0
 
 
+def test_ctrl_c_during_the_imports_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "run", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        entry_point()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "equipoise: stopped\n"
+
+
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Run, rows: Iterable[Row]) -> None:
         raise ValueError("a bug")
@@ -128,54 +141,6 @@ def test_an_evaluation_imports_nothing_large_that_it_does_not_use() -> None:
         "torch._dynamo",
         "torch._inductor",
     }
-
-
-def ended_with(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
-    """The command, after this code has run in its process."""
-    (tmp_path / "command.py").write_text(
-        f"{code}\nimport sys\nif __name__ == '__main__':\n"
-        f"    sys.argv = ['equipoise', *{EVALUATE!r}]\n    start()\n"
-        "    from equipoise.__main__ import main\n    main()\n"
-    )
-    return subprocess.run(
-        [sys.executable, "command.py"], capture_output=True, text=True, check=False, timeout=120
-    )
-
-
-@pytest.mark.parametrize(
-    "start",
-    [
-        "    threading.Thread(target=lambda: (time.sleep(5), print('the thread has ended', flush=True))).start()",
-        "    global pool\n    pool = concurrent.futures.ProcessPoolExecutor(1)\n    pool.submit(abs, 1).result()",
-        "    sys.stdout = open('output', 'w')\n    atexit.register(sys.stdout.close)",
-        "    global log\n    log = open('log', 'w')\n    log.write('the log')",
-        "    global log\n    log = gzip.open('log', 'wt')\n    log.write('the log')",
-        "    pass",
-    ],
-    ids=["thread", "pool", "closed", "file", "gzip", "nothing"],
-)
-def test_a_command_ends_with_its_code_whatever_else_runs(start: str, tmp_path: Path) -> None:
-    """Threads end by themselves, processes of a pool are ended, files are written, closed output is
-    no error."""
-    modules = "import atexit, concurrent.futures, gzip, sys, threading, time"
-    done = ended_with(
-        tmp_path,
-        f"{modules}\ndef start():\n{start}\n    atexit.register(lambda: open('ended', 'w'))",
-    )
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    assert ("the thread has ended" in done.stdout) == ("Thread" in start) and (
-        tmp_path / "ended"
-    ).exists()
-    if "log" in start:
-        opened = gzip.open if "gzip" in start else open
-        with opened(tmp_path / "log", "rt") as file:
-            assert file.read() == "the log"
-
-
-def test_a_profile_of_a_command_is_written(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "cProfile", "-o", "profile", "-m", "equipoise", *EVALUATE]
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
-    assert (tmp_path / "profile").stat().st_size
 
 
 def test_the_list_of_commands_is_that_of_the_commands() -> None:

@@ -1,4 +1,4 @@
-"""Commands under `torchrun`, started as the README says: `torchrun … -m -- equipoise COMMAND …`."""
+"""Commands under `torchrun`, started as docs/usage.md says: `torchrun … -m -- equipoise COMMAND …`."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def test_no_option_of_a_command_is_taken_by_torchrun(path: tuple[str, ...]) -> N
     )
 
 
-def test_the_readme_shows_this_way() -> None:
+def test_the_documents_show_this_way() -> None:
     assert "torchrun --nproc-per-node 2 -m -- equipoise" in (
-        Path(__file__).parents[2] / "README.md"
+        Path(__file__).parents[2] / "docs" / "usage.md"
     ).read_text("utf-8")
 
 

@@ -100,10 +100,11 @@ def test_folders_and_large_files_are_not_read(tmp_path: Path) -> None:
         (
             {"schema": 3, "version": "0.5.1"},
             r"x was written by Equipoise 0.5.1 \(schema 3\) and needs that version; this "
-            r"is .*, which reads schemas 1 and 2",
+            r"is .*, which reads schema 2",
         ),
         ({"schema": 10**400}, "newer version"),
-        ({}, "`schema` must be 1 or 2 in x, got None"),
+        ({"schema": 1}, r"x was written by an old version .* in a new folder"),
+        ({}, "`schema` must be 2 in x, got None"),
         ({"schema": True}, "got True"),
         ({"schema": "2"}, "got '2'"),
         ({"schema": 0}, "got 0"),

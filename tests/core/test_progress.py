@@ -1,206 +1,155 @@
+"""Progress of long work: bars on a terminal, few lines elsewhere, nothing from a library call."""
+
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
+from rich.console import Console
 
-from equipoise.core import progress, progress_display
+from equipoise.core import progress
 from equipoise.core.text import literal
 
 
-def test_silent_by_default(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.task("work", total=3) as task:
-        task.advance(3)
+class Clock:
+    """A time that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic", clock)
+    return clock
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Make standard error a terminal of 200 columns."""
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    for name, value in {"TERM": "xterm", "COLUMNS": "200", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    return screen
+
+
+def work(total: int = 3, **status: object) -> None:
+    with progress.stage("work", total=total) as stage:
+        for _ in range(total):
+            stage.advance(1, **status)
+        progress.note("a note")
+
+
+def test_a_library_call_shows_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    work()
+    screen = use_terminal(monkeypatch)
+    work()
+    assert screen.getvalue() == ""
     assert capsys.readouterr() == ("", "")
 
 
-def test_plain_lines_without_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter([0.0, 3.0, 10.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    with progress.display(), progress.task("work", total=3) as task:
-        task.advance(1)
-        task.advance(2, robust="2/3")
+def test_a_bar_advances(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = use_terminal(monkeypatch)
+    with progress.shown(), progress.stage("work", total=3) as stage:
+        assert "0/3" in drawn()
+        stage.advance(2, robust="1/2")
+        line = drawn()
+        assert "work" in line and "2/3" in line and "robust 1/2" in line
+        stage.advance(1)
+        assert re.search(r"3/3 .*0:00:00", drawn()), "the time left"
+    assert "work" in screen.getvalue()
+
+
+def drawn() -> str:
+    """The bars as they are drawn now."""
+    bars = progress._bars.get()
+    assert bars is not None
+    page = io.StringIO()
+    Console(file=page, width=200, emoji=False, markup=False).print(bars.get_renderable())
+    return page.getvalue()
+
+
+def test_every_stage_has_a_bar_and_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_terminal(monkeypatch)
+    with progress.shown():
+        with progress.stage("outer", total=2), progress.stage("inner", total=3):
+            assert "outer" in drawn() and "inner" in drawn()
+        assert "outer" not in drawn() and "inner" not in drawn()
+
+
+def test_lines_come_at_most_once_a_minute(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
+    with progress.shown(), progress.stage("work", total=100) as stage:
+        for second in range(1, 101):
+            clock.now = 2.0 * second
+            stage.advance(1, robust=f"{second}/100")
     out, err = capsys.readouterr()
-    assert out == "" and err == "work: 3/3, robust 2/3, 0 s left\n"
+    assert out == ""
+    name, *lines = err.splitlines()
+    assert name == "work"
+    assert [line.partition(",")[0] for line in lines] == [
+        "work: 30/100",
+        "work: 60/100",
+        "work: 90/100",
+    ]
+    assert lines[1].startswith("work: 60/100, robust 60/100, 0:01:")
+    assert lines[1].endswith(" left")
 
 
 def test_what_was_done_before_does_not_shorten_the_time_left(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    clock = iter([0.0, 10.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    with progress.display(), progress.task("work", total=100, done=80) as task:
-        task.advance(10)
-    assert capsys.readouterr().err == "work: 90/100, 10 s left\n"
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 30.0)
+    with progress.shown(), progress.stage("work", total=100, done=80) as stage:
+        for second in (10, 20, 30):
+            clock.now = second
+            stage.advance(1)
+    assert capsys.readouterr().err.splitlines() == ["work", "work: 83/100, 0:02:50 left"]
 
 
 def test_only_the_first_of_several_processes_shows(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "1")
-    clock = iter([0.0, 10.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    with progress.display(), progress.task("work", total=1) as task:
-        task.advance(1)
+    with progress.shown():
+        work()
     assert capsys.readouterr().err == ""
 
 
-def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    screen = Terminal()
-    monkeypatch.setattr("sys.stderr", screen)
-    monkeypatch.setenv("TERM", "xterm")
-    with progress.display(), progress.task("work", total=3) as task:
-        task.advance(3, robust="2/3")
-    assert "work" in screen.getvalue() and "2/3" in screen.getvalue()
-
-
-def test_without_a_command_progress_is_shown_only_in_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    with progress.task("work", total=1) as task:
-        task.advance(1)
-    assert capsys.readouterr().err == ""
-    screen = Terminal()
-    monkeypatch.setattr("sys.stderr", screen)
-    monkeypatch.setenv("TERM", "xterm")
-    with progress.task("work", total=1) as task:
-        task.advance(1)
-    assert "work" in screen.getvalue()
+def test_an_error_ends_the_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = use_terminal(monkeypatch)
+    with pytest.raises(ZeroDivisionError), progress.shown(), progress.stage("work", total=1):
+        raise ZeroDivisionError
+    before = screen.getvalue()
+    work()
+    assert screen.getvalue() == before
 
 
 @pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", "a\x1b[2Jb", "a\rb", ":smile:", "{task}"])
 def test_names_are_shown_literally(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rich.console import Console
-
-    clock = iter([0.0, 10.0])
-    with monkeypatch.context() as patch:
-        patch.setattr("time.monotonic", lambda: next(clock))
-        with progress.display(), progress.task(name, total=1) as task:
-            task.advance(1, model=name)
-    shown = literal(name)
-    assert capsys.readouterr().err == f"{shown}: 1/1, model {shown}, 0 s left\n"
-    bars = progress_display.new_bars()
-    bars.live.console = Console(
-        file=io.StringIO(), force_terminal=True, width=200, color_system=None
-    )
-    task = progress_display.TaskBar(bars, name, 1, 0)
-    task.advance(1, model=name)
-    bars.console.print(bars.make_tasks_table(bars.tasks))
-    text = bars.console.file.getvalue()  # type: ignore[attr-defined]
-    assert text.count(shown) == 2 and text.rstrip("\n").isprintable()
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    with progress.shown(), progress.stage(name, total=1) as stage:
+        stage.advance(1, model=name)
+        assert drawn().count(literal(name)) == 2
+    err = capsys.readouterr().err
+    assert err.count(literal(name)) == 3
+    assert err.replace("\n", "").isprintable()
 
 
-def plan_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a plan with a stage of two stages, an unplanned task and a task prints, a line per
-    step."""
-    clock = iter(float(second) for second in range(100))
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    monkeypatch.setattr(progress_display, "_SECONDS_BETWEEN_LINES", 0.0)
-    with progress.display(), progress.plan({"fitting": 1, "attacking": 3}):
-        with progress.stage("fitting"), progress.plan({"a": 1, "b": 1}):
-            for name in "ab":
-                with progress.task(name, total=2) as task:
-                    task.advance(2)
-        with progress.stage("attacking"):
-            for _ in range(2):
-                with progress.task("image", total=2) as task:
-                    task.advance(1)
-                    task.advance(1)
-    return capsys.readouterr().err.splitlines()
-
-
-def test_a_plan_says_how_far_the_whole_is(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = [line.split(", ")[0] for line in plan_lines(capsys, monkeypatch)]
-    assert shown == [
-        "[1/2 fitting] a: 2/2; 12 % of all",
-        "[1/2 fitting] b: 2/2; 25 % of all",
-        "[2/2 attacking] image: 1/2; 44 % of all",
-        "[2/2 attacking] image: 2/2; 62 % of all",
-        "[2/2 attacking] image: 1/2; 72 % of all",
-        "[2/2 attacking] image: 2/2; 81 % of all",
-    ]
-
-
-def test_the_time_left_is_that_of_the_whole(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter([0.0, 0.0, 10.0, 10.0])  # the plan starts, the task starts, a line, its time left
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    with (
-        progress.display(),
-        progress.plan({"work": 1, "more": 1}),
-        progress.task("work", total=4) as task,
-    ):
-        task.advance(2)
-    assert capsys.readouterr().err == "[1/2] work: 2/4; 25 % of all, 30 s left\n"
-
-
-def test_stages_that_are_skipped_count_as_done(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress_display, "_SECONDS_BETWEEN_LINES", 0.0)
-    with (
-        progress.display(),
-        progress.plan({"a": 1, "b": 2, "c": 1}),
-        progress.task("c", total=2) as task,
-    ):
-        task.advance(1)
-    assert capsys.readouterr().err.startswith("[3/3] c: 1/2; 88 % of all")
-
-
-def test_stages_of_one_name_are_entered_one_after_the_other(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress_display, "_SECONDS_BETWEEN_LINES", 0.0)
-    with progress.display(), progress.plan([("a", 1), ("b", 1), ("a", 2)]):
-        for name in "aaa":  # one more than planned repeats the first
-            with progress.task(name, total=1) as task:
-                task.advance(1)
-    shown = [line.split(",")[0] for line in capsys.readouterr().err.splitlines()]
-    assert shown == [
-        "[1/3] a: 1/1; 25 % of all",
-        "[3/3] a: 1/1; 100 % of all",
-        "[1/3] a: 1/1; 25 % of all",
-    ]
-
-
-def test_the_end_of_a_task_is_said_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter([0.0, 10.0, 20.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    with progress.display(), progress.task("work", total=1) as task:
-        task.advance(1)
-        task.advance(0)
-    assert capsys.readouterr().err == "work: 1/1, 0 s left\n"
-
-
-def test_hidden_progress(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress_display, "_SECONDS_BETWEEN_LINES", 0.0)
-    with (
-        progress.hidden(),
-        progress.display(),
-        progress.plan({"work": 1}),
-        progress.task("work", total=1) as task,
-    ):
-        progress.note("note")
-        task.advance(1)
-    assert capsys.readouterr() == ("", "")
+def test_a_note_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.shown():
+        progress.note("word " * 100)
+    assert capsys.readouterr().err == "word " * 100 + "\n"

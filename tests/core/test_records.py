@@ -172,7 +172,9 @@ def test_an_interrupted_merge_is_completed(tmp_path: Path) -> None:
 
 def test_a_folder_of_schema_1_is_not_resumed(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('schema = 1\n[identity]\nverb = "evaluate"\n')
-    with pytest.raises(InputError, match=r"another version of Equipoise \(schema 1\)"):
+    with pytest.raises(
+        InputError, match=r"old version of Equipoise \(schema 1\).* run its command again"
+    ):
         Run(tmp_path, IDENTITY, {})
 
 

@@ -10,7 +10,6 @@ from equipoise.core.results import (
     Cost,
     FitSummary,
     Result,
-    SanityCheck,
     Summary,
     read_summary,
 )
@@ -74,41 +73,12 @@ def test_results_are_found_by_model_and_metric() -> None:
         summary.result("m", "clean")
 
 
-def test_schema_1_is_upgraded(tmp_path: Path) -> None:
-    old = {
-        "schema": 1,
-        "verb": "fit",
-        "seconds": 2.0,
-        "results": [RESULT],
-        "helped": True,
-        "promise": "p",
-        "fitted": {
-            "robust_clean": 0.8,
-            "robust_attacked": 0.5,
-            "clean": 0.9,
-            "q": 0.1,
-            "alpha": 0.9,
-        },
-        "rejected": {},
-        "notes": [],
-        "cost": [{"model": "m", "flops": 3.0, "asked": 0.2}],
-        "symptoms": [
-            {"model": "m", "attack": "pgd", "name": "n", "value": 1.0, "alarm": True, "says": "why"}
-        ],
-    }
-    summary = read_summary(write(tmp_path, old))
-    assert summary.command == "fit" and summary.fit is not None and summary.fit.clean == 0.9
-    assert summary.costs == (Cost(model="m", flops=3.0, accurate_share=0.2),)
-    assert summary.sanity_checks == (
-        SanityCheck(name="n", value=1.0, alarm=True, explanation="why", model="m", attack="pgd"),
-    )
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ([], r"summary.json must be a table, got \[\]"),
-        ({"schema": 3}, r"newer version of Equipoise \(schema 3\).*, which reads schemas 1 and 2"),
+        ({"schema": 3}, r"newer version of Equipoise \(schema 3\).*, which reads schema 2"),
+        ({"schema": 1, "verb": "fit"}, r"old version .* run its command again in a new folder"),
         ({"schema": 2, "command": "x"}, "a table with seconds"),
         (
             {"schema": 2, "command": "x", "seconds": "long"},

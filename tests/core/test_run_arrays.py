@@ -1,4 +1,4 @@
-"""Arrays of a run folder, of this schema and of schema 1."""
+"""Arrays of a run folder."""
 
 from __future__ import annotations
 
@@ -100,60 +100,6 @@ def test_an_incomplete_group_is_refused(tmp_path: Path) -> None:
         match="must hold all arrays of ExampleArrays, got 'no attacked, label, predicted'",
     ):
         ExampleArrays.load(tmp_path)
-
-
-def test_fit_arrays_of_schema_1(tmp_path: Path) -> None:
-    values, flags = np.array([0.25, 0.5]), np.array([True, False])
-    names = (
-        "clean_before",
-        "clean_after",
-        "attacked_before",
-        "attacked_after",
-        "axis_s",
-        "axis_p",
-        "axis_c",
-    )
-    same: dict[str, Any] = {f"nuts_{name}": values for name in names}
-    np.savez(
-        tmp_path / "arrays.npz",
-        nuts_q=np.array(0.3),
-        nuts_landscape=GRID,
-        nuts_landscape_usable=GRID > 1,
-        nuts_clean_right=flags,
-        nuts_attacked_right=flags,
-        nuts_kinds=np.array(["a", "b"]),
-        nuts_kinds_worth=values,
-        nuts_landscape_of=np.array("a"),
-        nuts_objective=np.array("surrogate"),
-        nuts_chosen=values,
-        nuts_curve_nuts=GRID[0],
-        nuts_curve_plain=GRID[1],
-        **same,
-    )
-    assert _content(FitArrays.load(tmp_path)) == _content(
-        _fit(
-            families=("a", "b"),
-            family_scores=values,
-            landscape_family="a",
-            objective="surrogate",
-            selected=values,
-            map_curve=GRID[0],
-            plain_curve=GRID[1],
-        )
-    )
-
-
-def test_examples_of_schema_1(tmp_path: Path) -> None:
-    expected = _examples()
-    np.savez(
-        tmp_path / "arrays.npz",
-        example_clean=expected.clean,
-        example_attacked=expected.attacked,
-        example_label=expected.label,
-        example_predicted=expected.predicted,
-        class_names=np.array(["cat", "dog"]),
-    )
-    assert _content(ExampleArrays.load(tmp_path)) == _content(expected)
 
 
 def test_examples_of_the_wrong_shape_are_refused() -> None:

@@ -101,6 +101,10 @@ def test_the_error_names_the_file_of_an_invalid_label(tmp_path: Path) -> None:
             {b"data": np.zeros((1, 3071), np.uint8), b"labels": [0]},
             r"must hold `data` of shape \(N, 3072\)",
         ),
+        (
+            {b"data": np.zeros((1, 3072)), b"labels": [0]},
+            "arrays of uint8, got an array of 'f8'",
+        ),
         ({b"data": np.zeros((1, 3072), np.uint8)}, "must hold `labels`, a list of integers"),
         (
             {b"data": np.zeros((1, 3072), np.uint8), b"labels": [-1]},
@@ -124,6 +128,17 @@ def test_the_error_names_a_pickle_of_something_else(
     with pytest.raises(InputError, match=message) as caught:
         cifar.read(CIFAR10, "test", tmp_path)
     assert str(path) in str(caught.value)
+
+
+def test_the_folder_that_torchvision_unpacks_is_read(tmp_path: Path) -> None:
+    """The batches beside their names, `batches.meta`."""
+    content = make_content(CIFAR10, "train")
+    folder = tmp_path / "cifar-10-batches-py"
+    write_pickles(CIFAR10, folder, content)
+    names = {"label_names": list(CIFAR10.classes), "num_cases_per_batch": 4, "num_vis": 3072}
+    (folder / "batches.meta").write_bytes(pickle.dumps(names, 2))
+    check(CIFAR10, "train", tmp_path, content)
+    assert list(cifar.load_pickle(folder / "batches.meta").values()) == list(names.values())
 
 
 def test_class_names() -> None:

@@ -21,7 +21,6 @@ from equipoise.mixing import GatedClassifier, MixedClassifier, load_gate, load_m
 from equipoise.models import Normalized, checkpoint
 from equipoise.training.recorder import RunRecorder
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "schema1"
 PAIR = ["--accurate", "accurate.safetensors", "--robust", "robust.safetensors"]
 DATA = ["--data", "npz:images.npz", "--device", "cpu"]
 FIT = [
@@ -91,6 +90,15 @@ CERTIFY = [
     "--out",
     "certify",
 ]
+EVALUATE_GATED = ["evaluate", "mixture:gated", *EVALUATE[2:]]
+CERTIFY_MIXTURE = [
+    *CERTIFY[:-1],
+    "certify-mixture",
+    "--accurate",
+    "accurate.safetensors",
+    "--alpha",
+    "0.6",
+]
 GATE = [
     "train",
     "gate",
@@ -128,6 +136,13 @@ class Kind:
 
 KINDS = {
     "evaluate": Kind("evaluate", (("report", "evaluate"), (*EVALUATE, "--out", "evaluate"))),
+    "evaluate-gated": Kind(
+        "evaluate-gated",
+        (("report", "evaluate-gated"), (*EVALUATE_GATED, "--out", "evaluate-gated")),
+    ),
+    "certify-mixture": Kind(
+        "certify-mixture", (("report", "certify-mixture"), tuple(CERTIFY_MIXTURE))
+    ),
     "evaluate-killed": Kind("suite", ((*SUITE, "--out", "suite"), ("report", "suite"))),
     "certify": Kind("certify", (("report", "certify"), tuple(CERTIFY))),
     "fit": Kind("fit", (("report", "fit"), (*FIT, "--out", "fit"), ("load", "mixture:fit"))),
@@ -136,27 +151,6 @@ KINDS = {
     "train": Kind("train", (("report", "train"), tuple(TRAIN), ("load", "train/best.safetensors"))),
     "train-killed": Kind("train-killed", ((*TRAIN[:-1], "train-killed"),)),
     "gate": Kind("gate", (("report", "gate"), tuple(GATE))),
-    **{
-        f"schema1/{name}": Kind(f"schema1/{name}", (("report", f"schema1/{name}"),))
-        for name in (
-            "evaluate-gate",
-            "evaluate-mixture",
-            "certify-mixture",
-            "train-gate",
-            "train-standard",
-            "evaluate-killed",
-        )
-    },
-    **{
-        f"schema1/{name}": Kind(
-            f"schema1/{name}", (("report", f"schema1/{name}"), ("load", f"mixture:schema1/{name}"))
-        )
-        for name in ("mixture-gate", "mixture-nuts", "mixture-plain")
-    },
-}
-STUDIES = {
-    f"schema1/{name}": Kind(f"schema1/{name}", (("report", f"schema1/{name}"),))
-    for name in ("adaptive-smoothing", "local-smoothing", "demo")
 }
 
 
@@ -213,6 +207,7 @@ def make(root: Path) -> None:
         [*FIT, "--out", "fit"],
         TRAIN,
         CERTIFY,
+        CERTIFY_MIXTURE,
         [*EVALUATE, "--out", "evaluate"],
         [*SUITE, "--out", "suite"],
     ):
@@ -223,8 +218,8 @@ def make(root: Path) -> None:
     save_mixture(
         root / "gated", gated, accurate="accurate.safetensors", robust="robust.safetensors"
     )
+    assert run([*EVALUATE_GATED, "--out", "evaluate-gated"]) == 0
     _kill(root)
-    shutil.copytree(FIXTURES, root / "schema1")
 
 
 def _kill(root: Path) -> None:

@@ -146,7 +146,7 @@ def test_attacks_with_faster_copies() -> None:
 
 
 def test_a_suite_on_a_data_set() -> None:
-    """Square makes many passes without gradients, for which the model is traced."""
+    """Square makes many passes without gradients."""
     mixture = _mixture("mapped")
 
     def work(number: int) -> Tensor:

@@ -146,10 +146,11 @@ def test_a_base_that_changed_is_refused(tmp_path: Path) -> None:
         (
             "schema = 2",
             "schema = 9",
-            r"newer version of Equipoise \(schema 9\).* reads schemas 1 and 2",
+            r"newer version of Equipoise \(schema 9\).* reads schema 2",
         ),
-        ("schema = 2", "schema = 0", "`schema` must be 1 or 2"),
-        ("schema = 2", "schema = true", "`schema` must be 1 or 2"),
+        ("schema = 2", "schema = 1", r"old version .* run its command again in a new folder"),
+        ("schema = 2", "schema = 0", "`schema` must be 2"),
+        ("schema = 2", "schema = true", "`schema` must be 2"),
         ("power = 2.5", "powr = 2.5", "unknown key 'powr'"),
         ('clamp = "gelu"\nscale', 'clamp = "gelo"\nscale', "did you mean 'gelu'"),
         ("scale = 0.1", "scale = -0.1", "`scale` must be positive"),
@@ -176,89 +177,18 @@ def test_an_unknown_scheme_is_an_error() -> None:
         mixing.load_model("mixtur:folder")
 
 
-@pytest.mark.parametrize("scheme", ["tta", "looks"])
-def test_a_base_with_test_time_augmentation_moves_with_its_folder(
-    tmp_path: Path, scheme: str
-) -> None:
+def test_a_base_with_test_time_augmentation_moves_with_its_folder(tmp_path: Path) -> None:
     plain = save_mixture(tmp_path / "m")
     mixture = MixedClassifier(plain.accurate, models.TTAClassifier(plain.robust, 2), 0.3).eval()
     mixing.save_mixture(
         tmp_path / "m",
         mixture,
         accurate=f"file:{tmp_path}/m/accurate.safetensors",
-        robust=f"{scheme}:2:{tmp_path}/m/robust.safetensors",
+        robust=f"tta:2:{tmp_path}/m/robust.safetensors",
     )
     (tmp_path / "m").rename(tmp_path / "moved")
     logits = mixing.load_model(f"mixture:{tmp_path}/moved")(X)
     assert torch.equal(logits, mixture(X)) and not torch.allclose(logits, plain(X))
-
-
-SCHEMA_1 = """schema = 1
-alpha = 0.875
-hard = true
-surrogate_alpha = 0.7
-
-[map]
-clamp = "gelu"
-scale = 0.1
-power = 2.5
-shift = -1.1
-rivals = 0.5
-unit = 1.25
-
-[fitted]
-data = "cifar10"
-split = "test"
-images = ["3-5", "9"]
-promise = "promised"
-
-[frontier]
-lose_at_most = [0.01, 0.03]
-clean = [0.85, 0.9]
-alpha = [0.9, 0.8]
-clamp = ["relu", "gelu"]
-scale = [1.0, 2.0]
-power = [2.0, 3.0]
-shift = [-0.5, -1.0]
-rivals = [1.0, 0.25]
-unit = [0.0, 1.5]
-
-[accurate]
-reference = "file:accurate.safetensors"
-digest = "{accurate}"
-
-[robust]
-reference = "looks:2:file:robust.safetensors"
-digest = "{robust}"
-"""
-
-
-def write_schema_1(folder: Path) -> MixedClassifier:
-    plain = save_mixture(folder, 0.875, **FITTED)
-    mixture = MixedClassifier(
-        plain.accurate, models.TTAClassifier(plain.robust, 2), 0.875, **FITTED
-    ).eval()
-    digests = {
-        side: models.weights_digest(getattr(mixture, side)) for side in ("accurate", "robust")
-    }
-    (folder / "mixture.toml").write_text(SCHEMA_1.format(**digests))
-    return mixture
-
-
-def test_schema_1_is_read(tmp_path: Path) -> None:
-    mixture = write_schema_1(tmp_path / "m")
-    loaded = mixing.load_model(f"mixture:{tmp_path}/m")
-    assert isinstance(loaded, MixedClassifier) and models.identity(loaded) == models.identity(
-        mixture
-    )
-    assert (loaded.frontier, loaded.provenance) == (mixture.frontier, mixture.provenance)
-
-
-def test_columns_of_different_lengths_in_schema_1_are_an_error(tmp_path: Path) -> None:
-    write_schema_1(tmp_path / "m")
-    replace_in_file(tmp_path / "m", "clean = [0.85, 0.9]", "clean = [0.85]")
-    with pytest.raises(InputError, match="equally long columns"):
-        mixing.load_model(f"mixture:{tmp_path}/m")
 
 
 def test_loaded_bases_need_no_references(tmp_path: Path) -> None:
@@ -324,18 +254,6 @@ def test_a_gated_mixture_on_disk(tmp_path: Path) -> None:
     replace_in_file(tmp_path / "m", "alpha_max = 0.95", "alpha_max = 0.5")
     with pytest.raises(InputError, match="`alpha_min` must be below alpha_max"):
         mixing.load_model(f"mixture:{tmp_path}/m")
-
-
-def test_a_gated_mixture_of_schema_1_is_read(tmp_path: Path) -> None:
-    """Its gate file calls the feature layers taps."""
-    model = save_gated(tmp_path / "m")
-    replace_in_file(tmp_path / "m", "schema = 2", "schema = 1")
-    replace_in_file(tmp_path / "m", "logit_scales = ", "sharpness = ")
-    state, metadata = checkpoint.read_safetensors(tmp_path / "m" / "gate.safetensors")
-    metadata["taps"] = metadata.pop("feature_layers")
-    checkpoint.write_safetensors(tmp_path / "m" / "gate.safetensors", state, metadata)
-    loaded = mixing.load_model(f"mixture:{tmp_path}/m")
-    assert models.identity(loaded) == models.identity(model)
 
 
 def test_the_surrogate_alpha_of_a_gated_mixture_is_stored(tmp_path: Path) -> None:

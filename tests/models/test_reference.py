@@ -12,7 +12,6 @@ from equipoise.models import (
     SCHEMES,
     LoadOptions,
     Reference,
-    TTAClassifier,
     build,
     checkpoint,
     load,
@@ -76,7 +75,6 @@ def module_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("b.pth", "file", "b.pth"),
         ("python:pack.module:make", "python", "pack.module:make"),
         ("tta:6:b.pt", "tta", "6:b.pt"),
-        ("looks:6:b.pt", "tta", "6:b.pt"),
     ],
 )
 def test_parse(text: str, scheme: str, body: str) -> None:
@@ -205,7 +203,7 @@ def test_test_time_augmentation_of_a_file(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("count", "message"),
-    [("3", "N among 2, 6, 10"), ("2:tta:2", "tta: only once"), ("2:looks:2", "tta: only once")],
+    [("3", "N among 2, 6, 10"), ("2:tta:2", "tta: only once")],
 )
 def test_invalid_test_time_augmentation(file: Path, count: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -221,18 +219,9 @@ def test_many_wrappers_are_one_sentence(use: Callable[[str], object], nested: st
 
 
 def test_relocate_changes_the_path_of_a_file(file: Path) -> None:
-    assert relocate(f"looks:6:{file}", lambda path: Path(path).name) == f"tta:6:file:{file.name}"
+    assert relocate(f"tta:6:{file}", lambda path: Path(path).name) == f"tta:6:file:{file.name}"
     assert relocate(str(file), lambda path: Path(path).name) == f"file:{file.name}"
     assert relocate("zoo:resnet8", lambda path: "elsewhere") == "zoo:resnet8"
-
-
-def test_looks_is_an_alias_of_tta(file: Path) -> None:
-    old, new = load(f"looks:6:{file}"), load(f"tta:6:{file}")
-    assert (
-        isinstance(old, TTAClassifier)
-        and isinstance(new, TTAClassifier)
-        and old.count == new.count == 6
-    )
 
 
 def test_a_loaded_model_remembers_its_reference(file: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
 import re
 import subprocess
@@ -21,7 +20,7 @@ import synthetic_run
 from parsed_report import ParsedReport
 
 from equipoise import reporting
-from equipoise.core import records, results
+from equipoise.core import records
 from equipoise.core.checks import InputError
 from equipoise.core.registry import Registry
 from equipoise.core.results import Summary
@@ -267,22 +266,3 @@ def test_an_installed_package_adds_a_section_before_provenance(
     ]
     assert sections[-2] == Section("Toy", ["54 rows"])
     assert sections[-1] is not None and sections[-1].title == "Provenance"
-
-
-def test_a_summary_of_schema_1_has_a_report(tmp_path: Path) -> None:
-    folder = synthetic_run.make(tmp_path / "run", n=6, with_sweep=False, with_examples=False)
-    summary = results.read_summary(folder).to_dict()
-    summary |= {
-        "schema": 1,
-        "verb": summary.pop("command"),
-        "cost": [{"model": "mixed", "asked": 0.5}],
-    }
-    (folder / "summary.json").write_text(json.dumps(summary))
-    assert ParsedReport(report(folder)).titles == [
-        "Results",
-        "Explore",
-        "Attack progress",
-        "Margins",
-        "Cost of a prediction",
-        "Provenance",
-    ]

@@ -9,7 +9,7 @@ from torch import nn
 
 from equipoise import models
 from equipoise.training import TrainingPlan
-from equipoise.training.learner import Learner, WeightAverage
+from equipoise.training.learner import Forward, Learner, WeightAverage
 from equipoise.training.loader import TrainingLoader
 from equipoise.training.objectives import Standard
 
@@ -97,3 +97,13 @@ def test_statistics_of_an_epoch() -> None:
     )
     learner.reset_statistics()
     assert learner.read_statistics().loss == 0
+
+
+def test_only_networks_of_the_zoo_are_trained_with_channels_last() -> None:
+    """A user's network may flatten with `.view`, which needs contiguous activations."""
+    plan, cuda = TrainingPlan(precision="bf16"), torch.device("cuda")
+    own = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
+    zoo = models.build("cnn_small", num_classes=4, image_shape=(3, 8, 8))
+    assert not Forward(own, plan, cuda, False).channels_last
+    assert own.get_parameter("0.weight").is_contiguous()
+    assert Forward(zoo, plan, cuda, False).channels_last

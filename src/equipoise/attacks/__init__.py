@@ -13,7 +13,6 @@ from equipoise.attacks.attack_state import AttackState as AttackState
 from equipoise.attacks.batch_attacks import BatchAttack as BatchAttack
 from equipoise.attacks.batch_attacks import Clean as Clean
 from equipoise.attacks.batch_attacks import FunctionAttack as FunctionAttack
-from equipoise.attacks.cached import CACHED as CACHED
 from equipoise.attacks.cached import cached as cached
 from equipoise.attacks.fab import Fab as Fab
 from equipoise.attacks.minimum_margin import margin_suite as margin_suite
@@ -31,7 +30,6 @@ from equipoise.attacks.registry import fast as fast
 from equipoise.attacks.registry import make_attack as make_attack
 from equipoise.attacks.registry import rand as rand
 from equipoise.attacks.registry import standard as standard
-from equipoise.attacks.sanity_checks import SANITY_CHECK_PASSES as SANITY_CHECK_PASSES
 from equipoise.attacks.sanity_checks import black_box_check as black_box_check
 from equipoise.attacks.sanity_checks import run_sanity_checks as run_sanity_checks
 from equipoise.attacks.search_state import SearchResult as SearchResult

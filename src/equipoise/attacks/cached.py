@@ -13,8 +13,6 @@ from equipoise.core import rng
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 
-CACHED = "cached"
-
 
 def cached(attack: Attack, seed: int, settings: Mapping[str, Any] | None = None) -> FunctionAttack:
     """An attack whose images several jobs share: computed once per batch, with a random stream of
@@ -36,5 +34,5 @@ def cached(attack: Attack, seed: int, settings: Mapping[str, Any] | None = None)
         return images[key]
 
     return FunctionAttack(
-        name=CACHED, function=run, settings=attack.describe() if settings is None else settings
+        name="cached", function=run, settings=attack.describe() if settings is None else settings
     )

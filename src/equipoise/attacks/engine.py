@@ -36,16 +36,14 @@ class Stage:
     name: str  # in rows and reports; different for all stages of an attack
     make_search: MakeSearch
     cost: float  # in passes with a gradient, for the progress bar
-    margin_ratio_below: (
-        float | None
-    )  # only images with less than this share of their clean logit margin are attacked
+    # Only images with less than this share of their clean logit margin are attacked
+    margin_ratio_below: float | None
     gradients: GradientSettings
     stream_path: tuple[
         str, ...
     ] = ()  # names of the suites around the stage; each has a random stream of its own
-    group: Hashable = (
-        None  # consecutive stages of one group differ only in their start, and run at the same time
-    )
+    # Consecutive stages of one group differ only in their start, and run at the same time
+    group: Hashable = None
 
     def runs_with(self, other: Stage) -> bool:
         """Whether both stages can share batches."""
@@ -76,7 +74,6 @@ class Driver:
             does not depend on which images are attacked together; None: as many as are attacked.
         stop_at_success: finish an image as soon as it is broken; otherwise go on for the smallest
             margin.
-        many_passes: so many passes follow that preparing the networks pays.
         observe: a part of the model whose outputs come with every verdict.
     """
 
@@ -91,12 +88,11 @@ class Driver:
         slots: int,
         block: int | None,
         stop_at_success: bool = True,
-        many_passes: bool = False,
         observe: nn.Module | None = None,
     ) -> None:
         self.model, self.load, self.example, self.threat = model, load, example, threat
         self.precision, self.slots, self.block = precision, slots, block
-        self.stop_at_success, self.many_passes, self.observe = stop_at_success, many_passes, observe
+        self.stop_at_success, self.observe = stop_at_success, observe
         self._pool = self._new_pool()
         self._networks = PreparedNetworks(precision, example.x)
         self._sources: dict[tuple[object, ...], GradientSource] = {}
@@ -222,7 +218,6 @@ class Driver:
                 settings,
                 self.precision,
                 self.example.x,
-                many_passes=self.many_passes,
                 pool=self._pool,
                 networks=self._networks,
                 observe=self.observe,
@@ -277,7 +272,9 @@ class ProgressMeter:
     that their margin would leave out today.
     """
 
-    def __init__(self, task: progress.Task, stages: Sequence[Stage], state: AttackState) -> None:
+    def __init__(
+        self, task: progress.StageProgress, stages: Sequence[Stage], state: AttackState
+    ) -> None:
         self.task, self.state, self.shown = task, state, 0
         self.limits = torch.tensor(
             sorted(

@@ -9,21 +9,12 @@ used.
 from __future__ import annotations
 
 import copy
-import threading
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.models.feature_hooks import active_hooks
-
-_tracing = (
-    threading.Lock()
-)  # torch traces one module at a time, and warnings of all threads are recorded together
-# Code in which a forward pass branches only on shapes and settings, never on values.
-_TRUSTED = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
 def fuse(model: nn.Module, x: Tensor, heads: Sequence[int] | None = None) -> nn.Module:
@@ -44,50 +35,37 @@ def fuse(model: nn.Module, x: Tensor, heads: Sequence[int] | None = None) -> nn.
                     _fold_batch_norms(candidate, x)
                 for sub in list(candidate.modules()):
                     _keep_head_precision(sub, heads or logits.shape[1:])
+                # Convolutions follow the layout of their weights, so images stay contiguous.
                 candidate.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-                outputs = candidate(x.contiguous(memory_format=torch.channels_last))
-                if agree(outputs, logits, columns=getattr(model, "columns", None)):
+                if agree(candidate(x), logits, columns=getattr(model, "columns", None)):
+                    _check_backward(candidate, x)
                     return candidate
     except Exception:  # whatever fails in a foreign module, the module itself still works
         pass
     return model
 
 
-def trace(model: nn.Module, x: Tensor) -> nn.Module:
-    """A copy for forward passes on the CPU alone, traced and with fused layers; or the model
-    itself.
-
-    A trace follows one path: the copy must agree with the model also on fewer images, and a foreign
-    model that turns tensors into Python numbers or branches on them is not traced at all.
-    """
-    x = x[
-        torch.arange(max(len(x), 4), device=x.device) % len(x)
-    ]  # at least 4, so that 3 is another batch size
+def channels_last_copy(model: nn.Module, x: Tensor) -> nn.Module:
+    """A copy for forward passes that computes with channels last, which is faster; the model itself
+    where that fails or gives other outputs on the images x."""
+    if not any(isinstance(sub, nn.Conv2d) for sub in model.modules()):
+        return model
     try:
-        with _tracing, torch.no_grad(), warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            traced = torch.jit.trace(model, x, check_trace=False)
-            if any(_is_value_dependent(warning) for warning in caught):
-                return model
-            copy_: nn.Module = torch.jit.optimize_for_inference(torch.jit.freeze(traced))
-            if all(
-                agree(copy_(part), model(part)) for part in (x, x, x[:3], x[:3])
-            ):  # twice: the second is optimised
-                return copy_
-    except Exception:
-        pass
-    return model
+        candidate = copy.deepcopy(model).requires_grad_(False)
+        candidate.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        with torch.no_grad():
+            return candidate if agree(candidate(x), model(x)) else model
+    except Exception:  # such as `.view` after a convolution, which needs contiguous activations
+        return model
 
 
-def _is_value_dependent(warning: warnings.WarningMessage) -> bool:
-    """Check whether a trace took a number out of a tensor, in code that is neither ours nor
-    torch's."""
-    trusted = warning.filename.startswith(_TRUSTED)
-    return (
-        not trusted
-        and warning.category.__name__ == "TracerWarning"
-        and "to a Python" in str(warning.message)
-    )
+def _check_backward(model: nn.Module, x: Tensor) -> None:
+    """Raise the error of a backward pass that fails, if the model has gradients."""
+    with torch.enable_grad():
+        point = x.detach().requires_grad_()
+        outputs = model(point)
+        if outputs.requires_grad:
+            torch.autograd.grad(outputs.sum(), point)
 
 
 def agree(

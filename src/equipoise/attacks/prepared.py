@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.attacks.conv_relu import fuse_activations_if
-from equipoise.attacks.fused import agree, fuse, trace
+from equipoise.attacks.fused import agree, fuse
 from equipoise.core import checks, device
 
 EXAMPLES = 8  # images on which copies and precisions are compared with the model
@@ -74,16 +74,11 @@ class PreparedNetworks:
             network, ("fused", classes), lambda: fuse(network, self.example, [classes])
         )
 
-    def traced(self, network: nn.Module) -> nn.Module:
-        """The network traced for passes without gradients on the CPU, or itself."""
-        return self.once(network, "traced", lambda: trace(network, self.example))
-
     def reduced(self, network: nn.Module, classes: int, dtype: torch.dtype) -> nn.Module | None:
         """A copy that has the network's logits under autocast to `dtype`; None if there is none or
         it is not wanted.
 
-        bf16 halves the time on tensor cores. Few CPUs gain by it, so there it must be asked for;
-        fp16 is for CUDA.
+        On a CPU bf16 must be asked for; fp16 is for CUDA.
         """
         place = self.example.device.type
         wanted = self.precision == "bf16" or (self.precision == "auto" and place == "cuda")

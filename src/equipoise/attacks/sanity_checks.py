@@ -23,9 +23,6 @@ from equipoise.core.threat import Threat
 
 BUDGETS = (1, 2, 4)
 STEPS = 10
-SANITY_CHECK_PASSES = len(BUDGETS) * (
-    STEPS + 1
-)  # with a gradient, per image; nearly all of their cost
 STRONGER = "run --attack standard if it was not, or attack in Python with a differentiable surrogate of the model"
 ADVICE = {  # check → what to do after its alarm
     "train mode": "Call model.eval() before the model is saved or evaluated, and check that its accuracy is unchanged",

@@ -98,14 +98,14 @@ class AttackBatch:
     stream: Stream
 
     def checked(self) -> AttackBatch:
-        """The batch, detached and on one device; an error unless images, labels and random streams
-        match."""
+        """The batch, detached, contiguous and on one device; an error unless images, labels and
+        random streams match."""
         checks.images(self.x)
         for name, values in (("labels", self.y), ("stream", self.stream)):
             checks.require(
                 len(values) == len(self.x), name, f"be those of {len(self.x)} images", len(values)
             )
-        return AttackBatch(self.x.detach(), self.y, self.stream.to(self.x.device))
+        return AttackBatch(self.x.detach().contiguous(), self.y, self.stream.to(self.x.device))
 
     def select(self, rows: Tensor) -> AttackBatch:
         """The given rows."""
@@ -124,9 +124,8 @@ class SearchResult(Rows):
     logit_margin: Tensor  # (B,) signed logit margins there
     broken: Tensor  # (B,) whether another class wins
     share: Tensor  # (B,) of the passes of the search that were made, on the CPU
-    observed: Tensor | None = (
-        None  # (B, …) what the observed part of the model returned there, if there is one
-    )
+    # (B, …) what the observed part of the model returned there, if there is one
+    observed: Tensor | None = None
 
 
 @dataclass(frozen=True)

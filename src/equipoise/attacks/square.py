@@ -20,7 +20,7 @@ from torch import Tensor
 
 from equipoise.attacks.engine import Stage
 from equipoise.attacks.gradients import GradientSource
-from equipoise.attacks.queries_ahead import AgedState, Schedule, copies_of_first
+from equipoise.attacks.search_state import SearchState
 from equipoise.attacks.square_patches import (
     BumpPatches,
     SquarePatches,
@@ -36,9 +36,7 @@ from equipoise.core.threat import Threat
 
 # The share of pixels in a patch is halved after each of these numbers of queries.
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
-# Share of copies in a batch from which on queries ahead replace them: on a GPU choosing them takes
-# a fifth of a pass.
-CPU_COPIES, CUDA_COPIES = 0.0, 1 / 3
+CHECK_EVERY = 10  # queries, after which it is asked whether any row still needs another
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class Square(Attack):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _SquareState(AgedState):
+class _SquareState(SearchState):
     low: Tensor | None  # (B, C, H, W) bounds of an ℓ∞ ball
     high: Tensor | None
 
@@ -108,18 +106,14 @@ class _SquareSearch(ABC, Generic[Patches]):
     ) -> None:
         self.threat, self.restart, self.stop_at_success = threat, restart, stop_at_success
         self.passes = attack.queries + 1  # the start is queried too
-        self.margins, self.example, self.block = source.margins(), source.example, source.block or 1
-        self.queries_ahead = (
-            not source.settings.is_randomized
-        )  # which would draw other numbers in other passes
+        self.margins, self.example = source.margins(), source.example
         height, width = self.example.shape[2:]
         pixels = [
             attack.share * height * width / 2**halvings for halvings in range(len(HALVINGS) + 1)
         ]
         sides = [min(self.round_side(round(math.sqrt(count))), height, width) for count in pixels]
-        self.sides = torch.tensor(
-            sides, device=self.example.device
-        )  # edge of a patch by the number of halvings
+        # Edge of a patch by the number of halvings
+        self.sides = torch.tensor(sides, device=self.example.device)
         self.halvings = torch.tensor(HALVINGS, device=self.example.device)
 
     def start(self, x: Tensor, y: Tensor, stream: Stream) -> _SquareState:
@@ -135,7 +129,6 @@ class _SquareSearch(ABC, Generic[Patches]):
             nearest=pattern,
             margin=unknown,
             logit_margin=unknown,
-            age=torch.zeros_like(y),
             low=low,
             high=high,
         )
@@ -145,108 +138,30 @@ class _SquareSearch(ABC, Generic[Patches]):
     ) -> _SquareState:
         """`passes` queries; all their random words are drawn at once."""
         words = self._draw(stream, ages, passes, self.words + state.x.shape[1])
-        before = state.age.unsqueeze(1) + torch.arange(
-            passes, device=state.y.device
-        )  # queries; the first is the start
-        is_counted = before < self.passes  # (B, passes)
+        age = torch.tensor(ages, device=state.y.device)
+        before = age.unsqueeze(1) + torch.arange(passes, device=state.y.device)  # (B, passes)
+        is_counted = before < self.passes
         patches = self.patches(torch.bucketize(before - 1, self.halvings), words)
-        copies = copies_of_first(state)
-        least = CUDA_COPIES if state.x.is_cuda else CPU_COPIES
-        if self.queries_ahead and int(copies.sum()) >= least * len(copies):
-            return self._advance_ahead(state, ages, passes, patches, copies)
         for done in range(passes):
-            at = slice(None), done
-            candidate, logit_margin, margin, kept = self._query(
-                state, patches.select(at), is_counted[at], done == 0 and 0 in ages
-            )
+            is_checked = self.stop_at_success and done % CHECK_EVERY == 0
+            if is_checked and bool((state.logit_margin <= 0).all()):
+                break  # every row seems to fool the model
+            candidate = self.propose(state, patches.select((slice(None), done)))
+            if done == 0 and 0 in ages:  # the first query is the start itself
+                candidate = where_rows(age == 0, state.nearest, candidate)
+            logit_margin, margin = self.margins(candidate, state.y)
+            if self.stop_at_success:  # a row that fooled the model waits for its verification
+                kept = (logit_margin < state.logit_margin) & (state.logit_margin > 0)
+            else:
+                kept = state.is_nearer(logit_margin, margin)
+            kept = kept & is_counted[:, done]
             state = replace(
                 state,
                 nearest=where_rows(kept, candidate, state.nearest),
                 margin=torch.where(kept, margin, state.margin),
                 logit_margin=torch.where(kept, logit_margin, state.logit_margin),
             )
-        return replace(state, age=state.age + passes)
-
-    def _advance_ahead(
-        self,
-        state: _SquareState,
-        ages: Sequence[int],
-        passes: int,
-        patches: Patches,
-        copies: Tensor,
-    ) -> _SquareState:
-        """The same, with further queries of the rows in place of the copies (B,) that would fill up
-        a pass."""
-        state = replace(
-            state,
-            nearest=state.nearest.clone(),
-            margin=state.margin.clone(),
-            logit_margin=state.logit_margin.clone(),
-        )
-        rows = (~copies).nonzero().squeeze(1)
-        done, ends, any_starts = (
-            torch.zeros_like(state.age),
-            (self.passes - state.age).clamp(0, passes),
-            0 in ages,
-        )
-        while len(rows := rows[self._remaining(state, done, ends)[rows] > 0]):
-            count = len(rows) + -len(rows) % self.block
-            # A GPU waits where rows are counted again: not before the passes that follow if none is
-            # fooled meanwhile.
-            passes_ahead = (
-                int(self._remaining(state, done, ends)[rows].sum()) // count
-                if state.x.is_cuda
-                else 1
-            )
-            for _ in range(max(passes_ahead, 1)):
-                schedule = Schedule.new(rows, self._remaining(state, done, ends)[rows], count)
-                self._query_ahead(state, schedule, done, patches, any_starts)
-                any_starts = False
-        for values in (state.nearest, state.margin, state.logit_margin):
-            values[copies] = values[0].clone()
-        return replace(state, age=state.age + passes)
-
-    def _remaining(self, state: _SquareState, done: Tensor, ends: Tensor) -> Tensor:
-        """(B,) queries that the rows still have; none if the model seems to be fooled."""
-        return torch.where((state.logit_margin > 0) | (not self.stop_at_success), ends - done, 0)
-
-    def _query_ahead(
-        self,
-        state: _SquareState,
-        schedule: Schedule,
-        done: Tensor,
-        patches: Patches,
-        any_starts: bool,
-    ) -> None:
-        """One pass of the rows, which are changed in place, like the numbers of their queries that
-        are `done` (B,)."""
-        which = done[schedule.row] + schedule.ahead
-        part = state.select(schedule.row)
-        own = patches.select((schedule.row, which.clamp_max(patches.window.top.shape[1] - 1)))
-        *queried, kept = self._query(
-            replace(part, age=part.age + which), own, schedule.is_remaining, any_starts
-        )
-        number, is_moved, finished = schedule.outcome(kept)
-        for old, values in zip(
-            (state.nearest, state.logit_margin, state.margin), queried, strict=True
-        ):
-            old[schedule.rows] = where_rows(is_moved, values[number], old[schedule.rows])
-        done[schedule.rows] += finished
-
-    def _query(
-        self, state: _SquareState, patches: Patches, is_counted: Tensor, any_starts: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The next candidates, their two margins, and whether they are kept (B,); at age 0 it is
-        the start itself."""
-        candidate = self.propose(state, patches)
-        if any_starts:
-            candidate = where_rows(state.age == 0, state.nearest, candidate)
-        logit_margin, margin = self.margins(candidate, state.y)
-        if self.stop_at_success:  # a row that fooled the model waits for its verification
-            kept = (logit_margin < state.logit_margin) & (state.logit_margin > 0)
-        else:
-            kept = state.is_nearer(logit_margin, margin)
-        return candidate, logit_margin, margin, kept & is_counted
+        return state
 
     def _draw(self, stream: Stream, ages: Sequence[int], passes: int, words: int) -> Tensor:
         """(B, passes, words) in one draw per age: thousands of small draws would cost more than the
@@ -324,9 +239,8 @@ class _L2SquareSearch(_SquareSearch[BumpPatches]):
         signs = signs_of(stream.words(channels, tall, wide)).to(x.dtype)
         turned = stream.at("turn").words(tall, wide) >> 31
         bump = make_bumps([side], side, side, x, self.norm)[0]
-        bumps = torch.where(
-            (turned == 1).view(-1, 1, tall, wide, 1, 1), bump.T, bump
-        )  # (B, 1, tall, wide, s, s)
+        # (B, 1, tall, wide, s, s)
+        bumps = torch.where((turned == 1).view(-1, 1, tall, wide, 1, 1), bump.T, bump)
         tiles = (signs.view(-1, channels, tall, wide, 1, 1) * bumps).permute(0, 1, 2, 4, 3, 5)
         delta = torch.zeros_like(x)
         top, left = (height - tall * side) // 2, (width - wide * side) // 2

@@ -15,7 +15,7 @@ from torch import nn
 
 from equipoise import models, reporting
 from equipoise.attacks import Attack, Clean, Pgd, Suite, fast
-from equipoise.core import aggregation, arrays, format, parallel, progress, results, rng, serialize
+from equipoise.core import aggregation, arrays, format, parallel, results, rng, serialize
 from equipoise.core.arrays import ExampleArrays, FitArrays, FrontierArrays, PictureArrays
 from equipoise.core.device import resolve, single_thread
 from equipoise.core.records import Run, nothing_left_on_refusal, read_rows
@@ -104,8 +104,7 @@ def run_demo(
     folder `out` of the same demo is resumed. Without `report` no report is written.
     """
     parallel.require_one_process("demo")
-    shares = {"two classifiers": 3, "fitting": 1, "plain mixing": 1, "attacking": 5}
-    with nothing_left_on_refusal(out), single_thread(), progress.plan(shares):
+    with nothing_left_on_refusal(out), single_thread():
         summary, threat = _run_demo(Path(out), device, seed, size or DemoSize())
         return DemoResult(summary, threat, reporting.report(out) if report else None)
 
@@ -134,39 +133,37 @@ def _run_demo(out: Path, device: str, seed: int, size: DemoSize) -> tuple[Summar
     )
     training = images.slice(0, size.training_images)
     held_out = images.slice(size.training_images, size.fit_images)
-    with progress.stage("two classifiers"):
-        _train_small(
-            out / "accurate",
-            Standard(label_smoothing=0.1),
-            training,
-            conditions,
-            epochs=size.epochs[0],
-            lr=3e-3,
-        )
-        _train_small(
-            out / "robust",
-            Adversarial(norm=threat.norm, eps=threat.eps, steps=4),
-            training,
-            conditions,
-            epochs=size.epochs[1],
-            lr=5e-3,
-        )
+    _train_small(
+        out / "accurate",
+        Standard(label_smoothing=0.1),
+        training,
+        conditions,
+        epochs=size.epochs[0],
+        lr=3e-3,
+    )
+    _train_small(
+        out / "robust",
+        Adversarial(norm=threat.norm, eps=threat.eps, steps=4),
+        training,
+        conditions,
+        epochs=size.epochs[1],
+        lr=5e-3,
+    )
     accurate, robust = (f"file:{out / side / CHECKPOINT}" for side in ("accurate", "robust"))
-    with progress.stage("fitting"):
-        mixture = fit(
-            accurate,
-            robust,
-            held_out,
-            threat=threat,
-            lose_at_most=size.lose_at_most,
-            out=out / "mixture",
-            device=device,
-            seed=seed,
-            batch_size=conditions.batch_size,
-            steps=size.fit_steps,
-            targets=size.fit_targets,
-            pool=size.fit_pool,
-        ).mixture.to(conditions.device)
+    mixture = fit(
+        accurate,
+        robust,
+        held_out,
+        threat=threat,
+        lose_at_most=size.lose_at_most,
+        out=out / "mixture",
+        device=device,
+        seed=seed,
+        batch_size=conditions.batch_size,
+        steps=size.fit_steps,
+        targets=size.fit_targets,
+        pool=size.fit_pool,
+    ).mixture.to(conditions.device)
     # The same two models without a map, at several alphas.
     plain = [
         job
@@ -179,8 +176,7 @@ def _run_demo(out: Path, device: str, seed: int, size: DemoSize) -> tuple[Summar
         )
     ]
     few = held_out.slice(0, min(size.plain_images, len(held_out)))
-    with progress.stage("plain mixing"):
-        run_jobs(plain, few, conditions, open_run(out / "sweep", plain, few, conditions))
+    run_jobs(plain, few, conditions, open_run(out / "sweep", plain, few, conditions))
     # All three models under the same suite; the mixture also under attacks that know how it is
     # built.
     attacks = {"clean": Clean(), "fast": size.attack}
@@ -192,19 +188,18 @@ def _run_demo(out: Path, device: str, seed: int, size: DemoSize) -> tuple[Summar
     ]
     fitted = results.read_summary(out / "mixture")
     points = PointRecorder(run, test, conditions, jobs, mixture, ("accurate", "robust", "mixed"))
-    with progress.stage("attacking"):
-        summary = run_jobs(
-            jobs,
-            test,
-            conditions,
-            run,
-            [("mixed", "robust"), ("mixed", "accurate")],
-            command="demo",
-            start_time=start_time,
-            fit=fitted.fit,
-            costs=fitted.costs,
-            images=AdversarialImages(run, test.image_shape, frozenset(), points),
-        )
+    summary = run_jobs(
+        jobs,
+        test,
+        conditions,
+        run,
+        [("mixed", "robust"), ("mixed", "accurate")],
+        command="demo",
+        start_time=start_time,
+        fit=fitted.fit,
+        costs=fitted.costs,
+        images=AdversarialImages(run, test.image_shape, frozenset(), points),
+    )
     pictures = PictureArrays.load(out)
     arrays.save(
         out,

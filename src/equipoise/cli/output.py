@@ -83,9 +83,9 @@ def write_report(out: Path, no_report: bool = False) -> dict[str, object]:
     only the first does."""
     if no_report or not _is_first() or not (out / "summary.json").exists():
         return {}
-    with progress.task("writing the report", total=1) as task:
+    with progress.stage("writing the report", total=1) as stage:
         path = reporting.report(out)
-        task.advance(1)
+        stage.advance(1)
     return {"report": path}
 
 
@@ -95,10 +95,9 @@ def during(as_json: bool, quiet: bool) -> Iterator[None]:
     `--json`."""
     with contextlib.ExitStack() as stack:
         if quiet:
-            stack.enter_context(progress.hidden())
             warnings.simplefilter("ignore")
         else:
-            stack.enter_context(progress.display())
+            stack.enter_context(progress.shown())
         if as_json:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         yield

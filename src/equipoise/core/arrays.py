@@ -21,27 +21,6 @@ ARRAYS = "arrays.npz"
 MAX_BYTES = 1 << 32  # of all arrays of one file
 Array = NDArray[Any]
 
-# Names of schema 1: a prefix and the name of the field, except for a few.
-_PREFIXES_1 = {
-    "fit": "nuts_",
-    "examples": "example_",
-    "attacked": "attacked_",
-    "pictures": "pictures_",
-    "frontier": "frontier_",
-}
-_NAMES_1 = {
-    "fit.clean_correct": "nuts_clean_right",
-    "fit.attacked_correct": "nuts_attacked_right",
-    "fit.families": "nuts_kinds",
-    "fit.family_scores": "nuts_kinds_worth",
-    "fit.usable": "nuts_landscape_usable",
-    "fit.landscape_family": "nuts_landscape_of",
-    "fit.selected": "nuts_chosen",
-    "fit.map_curve": "nuts_curve_nuts",
-    "fit.plain_curve": "nuts_curve_plain",
-    "examples.class_names": "class_names",
-}
-
 
 class _Group:
     """Saving and loading of a dataclass whose fields are arrays, numbers, strings or tuples of
@@ -63,15 +42,13 @@ class _Group:
 
     @classmethod
     def load(cls, folder: Path | str) -> Self | None:
-        """Read the group from a run folder, of this schema or of schema 1; None if the folder has
-        none."""
+        """Read the group from a run folder; None if the folder has none."""
         path, values = Path(folder) / ARRAYS, {}
         stored = (
             {name: _value(array) for name, array in read_npz(path).items()} if path.exists() else {}
         )
         for name in _fields(cls):
-            key = f"{cls.prefix}.{name}"
-            value = stored.get(key, stored.get(_NAMES_1.get(key, _PREFIXES_1[cls.prefix] + name)))
+            value = stored.get(f"{cls.prefix}.{name}")
             if value is not None:
                 values[name] = value
         required = {
@@ -147,13 +124,11 @@ class FitArrays(_Group):
     landscape_family: str = "maps"  # which family of maps the landscape shows
     objective: str = "mixture"  # what the score is: "mixture" (clean accuracy) or "surrogate"
     families: tuple[str, ...] = ()
-    family_scores: Array | None = (
-        None  # best score of each family; −inf if every candidate was rejected
-    )
+    # Best score of each family; −inf if every candidate was rejected
+    family_scores: Array | None = None
     selected: Array | None = None  # numbers of the selected map: s, p, c, …
-    map_curve: Array | None = (
-        None  # (T, 2) clean and attacked accuracy of fitted maps that may lose more and more
-    )
+    # (T, 2) clean and attacked accuracy of fitted maps that may lose more and more
+    map_curve: Array | None = None
     plain_curve: Array | None = None  # (T, 2) the same for plain mixing
 
     def __post_init__(self) -> None:
@@ -315,17 +290,15 @@ class FrontierArrays(_Group):
     alpha: Array  # (T,)
     lost: Array  # (T,) what a mixture of the frontier may lose; NaN for the others
     predicted: Array  # (T, N) classes of clean images
-    by_accurate: (
-        Array  # (T, N) bool: the accurate model can change the prediction for the clean image
-    )
+    # (T, N) bool: the accurate model can change the prediction for the clean image
+    by_accurate: Array
     standing: Array  # (T, N) bool: correct, clean and at every attacked point, whatever the accurate model says there
     gaps: Array  # (2, N) largest minus second largest probability of the robust model, without and with the map
     margins: Array  # (2, N) its smallest signed margin over clean and attacked points, without and with the map
     evaluated: float  # alpha of the mixture that was attacked
     names: tuple[str, ...]  # of the accurate base, the robust base and the mixture in rows
-    clean_margins: Array | None = (
-        None  # (2, N) its signed margin on the clean image, without and with the map
-    )
+    # (2, N) its signed margin on the clean image, without and with the map
+    clean_margins: Array | None = None
 
     def __post_init__(self) -> None:
         grid = steps, count = self.alpha.size, self.index.size

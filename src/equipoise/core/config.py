@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from equipoise import __version__
 from equipoise.core import checks
 from equipoise.core.checks import InputError
 
-SCHEMAS = (1, 2)  # of run.toml, mixture.toml and summary.json that can be read; the last is written
+SCHEMA = 2  # of run.toml, mixture.toml, summary.json and state.pt
 MAX_BYTES = 1 << 26  # of one TOML or JSON file: real ones are far smaller
 MAX_DEPTH = 50  # of nested tables and lists
 
@@ -56,36 +56,27 @@ def read_text(path: Path, most: int = MAX_BYTES) -> str:
         ) from None
 
 
-def check_schema(table: Mapping[str, Any], path: Path, schemas: Sequence[int] = SCHEMAS) -> int:
-    """The schema of a file, one of consecutive `schemas`.
-
-    The error for one that only a newer version of Equipoise can read names that version.
-    """
-    schema, known = table.get("schema"), list(schemas)
-    if not isinstance(schema, int) or isinstance(schema, bool) or schema < known[0]:
+def check_schema(table: Mapping[str, Any], path: Path) -> None:
+    """Refuse a file that an older or a newer version of Equipoise wrote in another schema."""
+    schema = table.get("schema")
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise InputError(f"`schema` must be {SCHEMA} in {path}, got {checks.shown(schema)}")
+    if schema < SCHEMA:
         raise InputError(
-            f"`schema` must be {' or '.join(map(str, known))} in {path}, got {checks.shown(schema)}"
+            f"{path} was written by an old version of Equipoise (schema {schema}), which is no longer "
+            "read: run its command again in a new folder"
         )
-    if schema > known[-1]:
+    if schema > SCHEMA:
         version = str(table.get("version", __version__))
         writer = (
             f"by Equipoise {checks.shorten(version, 40)}"
             if version != __version__
-            else ("by a newer version of Equipoise")
+            else "by a newer version of Equipoise"
         )
         raise InputError(
             f"{path} was written {writer} (schema {checks.shown(schema)}) and needs that version; this is "
-            f"{__version__}, which reads {_listed(known)}"
+            f"{__version__}, which reads schema {SCHEMA}"
         )
-    return schema
-
-
-def _listed(schemas: list[int]) -> str:
-    return (
-        f"schema {schemas[0]}"
-        if len(schemas) == 1
-        else f"schemas {' and '.join(map(str, schemas))}"
-    )
 
 
 def _parse(parser: Callable[[str], Any], text: str, must: str) -> Any:

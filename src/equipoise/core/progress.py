@@ -1,10 +1,9 @@
-"""Progress of long work: bars in a terminal or notebook; elsewhere plain lines of a command,
-silence in a library.
+"""Progress of long work, on standard error.
 
-Packages write `with progress.task("attacking", total=1000) as task: task.advance(64, robust=400)`.
-Work of several tasks says so first, `with progress.plan({"attacking": 20, "searching": 1}):`, with
-the shares of the tasks, so that it is also shown how far the whole is and how long it takes. A
-command opens `with progress.display():`, so that its progress is shown without a terminal, too.
+Code that takes long writes `with progress.stage("attacking", total=1000) as stage:` and
+`stage.advance(64)`. Nothing is shown unless a command, or the user, has written
+`with progress.shown():` around it. Then each stage has a bar with the time left; where standard
+error is no terminal, it has a line with its name and at most one more line a minute.
 """
 
 from __future__ import annotations
@@ -12,126 +11,134 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from equipoise.core.progress_display import Bars, Display, Lines, StagePlan, new_bars
-from equipoise.core.progress_display import Task as Task
+from equipoise.core.text import literal
 
-_display: ContextVar[Display | None] = ContextVar("display", default=None)
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+SECONDS_BETWEEN_LINES = 60.0
+LONGEST_NAME = 34  # characters beside a bar
+# Seconds over which the speed is averaged: a batch of a slow attack takes minutes.
+SPEED_PERIOD = 600.0
+
+_bars: ContextVar[Progress | None] = ContextVar("bars", default=None)
 
 
 @contextmanager
-def display() -> Iterator[None]:
-    """Show the progress of everything inside on standard error; of several processes, only that of
-    the first."""
-    if not _is_first() or _display.get() is not None:
+def shown() -> Iterator[None]:
+    """Show the progress of everything inside; of several processes, only that of the first."""
+    is_first = os.environ.get("RANK", "0") == "0"
+    if not is_first or _bars.get() is not None:
         yield
         return
-    with (
-        new_bars() if _is_interactive() else nullcontext() as bars,
-        _shown_by(Lines() if bars is None else Bars(bars)),
-    ):
-        yield
-
-
-def hidden() -> AbstractContextManager[None]:
-    """Show no progress of anything inside."""
-    return _shown_by(Display())
-
-
-@contextmanager
-def _shown_by(shown: Display) -> Iterator[None]:
-    token = _display.set(shown)
+    bars = _new_bars()
+    token = _bars.set(bars)
     try:
-        yield
+        with bars if _is_interactive() else nullcontext():
+            yield
     finally:
-        _display.reset(token)
-
-
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
-
-
-def _is_interactive() -> bool:
-    """Whether standard error is a terminal that can move its cursor, or the code runs in a
-    notebook."""
-    return (
-        sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-    ) or "ipykernel" in sys.modules
+        _bars.reset(token)
 
 
 def note(text: str) -> None:
-    """Show a line, such as where a run resumes, wherever progress is shown."""
-    shown = _display.get()
-    if shown is not None:
-        shown.note(text)
-    elif _is_interactive() and _is_first():
-        print(text, file=sys.stderr, flush=True)
+    """Show a line, such as where a run resumes."""
+    bars = _bars.get()
+    if bars is not None:
+        bars.console.print(literal(text), soft_wrap=True)
 
 
 @contextmanager
-def _visible() -> Iterator[Display]:
-    """The display, or a new one in a terminal."""
-    if (shown := _display.get()) is not None:
-        yield shown
-    elif _is_interactive() and _is_first():
-        with display():
-            yield _display.get() or Display()
-    else:
-        yield Display()
-
-
-@contextmanager
-def plan(shares: Mapping[str, float] | Sequence[tuple[str, float]]) -> Iterator[None]:
-    """Work that consists of these tasks or stages, in this order, with their shares of the time.
-
-    Inside a stage of another plan it is a part of it. Stages are skipped where others come next,
-    and those of one name, which only a sequence can have, are entered one after the other.
-    """
-    with _visible() as shown:
-        shown.plans.append(StagePlan(shares))
-        if len(shown.plans) == 1:
-            shown.start = time.monotonic()
-        try:
-            shown.show_plan()
-            yield
-        finally:
-            shown.plans.pop()
-            shown.show_plan()
-
-
-@contextmanager
-def stage(name: str) -> Iterator[None]:
-    """A stage of a plan that has tasks or plans of its own."""
-    with _visible() as shown, _entered(shown, name, is_task=False):
-        shown.show_plan()
-        yield
-
-
-@contextmanager
-def _entered(shown: Display, name: str, is_task: bool) -> Iterator[None]:
-    if not shown.plans:
-        yield
+def stage(name: str, total: int, done: int = 0) -> Iterator[StageProgress]:
+    """A piece of work of `total` units, of which `done` were finished before."""
+    bars = _bars.get()
+    if bars is None:
+        yield StageProgress()
         return
-    current = shown.plans[-1]
-    current.is_unplanned = not current.enter(name, is_task)
+    own = _ShownStage(bars, name, total, done)
     try:
-        yield
-    finally:
-        if current.is_unplanned:
-            current.inside, current.is_unplanned = (1 + current.inside) / 2, False
-        else:
-            current.leave()
-
-
-@contextmanager
-def task(name: str, total: int, done: int = 0) -> Iterator[Task]:
-    """A piece of work of `total` units, of which `done` were finished before the clock started."""
-    with (
-        _visible() as shown,
-        _entered(shown, name, is_task=True),
-        shown.new_task(name, total, done) as own,
-    ):
         yield own
+    finally:
+        own.end()
+
+
+class StageProgress:
+    """A piece of work in progress that is not shown."""
+
+    def advance(self, amount: int, **status: object) -> None:
+        """`amount` more units are done; `status` such as `robust="40/64"` is shown beside them."""
+
+
+class _ShownStage(StageProgress):
+    """A stage with a bar, or with lines where the bars were not started."""
+
+    def __init__(self, bars: Progress, name: str, total: int, done: int) -> None:
+        self.bars, self.name = bars, literal(name)
+        self.has_bar = bars.live.is_started
+        self.last_line = time.monotonic()
+        self.number = bars.add_task(_end_of(self.name), total=total, completed=done, status="")
+        if not self.has_bar:
+            note(self.name)
+
+    def advance(self, amount: int, **status: object) -> None:
+        """Count, and show it."""
+        text = literal(", ".join(f"{key} {value}" for key, value in status.items()))
+        self.bars.update(self.number, advance=amount, status=text)
+        now = time.monotonic()
+        if not self.has_bar and now - self.last_line >= SECONDS_BETWEEN_LINES:
+            self.last_line = now
+            note(self._line())
+
+    def _line(self) -> str:
+        task = next(task for task in self.bars.tasks if task.id == self.number)
+        parts = [f"{self.name}: {task.completed:.0f}/{task.total:.0f}"]
+        if task.fields["status"]:
+            parts.append(task.fields["status"])
+        if task.time_remaining is not None:
+            parts.append(f"{timedelta(seconds=int(task.time_remaining))} left")
+        return ", ".join(parts)
+
+    def end(self) -> None:
+        """Take the bar away."""
+        self.bars.refresh()
+        self.bars.remove_task(self.number)
+
+
+def _is_interactive() -> bool:
+    """Whether bars can be drawn: on a terminal that can move its cursor, and in a notebook."""
+    is_terminal = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    return is_terminal or "ipykernel" in sys.modules
+
+
+def _end_of(name: str) -> str:
+    """A name beside a bar; of a long one, such as a path, the end."""
+    return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"
+
+
+def _new_bars() -> Progress:
+    """Bars on standard error, which vanish in the end."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=16),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[status]}", markup=False),
+        TimeRemainingColumn(),
+        console=Console(stderr=True, markup=False, emoji=False, highlight=False),
+        get_time=time.monotonic,
+        speed_estimate_period=SPEED_PERIOD,
+        transient=True,
+    )

@@ -20,7 +20,7 @@ from typing import Any
 from equipoise import __version__
 from equipoise.core import checks, config, files, parallel, progress, results, rows, serialize
 from equipoise.core.checks import InputError
-from equipoise.core.results import SCHEMA, Summary
+from equipoise.core.results import Summary
 from equipoise.core.rows import AttackRow, EpochRow, ImageRow, Row, RowKey
 
 MAX_ROW_BYTES = 1 << 32  # of one file: ten million rows are about a third of it
@@ -58,9 +58,8 @@ class Run:
             str(self.folder),
         )
         self._labels = labels
-        self._merged: list[Row] | None = (
-            None  # all rows, once they are merged and until more are added
-        )
+        # All rows, once they are merged and until more are added
+        self._merged: list[Row] | None = None
         self.done: set[RowKey] = {row.key for row in self.read_rows()}
         self._part = self.folder / "parts" / f"{self.world.rank}.jsonl"
         parallel.barrier()  # no process appends before every process has read
@@ -90,7 +89,7 @@ class Run:
             )
         started = {"date": _date_of(path) or datetime.date.today().isoformat()}
         content = {
-            "schema": SCHEMA,
+            "schema": config.SCHEMA,
             "version": __version__,
             "identity": identity,
             "settings": {**settings, **started},
@@ -99,13 +98,7 @@ class Run:
         return lock
 
     def _check_identity(self, path: Path, identity: Mapping[str, Any]) -> None:
-        existing = read_description(path)
-        if existing.schema != SCHEMA:
-            raise InputError(
-                f"`out` must be a new folder: {self.folder} was written by another version of Equipoise "
-                f"(schema {existing.schema}), whose results can be read but not resumed"
-            )
-        previous = existing.identity
+        previous = read_description(path).identity
         there, here = _flatten(previous), _flatten(tomllib.loads(config.dumps(identity)))
         for key in {**here, **there}:
             if there.get(key) != here.get(key):
@@ -144,9 +137,8 @@ class Run:
                 )
             shutil.rmtree(parts)
         parallel.barrier()
-        if (
-            self._merged is None or self.world.size > 1
-        ):  # another process may have merged rows since
+        # Another process may have merged rows since
+        if self._merged is None or self.world.size > 1:
             self._merged = self.read_rows()
         return list(self._merged)
 
@@ -201,11 +193,11 @@ class RunDescription:
     schema: int
     identity: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-    version: str | None = None  # of Equipoise; recorded since schema 2
+    version: str | None = None  # of Equipoise
 
 
 def read_description(path: Path) -> RunDescription:
-    """Read a `run.toml` of this schema or of schema 1."""
+    """Read a `run.toml`."""
     table = config.read(path)
     config.check_schema(table, path)
     return serialize.from_plain(RunDescription, table, str(path))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from equipoise.core import checks, config, serialize
 from equipoise.core.checks import InputError
@@ -22,10 +22,8 @@ CERTIFY, SELECT_ALPHA, LIPSCHITZ, MIXING_RATIO, EPOCH = (
     "epoch",
 )
 AUDIT = "audit/"  # before the stage of an audit that broke an image
-SEARCH, CALIBRATION = (
-    "search",
-    "calibration",
-)  # halves of fitting images: for the map, and for its threshold
+# Halves of fitting images: for the map, and for its threshold
+SEARCH, CALIBRATION = "search", "calibration"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,33 +65,18 @@ class AttackRow(ImageRow):
     kind = "attack"
     predicted: int | None = None
     margin: float | None = None  # signed probability margin of the true class
-    top_gap: Share | None = (
-        None  # probability of the predicted class minus that of the runner-up, right or wrong
-    )
-    share_correct: Share | None = (
-        None  # of the passes of a randomised model; `predicted` is the most frequent class
-    )
-    passes: int | None = (
-        None  # behind that share; as many others, independent of them, are behind the margin
-    )
-    broken_by: str | None = (
-        None  # the stage of a suite that broke the image, after AUDIT if only the audit did
-    )
-    attack_passes: int | None = (
-        None  # network passes with a gradient until it was broken, or of all stages; of a suite
-    )
-    broken_as_bytes: bool | None = (
-        None  # of a misclassified attacked image: still so after rounding to 8 bits
-    )
-    audit_passes: int | None = (
-        None  # network passes with a gradient of the audit, if the image was in its sample
-    )
-    image_alpha: float | None = (
-        None  # weight that a mixture gives its robust side at the attacked image
-    )
-    oracle_correct: bool | None = (
-        None  # whether any weight in [0, 1] would classify the attacked image correctly
-    )
+    # Of the passes of a randomised model; `predicted` is the most frequent class
+    share_correct: Share | None = None
+    # Behind that share; as many others, independent of them, are behind the margin
+    passes: int | None = None
+    # The stage of a suite that broke the image, after AUDIT if only the audit did
+    broken_by: str | None = None
+    # Network passes with a gradient until it was broken, or of all stages; of a suite
+    attack_passes: int | None = None
+    # Of a misclassified attacked image: still so after rounding to 8 bits
+    broken_as_bytes: bool | None = None
+    # Network passes with a gradient of the audit, if the image was in its sample
+    audit_passes: int | None = None
     radius: NonNegative | None = None  # norm of the smallest perturbation that was misclassified
     max_radius: NonNegative | None = None  # of a search for it: the largest that was allowed
     half: str | None = None  # for fitting images: SEARCH or CALIBRATION
@@ -112,9 +95,8 @@ class CertificateRow(ImageRow):
     predicted: int
     radius: float
     lower: float  # lower bound on the probability of `top`
-    upper: float | None = (
-        None  # of certificates from both sides: upper bound on that of every other class
-    )
+    # Of certificates from both sides: upper bound on that of every other class
+    upper: float | None = None
     samples: int
     top: int
     answer: int  # what PREDICT returns
@@ -190,11 +172,9 @@ ROW_TYPES: dict[str, type[Row]] = {
 
 
 def parse(line: str, where: str) -> Row:
-    """Read one line of `rows.jsonl`, of this schema or of schema 1."""
+    """Read one line of `rows.jsonl`."""
     try:
         values = config.parse_json(line, "it")
-        if "kind" not in values:
-            values = _from_schema_1(values)
         row: Row = serialize.from_plain(ROW_TYPES[values.pop("kind")], values, "the row")
         if isinstance(row, AttackRow) and row.predicted is not None:
             checks.require(
@@ -208,38 +188,6 @@ def parse(line: str, where: str) -> Row:
         raise InputError(f"{where} must be a row of a run: {error}") from None
     except (TypeError, KeyError, AttributeError):  # no table, or not one of a row
         raise InputError(f"{where} must be a row of a run, got {checks.shown(line)}") from None
-
-
-_KINDS_1 = {
-    CERTIFY: "certificate",
-    SELECT_ALPHA: "certificate",
-    LIPSCHITZ: "lipschitz",
-    MIXING_RATIO: "mixing-ratio",
-}
-
-
-def _from_schema_1(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows of schema 1 did not name their kind, and had other names for some fields."""
-    attack = values["attack"]
-    if attack == EPOCH:
-        fields = {field.name for field in dataclasses.fields(EpochRow)}
-        known = {key: value for key, value in values.items() if key in fields}
-        return {
-            "kind": "epoch",
-            **known,
-            "validation": {k: v for k, v in values.items() if k not in fields},
-        }
-    if attack.startswith("confidence@"):
-        return {"kind": "confidence", **values}
-    if "apparent" in values:
-        return {"kind": "certificate-attack", **values}
-    names = {"weight": "image_alpha", "possible": "oracle_correct"}
-    halves = {"choose": "search", "promise": "calibration"}
-    renamed = {
-        names.get(key, key): halves[value] if key == "half" else value
-        for key, value in values.items()
-    }
-    return {"kind": _KINDS_1.get(attack, "attack"), **renamed}
 
 
 def certificates(

@@ -38,7 +38,7 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
 
 
-_WRAPPERS = re.compile(r"(?:(?:smoothed|tta|looks):[^:]*:)+")  # around the reference of a model
+_WRAPPERS = re.compile(r"(?:(?:smoothed|tta):[^:]*:)+")  # around the reference of a model
 
 
 def is_reference(name: str) -> bool:

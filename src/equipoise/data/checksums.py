@@ -1,9 +1,5 @@
 """SHA-256 checksums of the files of the official data sets, packed and unpacked, as they are widely
-published.
-
-Those of the unpacked MNIST and of the binary CIFAR-10 were also computed from the files that the
-tests read.
-"""
+published."""
 
 SHA256: dict[str, dict[str, str]] = {
     "mnist": {

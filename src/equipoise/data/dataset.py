@@ -195,8 +195,9 @@ class Batch:
 
 
 def pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Images as floats in [0, 1]: bytes are divided by 255, rounded once; floats stay as they
-    are."""
+    """Images as contiguous floats in [0, 1]: bytes are divided by 255, rounded once; floats stay as
+    they are."""
+    images = images.contiguous()  # a network that flattens with `.view` needs it
     if images.is_floating_point():
         return images.to(dtype)
     # CUDA turns a division by a Python number into a multiplication by the rounded 1/255; division

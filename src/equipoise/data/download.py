@@ -135,12 +135,12 @@ def _append(remote: Remote, file: BinaryIO) -> bool:
         if have and response.status != HTTPStatus.PARTIAL_CONTENT:
             have = file.truncate(0)  # the server sends the whole file again
         size = int(response.headers.get("Content-Length") or 0)
-        with progress.task(f"downloading {remote.file}", total=have + size, done=have) as task:
+        with progress.stage(f"downloading {remote.file}", total=have + size, done=have) as stage:
             received = 0
             while chunk := response.read(_CHUNK):
                 file.write(chunk)
                 received += len(chunk)
-                task.advance(len(chunk))
+                stage.advance(len(chunk))
         file.flush()
     return received >= size
 
@@ -150,11 +150,11 @@ def sha256(path: Path) -> str:
     total = hashlib.sha256()
     with (
         path.open("rb") as file,
-        progress.task(f"checking {path.name}", total=path.stat().st_size) as task,
+        progress.stage(f"checking {path.name}", total=path.stat().st_size) as stage,
     ):
         while chunk := file.read(_CHUNK):
             total.update(chunk)
-            task.advance(len(chunk))
+            stage.advance(len(chunk))
     return total.hexdigest()
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from equipoise.attacks import ATTACKS, make_attack
 from equipoise.certification import CERTIFICATES, SamplingSettings, SmoothingPlan
 from equipoise.certification.certificate import MAX_SIGMAS
-from equipoise.core import checks, format, parallel, progress
+from equipoise.core import checks, format, parallel
 from equipoise.core.device import PRECISIONS, resolve
 from equipoise.core.modes import outside_inference_mode
 from equipoise.core.records import Run
@@ -326,15 +326,14 @@ def run_certification(
         [key for job in jobs for index in data.index.tolist() for key in job.keys(index)]
     )
     further = [measurement for measurement in (attack, diagnosis) if measurement is not None]
-    with progress.plan(certificates.planned_tasks(jobs, [each.name for each in further])):
+    for job in jobs:
+        certificates.certify_images(job, data, run, conditions)
+    rows, plan = run.finish(), jobs[0].plan
+    results = certificates.results(rows, plan)
+    for measurement in further:
         for job in jobs:
-            certificates.certify_images(job, data, run, conditions)
-        rows, plan = run.finish(), jobs[0].plan
-        results = certificates.results(rows, plan)
-        for measurement in further:
-            for job in jobs:
-                measurement.measure(job, data, rows, run, conditions)
-            results += measurement.results(rows := run.finish(), plan)
+            measurement.measure(job, data, rows, run, conditions)
+        results += measurement.results(rows := run.finish(), plan)
     summary = Summary(
         command="certify",
         seconds=time.monotonic() - start,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise.attacks import ATTACKS, EOT, MAX_PASSES, REPEATS
+from equipoise.attacks import ATTACKS, EOT, MAX_PASSES, REPEATS, Attack, BatchAttack
 from equipoise.core import aggregation, checks, format, parallel, progress
 from equipoise.core.device import PRECISIONS, attack_batch_setting, attack_batch_size, resolve
 from equipoise.core.modes import outside_inference_mode
@@ -31,7 +31,6 @@ from equipoise.evaluation.adaptive import KINDS, OWN_GRADIENTS
 from equipoise.evaluation.adversarial import AdversarialImages
 from equipoise.evaluation.alpha_sweep import AlphaSweep
 from equipoise.evaluation.audit import AUDITED, COUNT, audit_results
-from equipoise.evaluation.duplicates import copy_rows, find_duplicates
 from equipoise.evaluation.given_models import Models, load_models, load_one
 from equipoise.evaluation.job import (
     MODEL,
@@ -46,9 +45,8 @@ from equipoise.evaluation.lipschitz_estimates import estimate_lipschitz, estimat
 from equipoise.evaluation.measure import measure
 from equipoise.evaluation.plan import SOURCES, Attacks, EvaluationPlan, select_attacks
 from equipoise.evaluation.random_search import random_search_notes
-from equipoise.evaluation.sanity_checks import check_jobs, planned_checks
+from equipoise.evaluation.sanity_checks import check_jobs
 from equipoise.evaluation.stage_log import remove_stage_logs
-from equipoise.evaluation.time_estimate import estimate_time, planned_passes
 from equipoise.local_smoothing.smoothing import SPACES, TRUSTS
 from equipoise.models import LoadOptions, name_failing_model
 
@@ -245,8 +243,7 @@ def evaluate(
     A mixture is evaluated beside its two bases, compared with them image by image, and attacked
     adaptively; its cost is measured, whether its promise was kept on these images is said, and
     images that it was fitted on are reported. Several mixtures of one pair come beside its two
-    bases, which are measured once. Every attacked model gets sanity checks. Models of
-    the same weights are attacked once, however often they are named.
+    bases, which are measured once. Every attacked model gets sanity checks.
 
     With `alphas` one mixture, or the accurate and the robust model in this order, is evaluated at
     each of these weights instead: clean, under PGD on either base, whose images serve for all
@@ -327,11 +324,7 @@ def evaluate(
             else frozenset(images.index[: adversarial.PICTURES].tolist()),
             plan.points(run, conditions),
         )
-        estimate = None
-        if world.is_leader and (
-            estimate := estimate_time(missing_jobs(plan.jobs, images, run), images, conditions)
-        ):
-            progress.note(str(estimate))
+        note_planned_passes(missing_jobs(plan.jobs, images, run), images)
         overlap, cost = (plan.overlap(), plan.cost(conditions)) if world.is_leader else ({}, [])
         summary = run_jobs(
             plan.jobs,
@@ -341,7 +334,6 @@ def evaluate(
             plan.pairs,
             images=kept,
             overlap=overlap,
-            planned=None if estimate is None else estimate.tasks,
             methods=plan.methods(),
             costs=tuple(cost),
             promised=plan.promised(threat, overlap),
@@ -366,35 +358,25 @@ def run_jobs(
     start_time: float | None = None,
     images: AdversarialImages | None = None,
     promised: Mapping[tuple[str, str], Target] | None = None,
-    planned: Mapping[str, float] | None = None,
     **sections: Any,
 ) -> Summary:
     """Measure all jobs and write the summary; `pairs` of models are compared image by image.
 
     `promised` is what a fitted mixture may lose against its robust base, by their names. `images`
-    keeps attacked images. `planned` are the passes of each task, if they were estimated.
-    `start_time` (by :func:`time.monotonic`) is that of a longer command that ends here; `sections`
-    are further fields of the :class:`~equipoise.core.results.Summary`.
+    keeps attacked images. `start_time` (by :func:`time.monotonic`) is that of a longer command that
+    ends here; `sections` are further fields of the :class:`~equipoise.core.results.Summary`.
     """
     start = time.monotonic() if start_time is None else start_time
     run.note_resumed([job.key(index) for job in jobs for index in data.index.tolist()])
     audit_seconds: dict[str, float | None] = dict.fromkeys(map(str, jobs), 0.0)
-    duplicates = find_duplicates(jobs)
     keep: dict[str, Any] = {} if images is None else images.callbacks()
     if images is not None and images.keep is None:
-        images.check_complete(jobs, duplicates)
-    missing = missing_jobs(jobs, data, run)
-    passes = planned_passes(missing, data) if planned is None else planned
-    with progress.plan({**passes, **planned_checks(missing, data)}):
-        for job in jobs:
-            if (original := duplicates.get(str(job))) is None:
-                audit_seconds[str(job)] = measure(job, data, run, conditions, **keep)
-            else:
-                copy_rows(job, original, run)
-                audit_seconds[str(job)] = audit_seconds[str(original)]
-        rows = run.finish()
-        remove_stage_logs(run)
-        sanity_checks = check_jobs(jobs, data, conditions, run, rows, duplicates)
+        images.check_complete(jobs)
+    for job in jobs:
+        audit_seconds[str(job)] = measure(job, data, run, conditions, **keep)
+    rows = run.finish()
+    remove_stage_logs(run)
+    sanity_checks = check_jobs(jobs, data, conditions, run, rows)
     summary = Summary(
         command=command,
         seconds=time.monotonic() - start,
@@ -406,24 +388,36 @@ def run_jobs(
         as_bytes=tuple(aggregation.as_bytes(rows, conditions.threat)),
         notes=(*class_share_notes(data), *random_search_notes(jobs)),
         radius_curves=tuple(aggregation.radius_curves(rows, conditions.threat.norm)),
-        copied={name: str(original) for name, original in duplicates.items()},
         **sections,
     )
     if images is not None:
-        adversarial.finish(images, jobs, data, rows, conditions.threat, duplicates)
+        adversarial.finish(images, jobs, data, rows, conditions.threat)
     run.write_summary(summary)
     return summary
 
 
 def missing_jobs(jobs: Sequence[Job], data: Dataset, run: Run) -> list[Job]:
-    """The jobs that still have to measure images; duplicates of others do not."""
-    duplicates = find_duplicates(jobs)
-    return [
-        job
-        for job in jobs
-        if str(job) not in duplicates
-        and any(job.key(index) not in run.done for index in data.index.tolist())
-    ]
+    """The jobs that still have to measure images."""
+    indices = data.index.tolist()
+    return [job for job in jobs if any(job.key(index) not in run.done for index in indices)]
+
+
+def note_planned_passes(jobs: Sequence[Job], data: Dataset) -> None:
+    """Show how many passes the attacks of these jobs make at most; images that break need fewer."""
+    total = 0.0
+    for job in jobs:
+        total += len(data) * most_passes(job.attack)
+        if job.audit is not None:
+            total += min(job.audit.count, len(data)) * most_passes(job.audit.attack)
+    if total > 0:
+        progress.note(f"at most {total / len(data):.0f} passes per image for {len(data)} images")
+
+
+def most_passes(attack: Attack) -> float:
+    """The most network passes with a gradient that an attack makes for one image."""
+    if isinstance(attack, BatchAttack) and hasattr(attack, "steps"):
+        return float(attack.steps * getattr(attack, "restarts", 1) * (attack.eot or 1))
+    return sum(stage.cost * (stage.gradients.eot or 1) for stage in attack.stages())
 
 
 @contextmanager

@@ -33,7 +33,6 @@ from equipoise.core.rows import AUDIT, AttackRow, Row, RowKey
 from equipoise.data import Dataset, pixels
 from equipoise.evaluation.job import Conditions, Job
 from equipoise.evaluation.stage_log import STAGES, StageLog
-from equipoise.evaluation.time_estimate import audit_title
 
 BYTES_BLOCK = 16  # images per pass that are judged after rounding to bytes
 KeepImages = Callable[[Job, Sequence[int], Tensor], None]  # job, indices and attacked images
@@ -44,7 +43,6 @@ Observe = Callable[
     [Job], nn.Module | None
 ]  # the part of the job's model whose outputs are recorded
 NOTHING: Callable[..., None] = lambda *_: None  # noqa: E731
-RecordExtra = Callable[[nn.Module, Tensor, Tensor], Mapping[str, Sequence[Any]]]
 
 
 def measure_batches(
@@ -74,12 +72,12 @@ def measure_batches(
         return [row for _, part in parts for row in part]
 
     batches = torch.arange(len(data)).split(batch_size)[run.world.rank :: run.world.size]
-    with progress.task(title, total=sum(map(len, batches))) as task:
+    with progress.stage(title, total=sum(map(len, batches))) as stage:
         for positions in batches:
             batch = data.take(positions)
             if any(key not in run.done for index in batch.index.tolist() for key in keys(index)):
                 run.append(compute_in_parts(batch))
-            task.advance(len(batch), **(status() if status is not None else {}))
+            stage.advance(len(batch), **(status() if status is not None else {}))
 
 
 def measure(
@@ -87,17 +85,14 @@ def measure(
     data: Dataset,
     run: Run,
     conditions: Conditions,
-    record_extra: RecordExtra | None = None,
     keep: KeepImages = NOTHING,
     record: RecordPoints = NOTHING,
     observe: Observe = NOTHING,
 ) -> float | None:
     """Attack every image of `data` that the run has no row for yet.
 
-    `record_extra` computes further columns of the rows from model, attacked images (B, C, H, W) and
-    labels (B,). A suite is then run batch by batch, because only then the attacked images of a
-    whole batch are available; so is an attack on a randomised model, whose random numbers are those
-    of a batch. `keep` gets attacked images with their indices before their rows are written: all,
+    An attack on a randomised model is run batch by batch, because its random numbers are those of a
+    batch. `keep` gets attacked images with their indices before their rows are written: all,
     or those that a suite breaks. `record` also gets the nearest points of the images that a stage
     did not break, before the stage is logged, with the outputs of what `observe` names.
 
@@ -105,17 +100,13 @@ def measure(
         The seconds of the audit; None where an earlier start of the run has audited, too.
     """
     job.model.to(conditions.device)
-    if (
-        record_extra is None
-        and not isinstance(job.attack, BatchAttack)
-        and job.attack.repeats is None
-    ):
+    if not isinstance(job.attack, BatchAttack) and job.attack.repeats is None:
         return _measure_suite(job, data, run, conditions, keep, record, observe(job))
     correct = total = 0
 
     def compute(batch: Dataset) -> list[AttackRow]:
         nonlocal correct, total
-        rows = _attack_batch(job, batch, conditions, record_extra, keep, record)
+        rows = _attack_batch(job, batch, conditions, keep, record)
         correct, total = correct + sum(row.correct for row in rows), total + len(rows)
         return rows
 
@@ -135,7 +126,6 @@ def _attack_batch(
     job: Job,
     batch: Dataset,
     conditions: Conditions,
-    record_extra: RecordExtra | None,
     keep: KeepImages,
     record: RecordPoints,
 ) -> list[AttackRow]:
@@ -146,24 +136,20 @@ def _attack_batch(
     )
 
     def logits() -> Tensor:
-        z = checks.logits(
-            job.model(device.full_precision_layout(x_adv)), len(x), f"logits of {job.name}"
-        ).float()
+        z = checks.logits(job.model(x_adv.contiguous()), len(x), f"logits of {job.name}").float()
         checks.labels(y, z.shape[1])
         return z
 
     # Attacks may be found in reduced precision; success is decided in full precision.
     with inference(job.model), torch.no_grad(), device.full_precision(conditions.device):
         verdict = judge_with_new_passes(logits, y, stream, job.attack.repeats)
-        extra = {} if record_extra is None else record_extra(job.model, x_adv, y)
     keep(job, batch.index.tolist(), x_adv)
     record(job, batch.index.tolist(), x_adv, verdict.margin, None)
-    columns = {
+    columns: dict[str, Sequence[Any]] = {
         "label": y.tolist(),
         "predicted": verdict.predicted.tolist(),
         "correct": (verdict.predicted == y).tolist(),
         "margin": [round(value, 6) for value in verdict.margin.tolist()],
-        **extra,
     }
     if job.attack.repeats is not None:
         columns |= {
@@ -194,7 +180,7 @@ def _broken_as_bytes(
         return answers
 
     def judge(own: Tensor) -> Tensor:
-        rounded = device.full_precision_layout((x_adv[own] * 255).round() / 255)
+        rounded = ((x_adv[own] * 255).round() / 255).contiguous()
         still: Tensor = job.model(rounded).argmax(dim=1) != y[own]
         return still
 
@@ -426,7 +412,7 @@ def _run_stages(
         state=state,
         on_result=on_result,
         observe=observe,
-        title=audit_title(job) if is_audit else str(job),
+        title=f"{job}, audit" if is_audit else str(job),
     )
 
 

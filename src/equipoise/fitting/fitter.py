@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from equipoise import models
-from equipoise.core import aggregation, arrays, checks, files, parallel, progress
+from equipoise.core import aggregation, arrays, checks, files, parallel
 from equipoise.core.device import attack_batch_size, resolve
 from equipoise.core.modes import outside_inference_mode
 from equipoise.core.records import Run, nothing_left_on_refusal, read_rows
@@ -27,7 +27,7 @@ from equipoise.evaluation import Conditions
 from equipoise.evaluation.adaptive import ADAPTIVE_VERSION
 from equipoise.evaluation.cost import costs
 from equipoise.evaluation.job import MODEL, check_common, images_for, note_loaded
-from equipoise.fitting import artifacts, cached_logits
+from equipoise.fitting import artifacts
 from equipoise.fitting.cascade import fit_cascade
 from equipoise.fitting.conformal import Target
 from equipoise.fitting.gated import select_range
@@ -35,7 +35,6 @@ from equipoise.fitting.margin_attack import MarginAttack
 from equipoise.fitting.paper import PUBLISHED
 from equipoise.fitting.paper_fit import PaperFit, fit_paper
 from equipoise.fitting.pipeline import CalibratedMixture, ReusedMap, fit_mixture
-from equipoise.fitting.planned_attacks import planned_attacks
 from equipoise.fitting.result import Fit
 from equipoise.fitting.settings import FitSettings
 from equipoise.mixing import (
@@ -348,9 +347,7 @@ class _Task:
 
     def _fit_rule(self, out: Path | None) -> CalibratedMixture | PaperFit:
         fit_rule = FIT_RULES.get(self.settings.rule, fit_mixture)
-        is_resumed = out is not None and (out / cached_logits.FILE).exists()
-        with progress.plan(planned_attacks(self.settings, is_resumed=is_resumed)):
-            return fit_rule(self.attack, self.target, out, self.like)
+        return fit_rule(self.attack, self.target, out, self.like)
 
     def fit_gate(self, gate: Path, out: Path | None) -> Fit:
         """Fit a map, put the gate over it (over plain mixing where no map helps), and select its
@@ -358,11 +355,8 @@ class _Task:
         start = time.monotonic()
         network = load_gate(gate / GATE if gate.is_dir() else gate, self.accurate, self.robust)
         run = None if out is None else self.open_run(out, network)
-        with progress.plan({"fitting the map": 1, "selecting the range": 2}):
-            with progress.stage("fitting the map"):
-                base = self.fit_map(None if out is None else out / "map")
-            with progress.stage("selecting the range"):
-                return self._fit_range(network, base, run, start)
+        base = self.fit_map(None if out is None else out / "map")
+        return self._fit_range(network, base, run, start)
 
     def _fit_range(self, network: Gate, base: Fit, run: Run | None, start: float) -> Fit:
         """Put the gate over the map of `base` and select its range, unless the run has finished."""

@@ -140,19 +140,17 @@ class CandidateEvaluator:
         attack, conditions = self.attack_for(model), self.conditions
 
         def run(rows: slice) -> Tensor:
-            x = pixels(self.data.images[rows].to(conditions.device)).contiguous(
-                memory_format=torch.channels_last
-            )
+            x = pixels(self.data.images[rows].to(conditions.device))
             stream = rng.stream(
                 conditions.seed, "candidates", self.data.index[rows].to(conditions.device)
             )
             return attack(model, x, self.labels[rows], threat=conditions.threat, stream=stream)
 
         title, images = f"attacking a candidate (alpha {model.alpha:g})", []
-        with progress.task(title, total=len(self.data)) as task, inference(model):
+        with progress.stage(title, total=len(self.data)) as stage, inference(model):
             for rows, part in memory.in_batches(run, len(self.data), conditions.batch_size):
                 images.append(part)
-                task.advance(rows.stop - rows.start)
+                stage.advance(rows.stop - rows.start)
         return torch.cat(images)
 
 
@@ -178,12 +176,7 @@ class Selected:
         return float(self.survived.float().mean())
 
     def summary(
-        self,
-        *,
-        robust_attacked: float | None = None,
-        keep: float | None = None,
-        target: float | None = None,
-        promise: str | None = None,
+        self, *, robust_attacked: float | None = None, promise: str | None = None
     ) -> SelectionSummary:
         """As stored in `summary.json`."""
         return SelectionSummary(
@@ -193,8 +186,6 @@ class Selected:
             mixture=self.model.extra_repr(),
             candidates_attacked=self.candidates_attacked,
             robust_attacked=robust_attacked,
-            keep=keep,
-            target=target,
             promise=promise,
         )
 
@@ -299,23 +290,3 @@ def _best(
     # Ties in the first accuracy are broken by the second.
     score = torch.where(reaches, 10 + other + 1e-3 * constrained, constrained + 1e-3 * other)
     return int(score.argmax())
-
-
-def shift_for(
-    model: GatedClassifier, logits: CandidateLogits, clean: float, shifts: Sequence[float]
-) -> GatedClassifier:
-    """The same gate with the greatest shift, thus the most robust, that still reaches a clean
-    accuracy [Bai2024, C.2].
-
-    If none does, the most accurate.
-    """
-    candidates = [model.with_range(*model.alpha_range, shift=shift) for shift in sorted(shifts)]
-    accuracies = [float(logits.correct(candidate).float().mean()) for candidate in candidates]
-    reaching = [
-        candidate for candidate, value in zip(candidates, accuracies, strict=True) if value >= clean
-    ]
-    return (
-        reaching[-1]
-        if reaching
-        else candidates[max(range(len(candidates)), key=lambda row: accuracies[row])]
-    )

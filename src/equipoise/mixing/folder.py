@@ -28,9 +28,8 @@ from equipoise.models import LoadOptions, Normalized, checkpoint
 from equipoise.models.architectures import zoo
 from equipoise.models.loaded import remember_reference
 from equipoise.models.options import unescape
-from equipoise.models.reference import ALIASES, innermost
+from equipoise.models.reference import innermost
 
-SCHEMA = config.SCHEMAS[-1]
 NAME = "mixture.toml"
 GATE = "gate.safetensors"
 
@@ -39,9 +38,8 @@ GATE = "gate.safetensors"
 class _Base:
     reference: str
     digest: str
-    bundled_from: str | None = (
-        None  # the digest of the network that was traced for a bundle, whose names differ
-    )
+    # The digest of the network that was traced for a bundle, whose names differ
+    bundled_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,7 @@ def save_mixture(
         )
         save_gate(folder / GATE, mixture.network, mixture.accurate, mixture.robust)
     content = _MixtureFile(
-        SCHEMA,
+        config.SCHEMA,
         mixture.alpha,
         version=__version__,
         hard=mixture.hard,
@@ -220,7 +218,7 @@ def load_model(
         and scheme not in models.SCHEMES
         and not any(map(files.exists, (reference, unescape(address))))
     ):
-        checks.one_of("scheme of a model", scheme, [*models.SCHEMES, *ALIASES, "mixture"])
+        checks.one_of("scheme of a model", scheme, [*models.SCHEMES, "mixture"])
     return models.load(reference, options, **settings)
 
 
@@ -298,17 +296,8 @@ def _build(
 
 def _read(path: Path) -> _MixtureFile:
     table = config.read(path)
-    schema = config.check_schema(table, path)
-    try:
-        content = from_plain(_MixtureFile, _upgrade(table) if schema == 1 else table, str(path))
-    except (
-        TypeError,
-        AttributeError,
-    ):  # from the conversion of an old file, whose values have any type
-        raise checks.InputError(
-            f"{path} must be a mixture of schema 1, got values of other types"
-        ) from None
-    return content
+    config.check_schema(table, path)
+    return from_plain(_MixtureFile, table, str(path))
 
 
 def _load_base(
@@ -334,31 +323,6 @@ def _load_base(
     return model
 
 
-def _upgrade(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of schema 1 in the form of schema 2."""
-    table = {
-        {"map": "logit_map", "fitted": "provenance"}.get(key, key): value
-        for key, value in table.items()
-    }
-    if "gate" in table:
-        table["gate"] = {
-            "logit_scales" if key == "sharpness" else key: value
-            for key, value in table["gate"].items()
-        }
-    if "frontier" in table:
-        columns = table["frontier"]
-        checks.require(
-            len({len(column) for column in columns.values()}) == 1,
-            "frontier",
-            "have equally long columns",
-            sorted(columns),
-        )
-        table["frontier"] = [
-            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
-        ]
-    return table
-
-
 def save_gate(
     path: Path | str,
     gate: Gate,
@@ -380,7 +344,6 @@ def save_gate(
 def load_gate(path: Path | str, accurate: nn.Module, robust: nn.Module) -> Gate:
     """Load a gate, in evaluation mode; bases other than those it was trained for are an error."""
     state, metadata = checkpoint.read_safetensors(Path(path))
-    metadata.setdefault("feature_layers", metadata.pop("taps", ""))  # the old name of the key
     missing = [
         key for key in ("feature_layers", "shape", "accurate", "robust") if not metadata.get(key)
     ]

@@ -3,7 +3,7 @@
 `file:PATH` is a checkpoint, `zoo:NAME` an architecture with random weights, `python:FILE.py:NAME`
 and `python:MODULE:NAME` a function without arguments, a class or a module from images in [0, 1] to
 logits; docs/models.md has the others. `tta:N:REFERENCE` is any of them with test-time augmentation
-over N copies of each image (2, 6 or 10); `looks:` is an old name of `tta:`.
+over N copies of each image (2, 6 or 10).
 `smoothed:SIGMA:REFERENCE` is a randomly smoothed classifier with fixed Gaussian noise,
 `smoothed:SIGMA,N:REFERENCE` one with N samples instead of 100, `smoothed:SIGMA,N,fresh:REFERENCE`
 one with new noise in every pass. A bare path is `file:`. Settings (:class:`ModelSettings`) belong
@@ -53,7 +53,6 @@ from equipoise.models.options import (
 from equipoise.models.sources import hub
 from equipoise.models.sources.wrappers import WRAPPERS
 
-ALIASES = {"looks": "tta"}  # old names of schemes
 COMMON = ("preset", "labels")  # settings that every scheme takes
 NO_SETTINGS = ModelSettings()
 
@@ -206,7 +205,6 @@ def parse(text: str, folder: Path | None = None) -> Reference:
     """
     address, question, query = text.partition("?")
     scheme, _, body = address.partition(":")
-    scheme = ALIASES.get(scheme, scheme)
     if scheme not in SCHEMES or not body:
         if text and files.exists(text):  # whatever characters it has
             return Reference("file", text, text, folder)

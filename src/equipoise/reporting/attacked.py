@@ -149,7 +149,7 @@ def draw_attacked(palette: Palette, arrays: AttackedArrays) -> Figure:
     shown = {"clean": clean, f"perturbation\n×{AMPLIFIED}": perturbation, "attacked": attacked}
     count, _, height, width = clean.shape
     wide, tall = 1 + GAP, height / width + GAP  # of a cell, in widths of a picture
-    # One pair of axes for all pictures: 18 pairs would take most of the time of a report.
+    # One pair of axes for all pictures, because axes are slow to draw.
     figure = Figure(figsize=(charts.WIDTH, 0.6 + tall * len(shown) * charts.WIDTH / COLUMNS))
     axes = figure.subplots()
     for row, images in enumerate(shown.values()):

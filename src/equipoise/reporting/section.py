@@ -128,7 +128,7 @@ def read_overview(folder: Path | str, *, with_rows: bool = False) -> RunView:
     identity, finished = described.identity, (folder / "summary.json").exists()
     summary, rows = read_summary(folder) if finished else None, list[Row]()
     if summary is None or with_rows:
-        rows = records.read_rows(folder, None if described.schema == 1 else identity)
+        rows = records.read_rows(folder, identity)
     if summary is None:
         threat = (
             serialize.from_plain(Threat, identity["threat"], "threat")

@@ -1,10 +1,9 @@
 """Fast steps on a GPU: one CUDA graph per step, and torch.compile for large networks.
 
-Networks for small images spend most of their time on a GPU waiting for kernel launches: of a
-compiled ResNet-18 on 32×32 pixels the kernels of a step take 6 of 14 ms. A CUDA graph holds the
-whole step: the attack, the gradient, the update and the statistics. The number of the batch, the
-schedule and the keys of the random streams are read from the device, so that an epoch is one call
-per step.
+Networks for small images spend most of their time on a GPU waiting for kernel launches. A CUDA graph
+holds the whole step: the attack, the gradient, the update and the statistics. The number of the
+batch, the schedule and the keys of the random streams are read from the device, so that an epoch is
+one call per step.
 """
 
 from __future__ import annotations

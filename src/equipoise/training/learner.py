@@ -22,6 +22,7 @@ from equipoise.core import device as devices
 from equipoise.core import parallel
 from equipoise.core.rng import Stream
 from equipoise.data import pixels
+from equipoise.models.layers.normalization import Normalized
 from equipoise.training.loader import StepBatch
 from equipoise.training.objective import Memory, Objective, StepSchedule, TrainingPlan
 
@@ -87,8 +88,10 @@ class Forward(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.precision, self.device = model, plan.precision, device
-        # The tensor cores of a GPU want half precision with the channels last.
-        self.channels_last = device.type == "cuda" and plan.precision == "bf16"
+        # The tensor cores of a GPU want half precision with the channels last. A user's network may
+        # need contiguous activations, so only those of the zoo are converted.
+        is_of_the_zoo = isinstance(model, Normalized) and bool(model.config)
+        self.channels_last = is_of_the_zoo and device.type == "cuda" and plan.precision == "bf16"
         if self.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         # In a list, because it shares its weights with the model.

@@ -191,11 +191,11 @@ class TrainingRun:
             if self.recorder.folder is None
             else interrupts.deferred() as self.received
         ):
-            with progress.task(
+            with progress.stage(
                 "training", total=epochs * len(loader), done=loader.count_images(self.step)
-            ) as task:
+            ) as stage:
                 for epoch in range(first, epochs):
-                    self._run_epoch(epoch, task)
+                    self._run_epoch(epoch, stage)
             if not self.last_correct:
                 self.last_correct = self._validate()
             self.recorder.save(self.learner, self.step)
@@ -206,12 +206,12 @@ class TrainingRun:
             self.learner.model.load_state_dict(self.learner.average.module.state_dict())
         return results
 
-    def _run_epoch(self, epoch: int, task: progress.Task) -> None:
+    def _run_epoch(self, epoch: int, stage: progress.StageProgress) -> None:
         learner, plan, count_images = self.learner, self.plan, self.loader.count_images
         start_time, start_images = time.monotonic(), count_images(self.step)
         for count in self._take_steps(epoch):
             before, self.step = count_images(self.step), self.step + count
-            task.advance(count_images(self.step) - before, **self._progress())
+            stage.advance(count_images(self.step) - before, **self._progress())
             # The end of an epoch is saved with its row and its validation, below.
             is_within_epoch = self.step % self.loader.steps_per_epoch != 0
             if is_within_epoch and (

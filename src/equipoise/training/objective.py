@@ -188,12 +188,7 @@ class Objective(Settings, ABC):
 
     def check_plan(self, plan: TrainingPlan) -> None:
         """Refuse a plan that does not fit the objective: padding and cutout for one that detects
-        attacks.
-
-        An attack changes blank pixels, which is easy to see: on a pair of ResNet-18, a gate trained
-        on padded crops separated the two by their borders (median alpha 0.19 and 0.94), but not
-        images without (0.49 and 0.52).
-        """
+        attacks, which would look at the blank pixels alone."""
         for name, value in (("pad", plan.pad), ("cutout", plan.cutout)):
             checks.require(
                 value == 0 or not self.detects_attacks,

@@ -23,7 +23,7 @@ from equipoise.training.learner import Learner
 from equipoise.training.objective import Objective, TrainingPlan
 
 BEST, LAST = "best.safetensors", "last.safetensors"
-STATE, STATE_SCHEMA = "state.pt", 2
+STATE = "state.pt"
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class RunRecorder:
         path = self.folder / STATE
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            config.check_schema(state, path, (STATE_SCHEMA,))
+            config.check_schema(state, path)
             learner.load_state_dict(state["learner"])
             progress = serialize.from_plain(Progress, state["progress"], str(path))
         except checks.InputError:
@@ -179,7 +179,7 @@ class RunRecorder:
         with files.atomic_writer(self.writable_folder / STATE) as file:
             torch.save(
                 {
-                    "schema": STATE_SCHEMA,
+                    "schema": config.SCHEMA,
                     "version": __version__,
                     "progress": progress,
                     "learner": learner.state_dict(),

@@ -57,7 +57,7 @@ class LeNet(Normalized):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) in [0, 1] → (B, K) logits."""
-        # Max-pool before ReLU gives the same numbers as after it, at a quarter of the cost.
+        # Max-pool before ReLU gives the same numbers as after it, and costs less.
         out = F.relu(F.max_pool2d(self.conv1(self.normalize(x)), 2))
         out = F.relu(F.max_pool2d(self.conv2(out), 2))
         logits: Tensor = self.fc(F.relu(self.fc1(out.flatten(1))))
@@ -67,8 +67,7 @@ class LeNet(Normalized):
 class PatchConv2d(nn.Conv2d):
     """A convolution of stride 1 without padding, computed as one matrix product over patches.
 
-    Convolution kernels are slow for images of one channel, above all in the backward pass: see
-    docs/benchmarks.md.
+    Convolution kernels are slow for images of one channel, above all in the backward pass.
     """
 
     def forward(self, x: Tensor) -> Tensor:

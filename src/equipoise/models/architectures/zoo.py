@@ -156,7 +156,6 @@ def _construct(arch: str, num_classes: int, image_shape: tuple[int, int, int]) -
 def allocate(model: nn.Module) -> None:
     """Give a model without weights memory on the CPU, whose values are arbitrary.
 
-    `nn.Module.to_empty` does the same, but of tensors without memory it imports sympy, which takes
-    a second.
+    `nn.Module.to_empty` does the same, but of tensors without memory it imports sympy, which is slow.
     """
     model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))

@@ -42,8 +42,7 @@ def _sprite(images: Array, columns: int) -> str:
     whole = sheet.reshape(rows, columns, channels, height, width).transpose(0, 3, 1, 4, 2)
     pixels = whole.reshape(rows * height, columns * width, channels)
     buffer = io.BytesIO()
-    # Only runs of equal bytes: other repetitions take up to a hundred times as long to find and
-    # save 3 % at most.
+    # Runs of equal bytes alone: other repetitions take long to find and save little.
     Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels).save(
         buffer, "PNG", compress_type=zlib.Z_RLE
     )

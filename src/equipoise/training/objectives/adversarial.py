@@ -109,8 +109,7 @@ class Adversarial(AdversarialObjective):
     .. math:: \max_{\|x'-x\| \le \varepsilon} \ell(f(x'), y)
 
     [Madry2018, (2.1)]; the maximum is approximated by PGD. The attack sees the model in evaluation
-    mode (running statistics of batch norm), the loss in training mode. Fewer steps in the first
-    epochs cost little robustness at the end and save most of their time.
+    mode (running statistics of batch norm), the loss in training mode.
 
     With `for_mixing` a model that is to be the robust side of a mixture learns when to be sure:
 
@@ -122,9 +121,7 @@ class Adversarial(AdversarialObjective):
     clean images that h gets wrong, which g may correct, below it. Both indicators are constants to
     the gradient. With a confidence of 0.5 the first term is the cross-entropy again, which then
     counts twice for images that are kept. Clean and attacked images are one batch in training mode,
-    so that batch norm treats both alike, as in evaluation mode. With a clean pass in evaluation
-    mode the weights would have to fit two kinds of statistics, and the networks of the two modes
-    drift apart.
+    so that batch norm treats both alike, as in evaluation mode.
     """
 
     name = "adversarial"
