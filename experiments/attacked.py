@@ -221,12 +221,12 @@ def draw_curves(
     from matplotlib.figure import Figure
 
     mpl.rcParams["svg.hashsalt"] = "equipoise"
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure = Figure(figsize=(6.4, 4.8), layout="constrained")
     axes = figure.subplots()
     for name, (x, y, style) in curves.items():
         axes.plot(x, y, style, label=name, markersize=4)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(path, metadata={"Date": None})

@@ -244,18 +244,21 @@ def certify(
 # Kept rows and tables
 
 
-def accuracy_rows(evaluation: Evaluation) -> list[tuple[str, int, int, int]]:
+def accuracy_rows(evaluation: Evaluation, models: Iterable[str]) -> list[tuple[str, int, int, int]]:
     """Of every model and image whether it is correct, clean and in the worst case over the run.
 
-    The accurate and the robust model come first.
+    The accurate and the robust model come first. `models` are the names that were evaluated: an
+    evaluation calls a mixture "mixed" where it is the only model.
     """
+    alone = next(iter(models))
     rows = []
     by_model = aggregation.correct_by_attack(evaluation.rows)
     for (model, _), correct in sorted(
         by_model.items(), key=lambda item: aggregation.base_models_first(item[0][0])
     ):
         for index, survives in sorted(correct["worst"].items()):
-            rows.append((model, index, int(correct["clean"][index]), int(survives)))
+            name = alone if model == "mixed" else model
+            rows.append((name, index, int(correct["clean"][index]), int(survives)))
     return rows
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -37,8 +38,8 @@ from equipoise.core.device import full_precision, resolve
 from equipoise.core.rng import Stream
 from equipoise.core.rows import AttackRow
 from equipoise.data import pixels
-from equipoise.evaluation.gate_adversaries import adversaries
-from equipoise.mixing import GatedClassifier, MixedClassifier
+from equipoise.evaluation.adaptive import white_box
+from equipoise.mixing import AlphaPenalty, GatedClassifier, MixedClassifier
 from equipoise.mixing.formula import mix
 from equipoise.mixing.gated import SCALE, SHIFT
 from equipoise.training import train_gate
@@ -188,11 +189,26 @@ def adversary_rows(
             args, accurate, robust, f"against-{letter}", adversary=letter, **args.settings["gate"]
         )
         name = f"trained against {letter}"
-        for job in adversaries(name, gate, SUITE, steps=steps, transfer=False):
-            rows += attacked.measure(
-                args, "adversaries", name, gate, job.attack_name, images, job.attack
-            )
+        for adversary, attack in adversaries(gate, steps).items():
+            rows += attacked.measure(args, "adversaries", name, gate, adversary, images, attack)
     return rows
+
+
+def adversaries(gate: GatedClassifier, steps: int) -> dict[str, Attack | None]:
+    """Attacks that know how a gate is built [Bai2024, Section 4.2].
+
+    A is PGD without the gate's gradient, B with it; C is the suite on both models at once, and D the
+    same with a term that lowers alpha.
+    """
+    pgd = Pgd(steps=steps)
+    suite = white_box(gate, SUITE)
+    return {
+        "clean": None,
+        "A": replace(pgd, surrogate=gate.without_gate_gradient()),
+        "B": pgd,
+        "C": suite,
+        "D": replace(suite, extra=AlphaPenalty(gate)),
+    }
 
 
 def ablation_rows(
@@ -313,8 +329,8 @@ def page(kept: Mapping[str, Rows]) -> str:
 
 def crossing_text(rows: Rows) -> str:
     """Figure 2: the odds α_t / (1 − α_t) above which g is the more accurate model."""
-    found = attacked.find_crossing(rows, "transfer")
-    return f"{found.gamma:.1f} [{found.low:.1f}, {found.high:.1f}]"
+    crossing = attacked.find_crossing(rows, "transfer")
+    return f"{crossing.gamma:.1f} [{crossing.low:.1f}, {crossing.high:.1f}]"
 
 
 def confidence_text(rows: Rows) -> str:

@@ -34,10 +34,11 @@ from equipoise.training.objectives.gate import PolicyLoss
 from experiments import attacked, common
 
 HERE = Path(__file__).parent
-KEPT = HERE / "rows" / "cifar10.csv.gz"
+ROWS = HERE / "rows"
+KEPT = {"cifar10-resnet8": "CIFAR-10", "digits": "digits"}
 PARTS = ("trust", "neighbours", "policy")
 TERMS = {
-    "constant": "1",
+    "constant": "constant",
     "gradient": "‖∇g_i‖",
     "top-gradient": "‖∇max g‖",
     "ratio": "‖∇g_i‖ / ‖∇h_i‖",
@@ -51,23 +52,25 @@ Rows = attacked.Rows
 
 def main(args: argparse.Namespace) -> None:
     """Run parts and keep their rows, or print the page of rows that were kept."""
-    if not args.page:
-        attacked.start(args)
-        accurate, robust = (attacked.load(args, model) for model in common.pair(args))
-        images = common.test_images(args)
-        rows = base_rows(args, accurate, robust, images)
-        if "trust" in args.parts:
-            rows += trust_rows(args, accurate, robust, images)
-        if "neighbours" in args.parts:
-            rows += neighbour_rows(args, accurate, images)
-        if "policy" in args.parts:
-            rows += policy_rows(args, accurate, robust, images)
-        attacked.keep(args.out / "rows.csv.gz", rows)
-        print(attacked.summary(rows))
+    if args.page:
+        kept = {name: common.read_kept(ROWS / f"{name}.csv.gz") for name in KEPT}
+        print(page(kept))
+        for name in KEPT:
+            print(f"{name}\n{attacked.summary(kept[name])}\n")
+        draw(kept["cifar10-resnet8"], HERE / "trust.svg")
         return
-    rows = common.read_kept(KEPT)
-    print(page(rows))
-    draw(rows, HERE / "trust.svg")
+    attacked.start(args)
+    accurate, robust = (attacked.load(args, model) for model in common.pair(args))
+    images = common.test_images(args)
+    rows = base_rows(args, accurate, robust, images)
+    if "trust" in args.parts:
+        rows += trust_rows(args, accurate, robust, images)
+    if "neighbours" in args.parts:
+        rows += neighbour_rows(args, accurate, images)
+    if "policy" in args.parts:
+        rows += policy_rows(args, accurate, robust, images)
+    attacked.keep(args.out / "rows.csv.gz", rows)
+    print(attacked.summary(rows))
 
 
 # Parts
@@ -319,8 +322,17 @@ def median_trust(args: argparse.Namespace, smoothed: SmoothedClassifier, images:
 # The page
 
 
-def page(rows: Rows) -> str:
-    """The table: both models, every trust term at the second largest weight of h, neighbours at one
+def page(kept: Mapping[str, Rows]) -> str:
+    """The table: every rule under every attack."""
+    table = []
+    for name, data in KEPT.items():
+        table += [[f"{data}, {line[0]}", *line[1:]] for line in lines(kept[name])]
+    columns = ("accuracy, %", "clean", "PGD on g", "PGD on h", "PGD through the rule", "worst")
+    return common.markdown(columns, table)
+
+
+def lines(rows: Rows) -> list[list[str]]:
+    """Lines for both models, every trust term at the second largest weight of h, neighbours at one
     γ, and the policy."""
     table = [line(rows, "accurate g", "models", "accurate")]
     table.append(line(rows, "robust h", "models", "robust"))
@@ -336,8 +348,7 @@ def page(rows: Rows) -> str:
             table.append(line(rows, name, "neighbours", model, NEIGHBOUR_GAMMA))
     if attacked.correct_by_image(rows, model="adaptive"):
         table.append(line(rows, "policy", "policy", "adaptive"))
-    columns = ("accuracy, %", "clean", "PGD on g", "PGD on h", "PGD through the rule", "worst")
-    return common.markdown(columns, table)
+    return table
 
 
 def line(rows: Rows, title: str, part: str, model: str, strength: str = "") -> list[str]:

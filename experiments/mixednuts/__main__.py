@@ -53,9 +53,7 @@ def main(args: argparse.Namespace) -> None:
     ) -> None:
         folder = part if of == "robust" else f"{part}-{of}"
         result = common.evaluate(args, folder, models, images, **args.settings["attack"])
-        for model, *row in common.accuracy_rows(result):
-            # A mixture that is evaluated alone is called "mixed".
-            rows[of].append((part, next(iter(models)) if model == "mixed" else model, *row))
+        rows[of] += [(part, *row) for row in common.accuracy_rows(result, models)]
 
     mixednuts = fit("mixednuts").mixture
     logit_map = mixednuts.logit_map

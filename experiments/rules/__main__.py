@@ -56,20 +56,23 @@ def main(args: argparse.Namespace) -> None:
     mixtures: dict[str, nn.Module] = {}
     for part in args.parts:
         name = NAMES[part]
-        if part == "plain":
+        if part == "cascade" and views is None:
+            if args.part is not None:
+                raise eq.InputError("`--robust` must have views for the cascade, as in tta:6:REF")
+        elif part == "plain":
             alpha = select_alpha(args, accurate, robust, held_out, lose_at_most / 100)
             mixtures[name] = common.fit(args, part, accurate, robust, held_out, alpha=alpha).mixture
-        elif part == "cascade" and views is not None:
+        elif part == "cascade":
             mixtures[name] = fit(part, rule=part, views=views, passes=args.passes).mixture
         elif part == "gate":
             for gate in gates(args, accurate, robust):
                 fitted = fit(gate.name, rule="switch", gate=gate, **args.settings["gate"])
                 assert fitted.gated is not None
                 mixtures[f"{name}, {gate.name}"] = fitted.gated
-        elif part != "cascade":
+        else:
             mixtures[name] = fit(part, rule=part).mixture
     result = common.evaluate(args, "evaluation", mixtures, test, **args.settings["attack"])
-    rows = common.accuracy_rows(result)
+    rows = common.accuracy_rows(result, mixtures)
     common.keep(args.out / "rows" / "evaluation.csv.gz", common.ACCURACY_COLUMNS, rows)
     print(result)
     print(table(args.out / "rows"))

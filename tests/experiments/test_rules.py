@@ -23,6 +23,8 @@ def test_plain_mixing_has_the_smallest_alpha_that_keeps_the_target(
 ) -> None:
     common.run(rules.main, rules.parser(), [*SMALL, "--part", "plain", "--out", str(tmp_path)])
     assert rules.table(tmp_path / "rows") in capsys.readouterr().out
+    rows = common.read_kept(tmp_path / "rows" / "evaluation.csv.gz")
+    assert {row["model"] for row in rows} == {"accurate", "robust", "plain mixing"}
     sweep = read_summary(tmp_path / "alphas").results
     robust = {result.alpha or 0.0: result.value for result in sweep if result.metric == "worst"}
     smallest = min(alpha for alpha, value in robust.items() if value >= robust[1.0] - 0.2)
@@ -39,8 +41,18 @@ def test_all_rules_at_smoke_size(tmp_path: Path) -> None:
     assert len(rows) == 40 * 8
 
 
-def test_as_many_images_must_be_left_for_the_fits(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--count", "9999"], "`--count` must leave 1000"),
+        (["--count", "20", "--part", "cascade"], "`--robust` must have views"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     full = ["--size", "full", "--accurate", "zoo:cnn", "--robust", "zoo:cnn_small"]
     with pytest.raises(SystemExit) as stopped:
-        common.run(rules.main, rules.parser(), [*full, "--data", "shapes", "--count", "9999"])
-    assert stopped.value.code == 2 and "`--count` must leave 1000" in capsys.readouterr().err
+        common.run(rules.main, rules.parser(), [*full, "--data", "shapes", *arguments])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and words in error and error.count("\n") == 1

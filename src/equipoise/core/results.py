@@ -144,8 +144,6 @@ class SelectionSummary:
     candidates_attacked: Count
     mixture: str
     robust_attacked: Share | None = None  # the robust model on the same images
-    keep: Share | None = None  # share of the robust model's accuracy to be kept
-    target: float | None = None
     promise: str | None = None
 
 
@@ -161,7 +159,6 @@ class SelectedAlpha:
     low: Share
     high: Share
     n: Count
-    baseline: str | None = None  # smoothed model whose clean accuracy is the target, if it is one's
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,8 +65,6 @@ class AttackRow(ImageRow):
     kind = "attack"
     predicted: int | None = None
     margin: float | None = None  # signed probability margin of the true class
-    # Probability of the predicted class minus that of the runner-up, right or wrong
-    top_gap: Share | None = None
     # Of the passes of a randomised model; `predicted` is the most frequent class
     share_correct: Share | None = None
     # Behind that share; as many others, independent of them, are behind the margin
@@ -79,10 +77,6 @@ class AttackRow(ImageRow):
     broken_as_bytes: bool | None = None
     # Network passes with a gradient of the audit, if the image was in its sample
     audit_passes: int | None = None
-    # Weight that a mixture gives its robust side at the attacked image
-    image_alpha: float | None = None
-    # Whether any weight in [0, 1] would classify the attacked image correctly
-    oracle_correct: bool | None = None
     radius: NonNegative | None = None  # norm of the smallest perturbation that was misclassified
     max_radius: NonNegative | None = None  # of a search for it: the largest that was allowed
     half: str | None = None  # for fitting images: SEARCH or CALIBRATION
