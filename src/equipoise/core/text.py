@@ -53,9 +53,8 @@ def short_names(models: Iterable[str]) -> dict[str, str]:
     Settings, which follow a question mark, are shown where a path comes with several. What wraps a
     model, such as `smoothed:0.5:`, is always shown: it is another classifier.
 
-    >>> short_names(["file:/a/b/last.safetensors", "file:/a/c/last.safetensors (alpha 0.8)"])
-    {'file:/a/b/last.safetensors': 'b/last', 'file:/a/c/last.safetensors (alpha 0.8)': 'c/last
-    (alpha 0.8)'}
+    >>> short_names(["file:/a/b/last.pt", "file:/a/c/last.pt (alpha 0.8)"])
+    {'file:/a/b/last.pt': 'b/last', 'file:/a/c/last.pt (alpha 0.8)': 'c/last (alpha 0.8)'}
     >>> short_names(["onnx:a/net.onnx?std=1/255,1/255,1/255"])
     {'onnx:a/net.onnx?std=1/255,1/255,1/255': 'net.onnx'}
     >>> short_names(["file:/a/net.pt", "smoothed:0.5:file:/a/net.pt"])
