@@ -1,6 +1,7 @@
 """Writes the frozen files: `python tests/frozen/freeze.py networks|mixtures|verdicts [--gpu] [--only TEXT]`.
 
-What exists is kept: to make something anew, delete its file or folder first.
+What exists is kept: to make something anew, delete its file or folder first. `freeze.py compare` writes nothing and
+compares the verdicts of today with the frozen ones, as the test does, where there is no pytest.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import frozen_cells
-from frozen_cells import BASES, DATA, GPU_RUNS, HERE, RUNS, VERDICTS, base, lay_out
+from frozen_cells import BASES, DATA, GPU_RUNS, HERE, RUNS, VERDICTS, Run, base, evaluate, lay_out
+from frozen_comparison import compare_run
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -77,7 +79,7 @@ GATE = ["--count", "1500", "--width", "4", "--epochs", "3", "--steps", "5", "--b
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["networks", "mixtures", "verdicts"], nargs="+")
+    parser.add_argument("what", choices=["networks", "mixtures", "verdicts", "compare"], nargs="+")
     parser.add_argument(
         "--gpu", action="store_true", help="those of the GPU, in place of all others"
     )
@@ -95,6 +97,24 @@ def main() -> None:
         for run in GPU_RUNS if given.gpu else RUNS:
             if given.only in str(run):
                 freeze_verdicts(run)
+    if "compare" in given.what:
+        sys.exit(
+            compare_all(
+                [run for run in (GPU_RUNS if given.gpu else RUNS) if given.only in str(run)]
+            )
+        )
+
+
+def compare_all(runs: Sequence[Run]) -> str | None:
+    """Print what differs from the frozen verdicts; the answer names the runs in which too much does."""
+    failed = []
+    for run in runs:
+        with tempfile.TemporaryDirectory() as folder:
+            comparisons = compare_run(run, Path(folder))
+        print(*comparisons, sep="\n", flush=True)
+        if not all(comparison.allowed for comparison in comparisons):
+            failed.append(str(run))
+    return f"too much differs in {', '.join(failed)}" if failed else None
 
 
 def freeze_network(pair: str, side: str) -> None:
@@ -178,7 +198,7 @@ def train_gate(pair: str, accurate: str, robust: str, out: Path) -> Path:
     return out
 
 
-def freeze_verdicts(run: frozen_cells.Run) -> None:
+def freeze_verdicts(run: Run) -> None:
     """Evaluate a run, and write a file for each of its cells."""
     paths = {model: VERDICTS / f"{run.cell(model)}.json" for model in run.models}
     if all(path.exists() for path in paths.values()):
@@ -189,7 +209,7 @@ def freeze_verdicts(run: frozen_cells.Run) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         lay_out(root)
-        verdicts = frozen_cells.evaluate(run, data, root, root / "run")
+        verdicts = evaluate(run, data, root, root / "run")
     for model, path in paths.items():
         verdicts[model].write(path)
     left = ", ".join(f"{model} {sum(found.survives)}" for model, found in verdicts.items())
