@@ -29,6 +29,7 @@ def commands() -> list[list[str]]:
 
 def test_the_commands_compare_all_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EQUIPOISE_NO_REPORT", raising=False)
     for seed, name in enumerate(("G", "H")):
         network = models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed)
         checkpoint.save(tmp_path / f"{name}.safetensors", network)
