@@ -41,7 +41,7 @@ FOLDER = Path(__file__).parent
 DIGITS_EPS = 0.12  # radius in ℓ∞ at smoke size
 DIGITS_HELD_OUT = 200  # training images of the digits that no model is trained on
 ACCURACY_COLUMNS = ("model", "index", "clean", "attacked")  # of kept rows; 1 is correct
-ACCURACY_TABLE = ("images", "model", "clean, %", "attacked, %", "points gained", "points lost")
+ACCURACY_TABLE = ("images", "model", "clean, %", "robust, %", "points gained", "points lost")
 
 
 # The command line
@@ -338,7 +338,7 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def draw_trade_offs(
     path: Path, panels: Mapping[str, Mapping[str, tuple[Estimate, Estimate]]]
 ) -> None:
-    """Draw attacked against clean accuracy of models, a panel for each pair, with intervals."""
+    """Draw robust against clean accuracy of models, a panel for each pair, with intervals."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -366,7 +366,7 @@ def draw_trade_offs(
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("clean accuracy, %")
         axes.grid(alpha=0.3)
-    grid[0].set_ylabel("accuracy under attack, %")
+    grid[0].set_ylabel("robust accuracy, %")
     handles: dict[str, Any] = {}
     for axes in grid:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):

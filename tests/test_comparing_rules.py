@@ -16,30 +16,20 @@ from equipoise.models import checkpoint
 PAGE = Path(__file__).parents[1] / "docs" / "comparing-rules.md"
 SMALL: dict[str, list[str]] = {
     "fit": ["--steps", "2", "--targets", "1", "--device", "cpu", "--no-report"],
-    "evaluate": ["--attack", "pgd", "--steps", "2", "--device", "cpu", "--no-report"],
-    "report": [],
+    "evaluate": ["--attack", "pgd", "--steps", "2", "--device", "cpu"],
 }
 
 
 def commands() -> list[list[str]]:
-    """The arguments of the block's commands, with its variables in their places."""
-    block = re.search(r"```\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert block is not None
-    variables: dict[str, str] = {}
-    found = []
-    for line in block[1].replace("\\\n", "").splitlines():
-        for name, value in variables.items():
-            line = line.replace(f"${name}", value)
-        if line.startswith("equipoise "):
-            found.append(shlex.split(line)[1:])
-        else:
-            name, _, value = line.partition("=")
-            variables[name] = value.strip('"')
-    return found
+    """The arguments of the page's commands."""
+    blocks = re.findall(r"```\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", "").splitlines()
+    return [shlex.split(line.removeprefix("equipoise ")) for line in lines]
 
 
 def test_the_commands_compare_all_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EQUIPOISE_NO_REPORT", raising=False)
     for seed, name in enumerate(("G", "H")):
         network = models.build("cnn_small", num_classes=10, image_shape=(1, 8, 8), seed=seed)
         checkpoint.save(tmp_path / f"{name}.safetensors", network)

@@ -187,7 +187,7 @@ def table(folder: Path) -> str:
 
 
 def draw(folder: Path, path: Path) -> None:
-    """Attacked against clean accuracy of the main comparisons."""
+    """Robust against clean accuracy of the main comparisons."""
     panels = {}
     for pair, kept in common.read_folder(folder).items():
         rows = [row for row in kept if row["part"] == "main" and row["model"] != "accurate"]

@@ -124,7 +124,7 @@ def table(folder: Path) -> str:
 
 
 def draw(folder: Path, path: Path) -> None:
-    """Attacked against clean accuracy of some comparisons."""
+    """Robust against clean accuracy of some comparisons."""
     panels = {}
     for name in SHOWN:
         rows = common.read_kept(folder / f"{name}.csv.gz")
