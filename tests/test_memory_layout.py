@@ -114,6 +114,18 @@ def test_an_attack_on_one_batch(attack: str) -> None:
     assert_only_contiguous(model)
 
 
+@pytest.mark.parametrize("as_floats", [False, True])
+def test_predict(as_floats: bool) -> None:
+    accurate, robust, images = Flattened(1).eval(), Flattened().eval(), make_data(6).images
+    x = images.float() / 255 if as_floats else images
+    assert not x.is_contiguous()
+    mixture = MixedClassifier(accurate, robust, 0.7)
+    with torch.no_grad():
+        expected = mixture(pixels(images)).argmax(dim=1)
+    assert torch.equal(mixture.predict(x), expected)
+    assert_only_contiguous(accurate, robust)
+
+
 @pytest.mark.parametrize("side", ["accurate", "robust"])
 def test_fit(side: str) -> None:
     flattened, other = Flattened().eval(), Pooled(1).eval()

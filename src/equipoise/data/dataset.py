@@ -205,10 +205,10 @@ def pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return images.to(dtype) / torch.full((), 255, dtype=dtype, device=images.device)
 
 
-def as_images(x: Tensor, name: str = "images") -> Tensor:
-    """(B, C, H, W) floats in [0, 1] from bytes, or from floats that are checked."""
+def as_images(x: Tensor) -> Tensor:
+    """(B, C, H, W) contiguous floats in [0, 1] from bytes, or from floats that are checked."""
     is_bytes = isinstance(x, Tensor) and x.dtype == torch.uint8
-    return checks.images(pixels(x) if is_bytes else x, name)
+    return checks.images(pixels(x) if is_bytes else x, "images").contiguous()
 
 
 def order(index: Tensor, *, seed: int, epoch: int) -> Tensor:
