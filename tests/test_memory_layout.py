@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
+from equipoise.attacks.adapters import from_callable
 from equipoise.attacks.fused import channels_last_copy, fuse
 from equipoise.attacks.registry import ATTACKS, make_attack
 from equipoise.core.rng import stream
@@ -111,6 +112,20 @@ def test_an_attack_on_one_batch(attack: str) -> None:
     made = make_attack(attack, **settings_of(attack))
     x_adv = made(model, x, data.labels, threat=THREAT, stream=stream(0, "attack", data.index))
     assert x_adv.is_contiguous()
+    assert_only_contiguous(model)
+
+
+def channels_last(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """An attack of the user's own that changes nothing but the layout."""
+    return x.to(memory_format=torch.channels_last)
+
+
+def test_an_attack_of_the_users_own_may_return_any_layout() -> None:
+    model, data = Flattened().eval(), make_data(6)
+    own = from_callable(channels_last)
+    attacked = eq.attack(model, data, threat=THREAT, attack=own, device="cpu")
+    assert torch.equal(attacked.predicted, data.labels)
+    eq.evaluate(model, data, threat=THREAT, attack=own, device="cpu")
     assert_only_contiguous(model)
 
 
