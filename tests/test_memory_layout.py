@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
+from equipoise.attacks.adapters import from_callable
 from equipoise.attacks.fused import channels_last_copy, fuse
 from equipoise.attacks.registry import ATTACKS, make_attack
 from equipoise.core.rng import stream
@@ -19,6 +20,19 @@ from equipoise.mixing import MixedClassifier
 
 THREAT = Threat("linf", 0.03)
 CLASSES = tuple("abcd")
+on_each_device = pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+            ],
+        ),
+    ],
+)
 
 
 class Flattened(nn.Module):
@@ -79,12 +93,13 @@ def settings_of(attack: str) -> dict[str, Any]:
     )
 
 
+@on_each_device
 @pytest.mark.parametrize("model_type", [Flattened, Pooled])
 @pytest.mark.parametrize("attack", list(ATTACKS))
-def test_every_attack(attack: str, model_type: type[Flattened]) -> None:
+def test_every_attack(attack: str, model_type: type[Flattened], device: str) -> None:
     model, data = model_type().eval(), make_data(6)
     result = eq.evaluate(
-        model, data, threat=THREAT, attack=attack, device="cpu", **settings_of(attack)
+        model, data, threat=THREAT, attack=attack, device=device, **settings_of(attack)
     )
     assert result.result("model", "clean").n == 6
     assert_only_contiguous(model)
@@ -114,6 +129,32 @@ def test_an_attack_on_one_batch(attack: str) -> None:
     assert_only_contiguous(model)
 
 
+def channels_last(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """An attack of the user's own that changes nothing but the layout."""
+    return x.to(memory_format=torch.channels_last)
+
+
+def test_an_attack_of_the_users_own_may_return_any_layout() -> None:
+    model, data = Flattened().eval(), make_data(6)
+    own = from_callable(channels_last)
+    attacked = eq.attack(model, data, threat=THREAT, attack=own, device="cpu")
+    assert torch.equal(attacked.predicted, data.labels)
+    eq.evaluate(model, data, threat=THREAT, attack=own, device="cpu")
+    assert_only_contiguous(model)
+
+
+@pytest.mark.parametrize("as_floats", [False, True])
+def test_predict(as_floats: bool) -> None:
+    accurate, robust, images = Flattened(1).eval(), Flattened().eval(), make_data(6).images
+    x = images.float() / 255 if as_floats else images
+    assert not x.is_contiguous()
+    mixture = MixedClassifier(accurate, robust, 0.7)
+    with torch.no_grad():
+        expected = mixture(pixels(images)).argmax(dim=1)
+    assert torch.equal(mixture.predict(x), expected)
+    assert_only_contiguous(accurate, robust)
+
+
 @pytest.mark.parametrize("side", ["accurate", "robust"])
 def test_fit(side: str) -> None:
     flattened, other = Flattened().eval(), Pooled(1).eval()
@@ -134,8 +175,28 @@ def test_fit(side: str) -> None:
     assert_only_contiguous(flattened, other)
 
 
+def test_fit_by_the_rule_of_the_paper() -> None:
+    accurate, robust = Flattened().eval(), Flattened(1).eval()
+    fitted = eq.fit(
+        accurate,
+        robust,
+        make_data(60),
+        threat=THREAT,
+        rule="paper",
+        beta=0.9,
+        steps=2,
+        targets=2,
+        pool=1,
+        rounds=1,
+        device="cpu",
+    )
+    assert isinstance(fitted.mixture, MixedClassifier)
+    assert_only_contiguous(accurate, robust)
+
+
+@on_each_device
 @pytest.mark.parametrize("model_type", [Flattened, Pooled])
-def test_certify(model_type: type[Flattened]) -> None:
+def test_certify(model_type: type[Flattened], device: str) -> None:
     model, accurate = model_type().eval(), Flattened(1).eval()
     result = eq.certify(
         {"smoothed": model},
@@ -144,10 +205,27 @@ def test_certify(model_type: type[Flattened]) -> None:
         samples=200,
         accurate=accurate,
         alpha=0.6,
-        device="cpu",
+        device=device,
     )
     assert len(result.rows) == 4
     assert_only_contiguous(model, accurate)
+
+
+def test_train() -> None:
+    model = Flattened()
+    result = eq.train(
+        "adversarial",
+        data=make_data(16),
+        model=model,
+        epochs=1,
+        batch_size=8,
+        norm=THREAT.norm,
+        eps=THREAT.eps,
+        steps=2,
+        device="cpu",
+    )
+    assert isinstance(result.model, Flattened)
+    assert_only_contiguous(result.model, model)
 
 
 def test_a_network_that_needs_contiguous_activations_has_no_copy() -> None:

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from equipoise.attacks import (
     attack_dataset,
     suite,
 )
-from equipoise.attacks.engine import Driver, ProgressMeter, Stage
+from equipoise.attacks.engine import Driver, Stage
 from equipoise.attacks.search_state import AttackBatch
 from equipoise.core import losses, rng
 from equipoise.core.checks import InputError
@@ -446,10 +445,12 @@ def test_memory_holds_one_batch_whatever_the_number_of_images(model: nn.Module) 
     assert max(taken) == 16, "one pass on the CPU"
 
 
-def test_progress_counts_images_and_those_that_are_robust(
+def test_progress_counts_decided_images_and_those_that_are_robust(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[tuple[int, dict[str, object]]] = []
+    stages: list[int] = []  # the number of the stage at each update but the last
+    broken: list[int] = []  # how many images were broken then
 
     class Stage:
         def advance(self, amount: int, **values: object) -> None:
@@ -460,25 +461,19 @@ def test_progress_counts_images_and_those_that_are_robust(
         assert total == 37 and name == "attacking"
         yield Stage()
 
+    def on_result(number: int, result: SearchResult, state: AttackState) -> None:
+        stages.append(number)
+        broken.append(int((~state.survived).sum()))
+
     monkeypatch.setattr("equipoise.core.progress.stage", stage)
-    state = attack_dataset(SUITE, model, make_data(model), threat=THREAT, seed=0)
-    assert sum(amount for amount, _ in shown) == 37 and all(amount >= 0 for amount, _ in shown)
+    state = attack_dataset(
+        SUITE, model, make_data(model), threat=THREAT, seed=0, on_result=on_result
+    )
+    done = torch.tensor([amount for amount, _ in shown]).cumsum(0).tolist()
+    assert done == sorted(done) and done[-1] == 37 and len(done) == len(stages) + 1
+    early = [place for place, number in enumerate(stages) if number < len(NAMES)]
+    assert early and all(done[place] == broken[place] for place in early)
     assert shown[-1][1] == {"robust": f"{int(state.survived.sum())}/37"}
-
-
-@pytest.mark.parametrize(("limit", "ratio", "done"), [(None, 0.4, 1), (0.5, 0.4, 1), (0.5, 0.6, 4)])
-def test_progress_is_that_of_the_passes(limit: float | None, ratio: float, done: int) -> None:
-    """Three of four images broke in the first stage, a tenth of the passes of the other: it is not
-    three quarters."""
-    shown: list[int] = []
-    task: Any = SimpleNamespace(advance=lambda amount, **values: shown.append(amount))
-    stages = Suite((Apgd(steps=9), Apgd("dlr", steps=90, margin_ratio_below=limit))).stages()
-    state = AttackState.new([stage.name for stage in stages], 4)
-    meter = ProgressMeter(task, stages, state)
-    state.passes[:], state.next_stage[:], state.broken_stage[1:] = stages[0].cost, 2, 1
-    state.clean_logit_margin[:], state.logit_margin[:] = 1.0, ratio
-    meter.show()
-    assert shown == [done]
 
 
 def test_equal_stage_names_and_no_images_are_errors(model: nn.Module) -> None:

@@ -73,7 +73,7 @@ def test_a_promise_that_was_kept() -> None:
     kept = check(0.012, 0.005, 0.019, Target(0.02))
     assert kept.kept and kept.is_clear
     assert kept.explanation == (
-        "the promise was kept on these 1000 images: 1.2 [0.5, 1.9] points of attacked accuracy "
+        "the promise was kept on these 1000 images: 1.2 [0.5, 1.9] points of robust accuracy "
         "lost against robust, at most 2 promised in expectation"
     )
 

@@ -79,7 +79,7 @@ def from_callable(
         with _seeded(stream, x.device), torch.enable_grad():
             x_adv = function(model if surrogate is None else surrogate, x, y, **settings, **more)
         checks.instance(f"result of {name}", x_adv, Tensor, "be a tensor")
-        return x_adv.detach().to(x)
+        return x_adv.detach().to(x).contiguous()
 
     return FunctionAttack(name, run, settings)
 

@@ -18,7 +18,7 @@ from equipoise.attacks.gradients import VERDICT_BLOCK, GradientSettings, Gradien
 from equipoise.attacks.prepared import PreparedNetworks
 from equipoise.attacks.search import run_searches
 from equipoise.attacks.search_state import AttackBatch, BatchShape, Search, SearchResult
-from equipoise.core import checks, device, memory, progress
+from equipoise.core import checks, device, memory
 from equipoise.core.modes import inference
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
@@ -35,7 +35,7 @@ class Stage:
 
     name: str  # in rows and reports; different for all stages of an attack
     make_search: MakeSearch
-    cost: float  # in passes with a gradient, for the progress bar
+    cost: float  # network passes with a gradient of a whole run
     # Only images with less than this share of their clean logit margin are attacked
     margin_ratio_below: float | None
     gradients: GradientSettings
@@ -262,55 +262,3 @@ def _groups(stages: Sequence[Stage]) -> list[dict[int, Stage]]:
         else:
             groups.append({number: stage})
     return groups
-
-
-class ProgressMeter:
-    """Progress in images: their number times the share of the passes that are made, of these and
-    those to come.
-
-    Broken images need no more passes. The others need those of all later stages, but not of stages
-    that their margin would leave out today.
-    """
-
-    def __init__(
-        self, task: progress.StageProgress, stages: Sequence[Stage], state: AttackState
-    ) -> None:
-        self.task, self.state, self.shown = task, state, 0
-        self.limits = torch.tensor(
-            sorted(
-                {
-                    stage.margin_ratio_below
-                    for stage in stages
-                    if stage.margin_ratio_below is not None
-                }
-            )
-        )
-        # Passes to come by the number of limits that the margin has reached, and by the next stage.
-        self.passes_left = torch.tensor(
-            [
-                [
-                    sum(
-                        stage.cost
-                        for stage in stages[max(next_stage - 1, 0) :]
-                        if stage.margin_ratio_below is None
-                        or int((self.limits < stage.margin_ratio_below).sum()) >= reached
-                    )
-                    for next_stage in range(len(stages) + 2)
-                ]
-                for reached in range(len(self.limits) + 1)
-            ]
-        )
-
-    def show(self) -> None:
-        """Update the progress bar."""
-        state, survived = self.state, self.state.survived
-        reached = torch.bucketize(state.margin_ratio, self.limits, right=True)
-        left = float(
-            torch.where(survived, self.passes_left[reached, state.next_stage], 0.0).double().sum()
-        )
-        made = float(state.passes.double().sum())
-        done = int(len(survived) * made / (made + left) + 1e-3) if left else len(survived)
-        self.task.advance(
-            max(done - self.shown, 0), robust=f"{int(survived.sum())}/{len(survived)}"
-        )
-        self.shown = max(done, self.shown)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from equipoise import models
 from equipoise.attacks.attack_state import AttackState
-from equipoise.attacks.engine import Driver, MakeSearch, ProgressMeter, Stage
+from equipoise.attacks.engine import Driver, MakeSearch, Stage
 from equipoise.attacks.gradients import Extra, GradientSettings
 from equipoise.attacks.prepared import EXAMPLES
 from equipoise.attacks.search_state import AttackBatch, SearchResult
@@ -300,16 +300,24 @@ def attack_dataset(
         block=min(block, len(whole)),
         observe=observe,
     )
+    # An image is decided once a stage has broken it, or all have failed to.
+    shown = 0
     with progress.stage(title, total=len(data)) as task:
-        meter = ProgressMeter(task, stages, current)
+
+        def show_progress() -> None:
+            nonlocal shown
+            survived = current.survived
+            decided = int((~survived | (current.next_stage > len(stages))).sum())
+            task.advance(decided - shown, robust=f"{int(survived.sum())}/{len(data)}")
+            shown = decided
 
         def report(number: int, result: SearchResult) -> None:
             if on_result is not None:
                 on_result(number, result, current)
-            meter.show()
+            show_progress()
 
         driver.run(stages, current, report)
-        meter.show()
+        show_progress()  # images may be left out of the last stages
     return current
 
 

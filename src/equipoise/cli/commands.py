@@ -38,7 +38,7 @@ def demo(
     seed: options.Seed = 0,
     no_report: options.NoReport = False,
 ) -> Outcome:
-    """Train, fit a mixture, attack and report on embedded data, in about six minutes."""
+    """Train, fit a mixture, attack and report on embedded data."""
     from equipoise.cli.demo import run_demo
 
     return Outcome(run_demo(out, device, seed, report=not no_report), out, next=["open", out])
@@ -56,7 +56,7 @@ def evaluate(
     no_report: options.NoReport = False,
     config: options.Config = None,
 ) -> Outcome:
-    """Clean and attacked accuracy of models on the same images; resumes where it stopped."""
+    """Clean and robust accuracy of models on the same images; resumes where it stopped."""
     result = evaluation.evaluate(
         model,
         data.load(),

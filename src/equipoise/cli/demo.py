@@ -1,5 +1,4 @@
-"""The demo: train two classifiers, fit a mixture, attack all three and report, in about six
-minutes."""
+"""The demo: train two classifiers, fit a mixture, attack all three and report."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ _STOPPED = "stopped; repeat the command to resume it"
 
 # In the order of the list that `equipoise --help` shows, with the line that it shows for each.
 COMMANDS = {
-    "demo": "Train, fit a mixture, attack and report on embedded data, in about six minutes.",
-    "evaluate": "Clean and attacked accuracy of models on the same images; resumes where it stopped.",
+    "demo": "Train, fit a mixture, attack and report on embedded data.",
+    "evaluate": "Clean and robust accuracy of models on the same images; resumes where it stopped.",
     "fit": "Fit a mixture to a target on images that are never evaluated on, and write it as `mixture:DIR`.",
     "certify": "Certified ℓ2 radii (in [0, 1] pixels) by randomized smoothing; resumes where it stopped.",
     "report": "Write report.html into a run folder.",

@@ -141,9 +141,7 @@ class PromiseCheck(Estimate):
     @property
     def explanation(self) -> str:
         """The measured loss, what was promised, and whether it was kept."""
-        unit = (
-            "% of the robust images" if self.promised.of_robust else "points of attacked accuracy"
-        )
+        unit = "% of the robust images" if self.promised.of_robust else "points of robust accuracy"
         numbers = (self.value, self.low, self.high)
         value, low, high = (f"{100 * number:.1f}".replace("-0.0", "0.0") for number in numbers)
         measured = f"{value} [{low}, {high}] {unit}"

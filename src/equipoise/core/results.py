@@ -27,7 +27,6 @@ class Result(Estimate):
     sigma: float | None = None
     threat: Threat | None = None
     allowed: Count | None = None  # for broken certificates: as many would be no surprise
-    is_estimate: bool | None = None  # never a certificate
     # Of a randomised model per image: the value is a mean share of passes
     passes: Count | None = None
 
@@ -250,7 +249,5 @@ def read_summary(folder: Path | str) -> Summary:
         raise InputError(f"{folder} must be a finished run folder, got one without summary.json")
     values = config.read_json(path)
     config.check_schema(values, path)
-    # `copied` is of version 0.2.0: which models of equal weights were attacked once.
-    skipped = ("schema", "version", "copied")
-    values = {key: value for key, value in values.items() if key not in skipped}
+    values = {key: value for key, value in values.items() if key not in ("schema", "version")}
     return serialize.from_plain(Summary, values, str(path))

@@ -194,21 +194,21 @@ class Batch:
         return len(self.images)
 
 
-def pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def pixels(images: Tensor) -> Tensor:
     """Images as contiguous floats in [0, 1]: bytes are divided by 255, rounded once; floats stay as
     they are."""
     images = images.contiguous()  # a network that flattens with `.view` needs it
     if images.is_floating_point():
-        return images.to(dtype)
+        return images.to(torch.float32)
     # CUDA turns a division by a Python number into a multiplication by the rounded 1/255; division
     # by a tensor gives an image the same bits on every device.
-    return images.to(dtype) / torch.full((), 255, dtype=dtype, device=images.device)
+    return images.to(torch.float32) / torch.full((), 255.0, device=images.device)
 
 
-def as_images(x: Tensor, name: str = "images") -> Tensor:
-    """(B, C, H, W) floats in [0, 1] from bytes, or from floats that are checked."""
+def as_images(x: Tensor) -> Tensor:
+    """(B, C, H, W) contiguous floats in [0, 1] from bytes, or from floats that are checked."""
     is_bytes = isinstance(x, Tensor) and x.dtype == torch.uint8
-    return checks.images(pixels(x) if is_bytes else x, name)
+    return checks.images(pixels(x) if is_bytes else x, "images").contiguous()
 
 
 def order(index: Tensor, *, seed: int, epoch: int) -> Tensor:

@@ -51,6 +51,7 @@ from equipoise.evaluation.measure import measure_batches
 
 RADIUS_STEP = 0.25  # between the radii of the summary
 SMALLEST_RADIUS = 1e-300  # at radius zero every certificate counts, but no abstention
+LEAST_OTHERS = 100  # images that alpha is selected on, if the split has as many
 _SAMPLES_PER_WRITE = {"cpu": 100_000, "cuda": 10_000_000}
 
 
@@ -442,12 +443,12 @@ class CleanTarget:
         )
 
 
-def other_images(split: Dataset, images: Dataset, at_least: int = 100) -> Dataset:
-    """As many images of a split as are certified, or `at_least`, evenly spread over those that are
+def other_images(split: Dataset, images: Dataset) -> Dataset:
+    """As many images of a split as are certified, or LEAST_OTHERS, evenly spread over those that are
     not certified."""
     rest = split.take(~torch.isin(split.index, images.index))
     checks.require(
         len(rest) > 0, "count", "leave images of the split to select alpha on", len(images)
     )
-    count = min(len(rest), max(len(images), at_least))
+    count = min(len(rest), max(len(images), LEAST_OTHERS))
     return rest.take(torch.arange(count) * len(rest) // count)

@@ -123,10 +123,7 @@ def _results(name: str, rows: Sequence[Row], attacked_rows: Sequence[Row]) -> li
             worst[row.index] = min(row.margin, worst.get(row.index, 1.0))
     if worst:
         estimates |= _margins("attacked-", list(worst.values()))
-    return [
-        Result.of(name, metric, estimate, is_estimate=True)
-        for metric, estimate in estimates.items()
-    ]
+    return [Result.of(name, metric, estimate) for metric, estimate in estimates.items()]
 
 
 def _margins(prefix: str, margins: list[float]) -> dict[str, stats.Estimate]:

@@ -42,11 +42,6 @@ class PublishedSettings:
     saturation: float = 3e-6  # thresholds as near to 1 as this are numerically doubtful
 
     @property
-    def optimum(self) -> tuple[float, float, float]:
-        """The released s, p, c."""
-        return self.released.s, self.released.p, self.released.c
-
-    @property
     def alpha(self) -> float:
         """The released alpha."""
         return self.released.alpha

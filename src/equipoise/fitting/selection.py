@@ -224,13 +224,12 @@ class Selection:
         *,
         robust: float | None = None,
         clean: float | None = None,
-        rounds: int = ROUNDS,
         first: int = FIRST,
     ) -> Selected:
         """The candidate with the highest clean accuracy that reaches a robust one on the pool, or
         the other way round.
 
-        Exactly one of both is given. After the `first` few, at most `rounds` candidates are
+        Exactly one of both is given. After the `first` few, at most ROUNDS candidates are
         attacked.
         """
         checks.require(
@@ -245,7 +244,7 @@ class Selection:
                 order[last * place // (first + 1)] for place in range(1, first + 1)
             ):
                 self._attack(number)
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             number = _best(self.clean, self.robust, robust, clean)
             if number in self.attacked_candidates:
                 break
