@@ -1,0 +1,336 @@
+"""Attacks in detail: how they went on, what broke images, how near the others came, and whether the
+attacks can be trusted."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from equipoise.core import aggregation, format, stats
+from equipoise.core.aggregation import CLEAN
+from equipoise.core.radius_curves import RadiusCurve
+from equipoise.core.results import SanityCheck
+from equipoise.core.rows import AUDIT, AttackRow
+from equipoise.core.text import slug
+from equipoise.core.threat import SIGNS
+from equipoise.reporting import charts
+from equipoise.reporting.run_view import AttackedImages, RunView
+from equipoise.reporting.section import Cell, Figure, Records, Section, Table
+
+MOST_ATTACKS, MOST_STAGES = 4, 10  # shown in figures
+KINDS = ("under attack", "clean")
+CORRECT = "images classified correctly"
+AT_OR_BELOW = "images at or below"
+
+
+def attack_progress(run: RunView) -> Section | None:
+    """Did the attacks end because nothing more could be found?"""
+    figures = []
+    attacks = dict.fromkeys(
+        name for model in run.attacked_images for name in run.attack_order(model)
+    )
+    for attack in list(attacks)[:MOST_ATTACKS]:
+        figure = _progress(run, attack)
+        if figure is not None:
+            figures.append(figure)
+    if not figures:
+        return None
+    text = (
+        "A flat end: a longer attack would find little more. A line that still falls asks for a stronger attack. "
+        "A pass is one evaluation of the network with its gradient; one without counts a third."
+    )
+    return Section("Attack progress", [text], figures)
+
+
+def _progress(run: RunView, attack: str) -> Figure | None:
+    records: Records = []
+    for model, images in run.attacked_images.items():
+        rows: list[AttackRow] = []
+        for own in images.values():
+            rows += [row for row in own if row.attack == attack]
+        for passes, left in _left_by_passes(rows):
+            record = {"model": run.name(model), "x": passes, "n": left.n}
+            records.append(record | charts.fields(left, "y"))
+    if not records:
+        return None
+    return charts.curves(
+        f"attack-progress-{slug(attack)[:40]}",
+        f"Images that {attack} has not broken after so many passes, with 95 % intervals",
+        records,
+        run.colours,
+        x="passes through the model, per image (logarithmic)",
+        y=CORRECT,
+        logarithmic=True,
+        steps=True,
+    )
+
+
+def _left_by_passes(rows: Sequence[AttackRow]) -> list[tuple[int, stats.Estimate]]:
+    """Passes, and the share of images that are correct after them; what only an audit broke is
+    left."""
+    if not any(row.attack_passes for row in rows) or any(
+        row.share_correct is not None for row in rows
+    ):
+        return []
+    passes = [row.attack_passes or 0 for row in rows]
+    broken_after = []
+    for row, own in zip(rows, passes, strict=True):
+        if not row.correct and not row.only_audit_broke:
+            broken_after.append(0 if row.broken_by == CLEAN else own)
+    broken = np.sort(broken_after)
+    at = sorted({0, *broken_after, max(passes)})
+    points = []
+    for position in charts.thin(len(at)):
+        reached = at[position]
+        left = len(rows) - int(np.searchsorted(broken, reached, side="right"))
+        points.append((reached, stats.clopper_pearson(left, len(rows))))
+    return points
+
+
+def broken_images(run: RunView) -> Section | None:
+    """Which attack, and which stage of a suite, broke how many images."""
+    counts = aggregation.broken_by(run.rows)
+    if not counts:
+        return None
+    records: Records = []
+    totals: dict[str, int] = defaultdict(int)
+    for item in counts:
+        stage = item.stage if item.stage == item.attack else f"{item.attack}: {item.stage}"
+        totals[stage] += item.count
+        records.append({"row": stage, "model": run.name(item.model), "count": item.count})
+    rows = sorted(totals, key=lambda stage: -totals[stage])[:MOST_STAGES]
+    shown = [record for record in records if record["row"] in rows]
+    title = "Images that a stage of an attack broke; the stages that broke most"
+    named = [format.literal(row) for row in rows]
+    figure = charts.bars("broken-by", title, shown, run.colours, x="images", rows=named)
+    text = [
+        "An image counts as broken if it is classified correctly clean and misclassified under the attack; the "
+        "first stage that breaks an image is counted.",
+    ]
+    tables = [_as_bytes(run)] if run.summary.as_bytes else []
+    return Section("What broke images", text, [figure], tables)
+
+
+def _as_bytes(run: RunView) -> Table:
+    rows = []
+    for item in run.summary.as_bytes:
+        share = Cell(format.percent(item.value), format.bounds(item))
+        rows.append([Cell(run.name(item.model)), Cell(item.metric), share, Cell(str(item.n))])
+    caption = "Broken images that are still misclassified after rounding to bytes."
+    return Table(caption, ["model", "attack", "still misclassified", "n"], rows, collapsed=True)
+
+
+def margins(run: RunView) -> Section | None:
+    """How near to being broken are the images that were not broken?"""
+    records: Records = []
+    for model, images in run.attacked_images.items():
+        clean, attacked = _margins_of(images)
+        records += charts.cumulative(run.name(model), attacked, KINDS[0])
+        records += charts.cumulative(run.name(model), clean, KINDS[1])
+    if not records:
+        return None
+    figure = charts.curves(
+        "margins",
+        "Images at or below each margin, under attack and (dashed) clean",
+        records,
+        run.colours,
+        x="margin: probability of the true class minus the largest other one",
+        y=AT_OR_BELOW,
+        steps=True,
+        dashes=KINDS,
+        rule=0.0,
+    )
+    text = "At 0 a line shows the share that is misclassified; right of it, how far the others are from it."
+    return Section("Margins", [text], [figure])
+
+
+def _margins_of(images: dict[int, list[AttackRow]]) -> tuple[list[float], list[float]]:
+    """Margins of clean images, and the smallest of each image."""
+    clean, attacked = [], []
+    for rows in images.values():
+        known = [row.margin for row in rows if row.margin is not None]
+        if rows[0].margin is not None and len(known) > 1:
+            clean.append(rows[0].margin)
+            attacked.append(min(known))
+    return clean, attacked
+
+
+def radii(run: RunView) -> Section | None:
+    """Accuracy against the radius of the attack, from the smallest perturbations found."""
+    curves = run.summary.radius_curves
+    if not curves:
+        return None
+    names = [run.name(curve.model) for curve in curves]
+    largest = format.radius(curves[0].points[-1].radius, curves[0].norm)
+    text = (
+        "The radius of an image is the norm of the smallest perturbation that was found to change its class: 0 if "
+        f"it is misclassified already, none if nothing up to {largest} changes it. Radii are upper bounds: a "
+        "stronger search can only lower the curve."
+    )
+    rows = []
+    for name, curve in zip(names, curves, strict=True):
+        counts = [Cell(str(count)) for count in (curve.wrong, curve.broken, curve.survived)]
+        rows.append(
+            [Cell(name, colour=run.colours[name]), Cell(format.median_radius(curve)), *counts]
+        )
+    table = Table(
+        "Median radius (half of the images are broken within it), and images by their radius.",
+        ["model", "median", "radius 0", "broken", f"none up to {largest}"],
+        rows,
+    )
+    return Section(
+        "Accuracy against radius", [text], [radius_figure(curves, names, run.colours)], [table]
+    )
+
+
+def radius_figure(
+    curves: Sequence[RadiusCurve], names: Sequence[str], palette: charts.Palette
+) -> Figure:
+    """The curves of several models, which have one norm."""
+    norm = curves[0].norm
+    unit = 255 if norm == "linf" else 1
+    records: Records = []
+    for name, curve in zip(names, curves, strict=True):
+        for point in curve.points:
+            x = round(unit * point.radius, 6)
+            records.append({"model": name, "x": x, **charts.fields(point, "y"), "n": curve.n})
+    return charts.curves(
+        "radius-curves",
+        "Accuracy against the radius of the attack, with 95 % intervals",
+        records,
+        palette,
+        x=f"{SIGNS[norm]} radius, in {'1/255 of the range' if unit == 255 else '[0, 1] pixels'}",
+        y=CORRECT,
+    )
+
+
+def gate(run: RunView) -> Section | None:
+    """Which weight a mixture gives its robust model, clean and under attack."""
+    records: Records = []
+    for model, images in run.attacked_images.items():
+        clean, attacked = _weights(images)
+        if len(set(clean + attacked)) > 1:  # not one alpha for all images
+            records += charts.cumulative(run.name(model), attacked, KINDS[0])
+            records += charts.cumulative(run.name(model), clean, KINDS[1])
+    text = []
+    selected = run.summary.gate
+    if selected is not None:
+        text.append(
+            f"Selected among {selected.candidates_attacked} candidates: {selected.mixture}, with "
+            f"{format.percent(selected.clean)} clean and {format.percent(selected.attacked)} robust accuracy on "
+            f"the images that selected it{'' if selected.met else ', below its target'}."
+        )
+    figures = []
+    if records:
+        text += _oracle(run.attacked_images)
+        figure = charts.curves(
+            "gate",
+            "Images at or below each alpha that the gate gives, under attack and (dashed) clean",
+            records,
+            run.colours,
+            x="alpha: weight of the robust model",
+            y=AT_OR_BELOW,
+            x_range=(0, 1),
+            steps=True,
+            dashes=KINDS,
+        )
+        figures.append(figure)
+    return Section("Gate", text, figures) if text or figures else None
+
+
+def _weights(images: dict[int, list[AttackRow]]) -> tuple[list[float], list[float]]:
+    clean: list[float] = []
+    attacked: list[float] = []
+    for rows in images.values():
+        for row in rows:
+            if row.image_alpha is not None:
+                own = clean if row.attack == CLEAN else attacked
+                own.append(row.image_alpha)
+    return clean, attacked
+
+
+def _oracle(images: AttackedImages) -> list[str]:
+    """How many broken images another alpha would have kept."""
+    broken = saved = 0
+    for own in images.values():
+        for rows in own.values():
+            worst = aggregation.worst_row(rows)
+            if worst.oracle_correct is not None and not worst.correct:
+                broken += 1
+                saved += worst.oracle_correct
+    if not broken:
+        return []
+    return [f"Of {broken} misclassified attacked images, {saved} would be right at another alpha."]
+
+
+def checks(run: RunView) -> Section | None:
+    """Can the attacks be trusted? Sanity checks and audits."""
+    performed = run.summary.sanity_checks
+    if not performed and not run.summary.audits:
+        return None
+    alarms = [check for check in performed if check.alarm]
+    text = []
+    if performed:
+        text.append(f"{len(performed) - len(alarms)} of {len(performed)} checks raise no alarm.")
+    covered = sorted(run.name(model) for model in format.covered_by_adaptive(performed))
+    if covered:
+        text.append(
+            f"Alarms for {', '.join(covered)} are why adaptive attacks, which use the structure of the mixture, "
+            "were run too. These raise no alarm, and robust accuracy counts them."
+        )
+    tables = []
+    if alarms:
+        tables.append(_check_table(run, alarms, "Checks with an alarm, and what to do.", False))
+    passed = [check for check in performed if not check.alarm]
+    if passed:
+        tables.append(_check_table(run, passed, "Checks without an alarm.", True))
+    if run.summary.audits:
+        tables.append(_audit_table(run))
+    return Section("Can the attacks be trusted?", text, tables=tables)
+
+
+def _check_table(
+    run: RunView, performed: Sequence[SanityCheck], caption: str, collapsed: bool
+) -> Table:
+    grouped: dict[tuple[str, str], list[SanityCheck]] = defaultdict(list)
+    for check in performed:
+        meaning = f"{check.explanation}. {check.advice or ''}".strip()
+        grouped[check.name, meaning].append(check)
+    rows = []
+    for (name, meaning), own in grouped.items():
+        values = [check.value for check in own]
+        low, high = f"{min(values):.2g}", f"{max(values):.2g}"
+        where = [f"{run.name(check.model)}, {check.attack}" for check in own]
+        value = low if low == high else f"{low} to {high}"
+        rows.append([Cell(name), Cell(meaning), Cell(value, "; ".join(where))])
+    return Table(
+        caption, ["check", "what it means", "value"], rows, is_text=True, collapsed=collapsed
+    )
+
+
+def _audit_table(run: RunView) -> Table:
+    rows = []
+    for audit in run.summary.audits:
+        advice = f"run --attack {audit.stronger}" if audit.is_poor else ""
+        row = [
+            Cell(run.name(audit.model), f"{audit.attack}, audited by {audit.stronger}"),
+            Cell(f"{audit.audited} of {audit.survivors}"),
+            Cell(str(audit.broken)),
+            Cell(f"{format.number(100 * audit.gap, 1)} points", advice),
+            Cell(str(audit.passes)),
+        ]
+        rows.append(row)
+    caption = (
+        "Audits: a stronger attack on a random sample of the survivors. What it broke counts in robust accuracy, "
+        "not in the accuracy under the attack. The gap is the most by which that accuracy may lie above the one "
+        "under the stronger attack, with 95 % confidence (exact, hypergeometric)."
+    )
+    return Table(caption, ["model", "survivors audited", "broken", "gap", "passes"], rows)
+
+
+def stage_of(row: AttackRow) -> str:
+    """The attack, and for a suite its stage, that broke an image."""
+    stage = (row.broken_by or "").removeprefix(AUDIT)
+    return f"{row.attack}: {stage}" if stage and stage != row.attack else row.attack
