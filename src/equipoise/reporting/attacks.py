@@ -60,7 +60,7 @@ def _progress(run: RunView, attack: str) -> Figure | None:
         f"Images that {attack} has not broken after so many passes, with 95 % intervals",
         records,
         run.colours,
-        x="passes through the model, per image (logarithmic)",
+        x="passes per image (logarithmic)",
         y=CORRECT,
         logarithmic=True,
         steps=True,
@@ -136,13 +136,16 @@ def margins(run: RunView) -> Section | None:
         "Images at or below each margin, under attack and (dashed) clean",
         records,
         run.colours,
-        x="margin: probability of the true class minus the largest other one",
+        x="margin: true class minus best other",
         y=AT_OR_BELOW,
         steps=True,
         dashes=KINDS,
         rule=0.0,
     )
-    text = "At 0 a line shows the share that is misclassified; right of it, how far the others are from it."
+    text = (
+        "The margin is the probability of the true class minus the largest other one. At 0 a line shows the share "
+        "that is misclassified; right of it, how far the others are from it."
+    )
     return Section("Margins", [text], [figure])
 
 

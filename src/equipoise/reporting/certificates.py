@@ -154,7 +154,9 @@ def certified(run: RunView) -> Section | None:
     return Section("Certificates", text, _mixing_ratios(run), [table])
 
 
-def _metric_table(run: RunView, results: Sequence[Result], caption: str) -> Table:
+def _metric_table(
+    run: RunView, results: Sequence[Result], caption: str, *, collapsed: bool = False
+) -> Table:
     """A row for each metric, a column for each model."""
     mixtures = list(dict.fromkeys((result.model, result.alpha) for result in results))
     cells = {(result.model, result.alpha, result.metric): result for result in results}
@@ -164,7 +166,7 @@ def _metric_table(run: RunView, results: Sequence[Result], caption: str) -> Tabl
         row += [result_cell(cells.get((*mixture, metric))) for mixture in mixtures]
         rows.append(row)
     head = ["metric", *(run.name(*mixture) for mixture in mixtures)]
-    return Table(caption, head, rows, collapsed=len(rows) > 12)
+    return Table(caption, head, rows, collapsed=collapsed)
 
 
 def _mixing_ratios(run: RunView) -> list[Figure]:
@@ -220,7 +222,8 @@ def theorems(run: RunView) -> Section | None:
             radii[run.name(*mixture)] = theorem_radii(rows[mixture], mixture[1], theorem)
         figures.append(figure(f"certified-{theorem}", title, radii, run.colours, intervals=False))
         own = [item for item in results if item.theorem == theorem]
-        tables.append(_metric_table(run, own, f"{title}, with 95 % intervals."))
+        caption = f"{title}, with 95 % intervals."
+        tables.append(_metric_table(run, own, caption, collapsed=theorem != "ours"))
     text = (
         "All alphas and all theorems use the same confidence bounds, which hold together with the failure "
         "probability of one certificate. Our radius is never smaller than the others."

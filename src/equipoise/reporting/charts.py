@@ -78,6 +78,7 @@ THEME = {
     "axisX": {"grid": False},
     "legend": {
         "labelColor": "var(--ink)",
+        "titleColor": "var(--ink)",
         "labelFontSize": 12,
         "labelLimit": 220,
         "orient": "top",
@@ -197,7 +198,11 @@ def curves(
     )
     if dashes:
         scale = alt.Scale(domain=list(dashes), range=DASHES[: len(dashes)])
-        line = line.encode(strokeDash=alt.StrokeDash("kind:N", scale=scale, sort=None))
+        line = line.encode(
+            strokeDash=alt.StrokeDash(
+                "kind:N", scale=scale, sort=None, legend=alt.Legend(orient="bottom")
+            )
+        )
     return _figure(name, title, records, alt.layer(*layers, line))
 
 
@@ -258,8 +263,11 @@ def trade_off(
     dots = base.mark_point(filled=True, size=45 if joined else 130, opacity=1)
     layers.append(dots.encode(tooltip=["model:N", *shares]))
     if named:
-        words = base.mark_text(dx=-9, dy=-12, align="right", fontWeight=600, fontSize=13)
-        layers.append(words.encode(text="model:N"))
+        # Alternately above and below, because two models may be at the same place.
+        names = base.transform_window(row="row_number()").encode(text="model:N")
+        for row, dy in ((1, -12), (0, 16)):
+            words = names.mark_text(dx=-9, dy=dy, align="right", fontWeight=600, fontSize=13)
+            layers.append(words.transform_filter(f"datum.row % 2 == {row}"))
     if slider:
         words = marked.mark_text(align="left", fontWeight=600, fontSize=13)
         words = words.encode(text="label:N", x=alt.value(8), y=alt.value(height - 14))

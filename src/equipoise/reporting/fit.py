@@ -247,7 +247,7 @@ def _margin_figure(name: str, title: str, groups: dict[str, Array], rule: float 
         f"{title}: images at or below each",
         records,
         dict(zip(GROUPS, ("robust", "wrong", "accurate", "other-4"), strict=True)),
-        x="margin: largest minus second largest probability",
+        x="margin: largest minus second probability",
         y="images at or below",
         x_range=(0, 1),
         steps=True,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from equipoise.core.notebook import NotebookResult
 from equipoise.reporting import charts, page, provenance
-from equipoise.reporting.sections import sections_of
 from equipoise.reporting.run_view import RunView, read_run
 from equipoise.reporting.section import Section
+from equipoise.reporting.sections import sections_of
 
 # The gallery needs a script; what the run was is known in a notebook that ran it.
 LEFT_OUT = ("Images", "How to repeat it")
