@@ -22,7 +22,7 @@ def report(folder: Path | str) -> Path:
     it is.
 
     The report is a pure function of the folder (`run.toml`, `rows.jsonl`, `summary.json` and
-    perhaps `arrays.npz` and runs in subfolders): the same rows give the same bytes. No model is
+    perhaps `arrays.npz` and runs in subfolders): the same rows give the same page. No model is
     loaded, and neither this function nor the report downloads anything.
 
     Returns:
