@@ -197,7 +197,7 @@ def test_the_cost_names_what_runs_and_how_often(run: RunView) -> None:
         ["accurate", "2.00 M", "1.50 G"],
         ["mixture, gated", "–", "–"],
     ]
-    assert "22.0 %" in section.text[1] and "2.35 views" in section.text[2]
+    assert "22.0 %" in section.text[0] and "2.35 views" in section.text[1]
 
 
 def test_provenance_has_identity_settings_and_command(tmp_path: Path) -> None:

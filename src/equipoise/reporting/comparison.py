@@ -398,9 +398,9 @@ def settings(runs: Sequence[NamedRun]) -> Section:
     for key, values in differing.items():
         cells = [MISSING if value is None else Cell(value) for value in values]
         rows.append([Cell(key), *cells])
-    table = Table("", ["setting", *(item.name for item in runs)], rows, is_text=True)
     text = "Every other setting that the runs record is the same."
-    return Section("Settings that differ", [text], tables=[table])
+    table = Table(text, ["setting", *(item.name for item in runs)], rows, is_text=True)
+    return Section("Settings that differ", tables=[table])
 
 
 def _differing(runs: Sequence[NamedRun]) -> dict[str, list[str | None]]:
@@ -442,8 +442,9 @@ def _shortened(text: str) -> str:
 
 def _is_of_one_model(key: str) -> bool:
     """Whether a setting of an attack depends on the attacked model."""
-    parts = key.split(".")
-    return parts[1].startswith(ADAPTIVE) or any(part in OF_ONE_MODEL for part in parts)
+    if key.startswith(f"attacks.{ADAPTIVE}"):
+        return True
+    return any(part in OF_ONE_MODEL for part in key.split("."))
 
 
 def _runs(runs: Sequence[NamedRun], out: Path) -> Section:

@@ -75,10 +75,7 @@ def cost(run: RunView) -> Section | None:
         name = run.name(item.model).replace(f"{MIXED}, ", "mixture, ")
         first = Cell(name, colour=run.colours.get(name, ""))
         rows.append([first, Cell(_large(item.parameters)), Cell(_large(item.flops))])
-    text = [
-        "Operations are those of convolutions and matrix products for one image; a multiplication with its "
-        "addition counts as two. A dash: the model computes outside of torch."
-    ]
+    text = []
     for item in costs:
         if item.accurate_share is not None:
             text.append(
@@ -89,11 +86,12 @@ def cost(run: RunView) -> Section | None:
             text.append(
                 f"It runs {item.robust_passes:.2f} views of the robust model per clean image."
             )
-    return Section(
-        "Cost of a prediction",
-        text,
-        tables=[Table("", ["model", "parameters", "operations"], rows)],
+    caption = (
+        "Operations are those of convolutions and matrix products for one image; a multiplication with its "
+        "addition counts as two. A dash: the model computes outside of torch."
     )
+    table = Table(caption, ["model", "parameters", "operations"], rows)
+    return Section("Cost of a prediction", text, tables=[table])
 
 
 def _large(value: float | None) -> str:

@@ -59,7 +59,7 @@ def _sentences(run: RunView, measured: Sequence[Mixture]) -> list[str]:
     attacked = [mixture for mixture in measured if run.find(mixture[0], WORST, mixture[1])]
     if not attacked:
         if not measured:
-            return ["This run has no accuracies."]
+            return [] if run.summary.command == "fit" else ["This run has no accuracies."]
         return [_clean_only(run, measured[0])]
     sentences = []
     if (MIXED, None) in attacked:
