@@ -105,7 +105,7 @@ def test_verdict_and_first_figure_are_on_the_first_screen(explored: Path, width:
 def test_the_first_figure_needs_no_script(explored: Path) -> None:
     source = explored.read_text("utf-8")
     figure = source[source.index("<figure") : source.index("</figure")]
-    assert "<svg" in figure and source[: source.index("vegaEmbed")].count("<svg") == 1
+    assert "<svg" in figure and source[: source.index("</main>")].count("<svg") == 1
 
 
 def test_figures_are_drawn_when_scrolled_to(page: Page, explored: Path) -> None:

@@ -33,7 +33,7 @@ LIGHT = {
     "muted": "#5f6872",
     "line": "#dfe3e8",
     "accurate": "#0072b2",
-    "robust": "#d55e00",
+    "robust": "#c04f00",
     "mixed": "#00845f",
     "wrong": "#b3123a",
     "other-1": "#8a4a9e",
