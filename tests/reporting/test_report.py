@@ -21,7 +21,7 @@ import synthetic_run
 from parsed_report import ParsedReport
 
 from equipoise import reporting
-from equipoise.core import progress, records
+from equipoise.core import arrays, progress, records
 from equipoise.core.arrays import FrontierArrays, PictureArrays
 from equipoise.core.checks import InputError
 from equipoise.core.registry import Registry
@@ -283,7 +283,7 @@ def test_ten_thousand_images_are_a_page_below_two_megabytes(tmp_path: Path) -> N
     shown = synthetic_run.write_run(
         tmp_path / "run", run.summary, run.rows, dict(run.identity), dict(run.settings)
     )
-    explored_run.arrays.save(shown.folder, pictures, frontier)
+    arrays.save(shown.folder, pictures, frontier)
     assert sections.write_report(shown.folder).stat().st_size < 2_600_000
 
 
