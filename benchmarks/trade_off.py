@@ -19,12 +19,24 @@ from matplotlib.figure import Figure
 
 from equipoise.core import stats
 from equipoise.core.stats import Estimate
-from equipoise.reporting.charts import DARK, LIGHT, Palette, styled
 
 ROOT = Path(__file__).parents[1]
-ROWS = ROOT / "experiments" / "rules" / "rows" / "resnet18-all" / "rows.csv.gz"
+ROWS = ROOT / "experiments" / "rules" / "rows" / "cifar10-9000.csv.gz"
 NAMES = {"accurate": "accurate", "robust": "robust", "confidence switch": "mixture"}  # in the rows
-COLORS = {"accurate": "accurate", "robust": "robust", "mixture": "mixed"}  # in the palette
+LIGHT = {
+    "paper": "#ffffff",
+    "ink": "#1f2328",
+    "accurate": "#0072b2",
+    "robust": "#d55e00",
+    "mixture": "#009e73",
+}
+DARK = {
+    "paper": "#15181c",
+    "ink": "#e4e7eb",
+    "accurate": "#56b4e9",
+    "robust": "#f28e4b",
+    "mixture": "#3cc79a",
+}
 
 
 @dataclass(frozen=True)
@@ -43,10 +55,10 @@ def read_points(path: Path) -> list[Point]:
     robust: dict[str, int] = dict.fromkeys(NAMES.values(), 0)
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            model = NAMES[row["method"]]
+            model = NAMES[row["model"]]
             images[model] += 1
-            clean[model] += int(row["clean_correct"])
-            robust[model] += int(row["attacked_correct"])
+            clean[model] += int(row["clean"])
+            robust[model] += int(row["attacked"])
     points = []
     for model, n in images.items():
         clean_accuracy = stats.clopper_pearson(clean[model], n)
@@ -55,21 +67,24 @@ def read_points(path: Path) -> list[Point]:
     return points
 
 
-def draw(points: list[Point], palette: Palette) -> Figure:
+def draw(points: list[Point], palette: dict[str, str]) -> Figure:
     """One point per model, with its intervals in both directions and its name beside it."""
-    figure = Figure(figsize=(7.2, 3.9), layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=(7.2, 3.9), layout="constrained", facecolor=palette["paper"])
+    axes = figure.add_subplot(facecolor=palette["paper"])
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(palette["ink"])
+    axes.tick_params(colors=palette["ink"])
     for point in points:
         _draw_point(axes, point, palette)
     axes.set_xlim(79, 98)
     axes.set_ylim(-4, 56)
-    axes.set_xlabel("clean accuracy, %")
-    axes.set_ylabel("robust accuracy, %")
+    axes.set_xlabel("clean accuracy, %", color=palette["ink"])
+    axes.set_ylabel("robust accuracy, %", color=palette["ink"])
     return figure
 
 
-def _draw_point(axes: Axes, point: Point, palette: Palette) -> None:
-    color = palette[COLORS[point.model]]
+def _draw_point(axes: Axes, point: Point, palette: dict[str, str]) -> None:
+    color = palette[point.model]
     x, y = 100 * point.clean.value, 100 * point.robust.value
     axes.hlines(y, 100 * point.clean.low, 100 * point.clean.high, color=color, linewidth=1.5)
     axes.vlines(x, 100 * point.robust.low, 100 * point.robust.high, color=color, linewidth=1.5)
@@ -104,8 +119,7 @@ def main() -> None:
         print(f"| {point.model} | {percent(point.clean)} | {percent(point.robust)} |")
     for name, palette in (("trade-off", LIGHT), ("trade-off-dark", DARK)):
         path = args.out / f"{name}.svg"
-        with styled(palette):
-            draw(points, palette).savefig(path, metadata={"Date": None})
+        draw(points, palette).savefig(path, metadata={"Date": None})
         print(path)
 
 

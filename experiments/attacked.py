@@ -22,6 +22,8 @@ from equipoise.core import stats
 from equipoise.core.device import full_precision, resolve
 from equipoise.core.stats import Estimate
 from equipoise.data import pixels
+from equipoise.local_smoothing import crossing
+from equipoise.local_smoothing.crossing import Crossing
 from equipoise.mixing import GatedClassifier
 from experiments import common
 
@@ -193,6 +195,21 @@ def summary(rows: Sequence[Mapping[str, str]]) -> str:
     return "\n".join(lines)
 
 
+def find_crossing(rows: Sequence[Mapping[str, str]], part: str, seed: int = 0) -> Crossing:
+    """The strength of the attacked mixture above which g is more accurate than h, in these rows."""
+    strengths = {row["strength"] for row in rows if row["part"] == part}
+    ordered = sorted(strengths, key=float)
+    correct: dict[str, Tensor] = {}
+    for model in ("accurate", "robust"):
+        by_strength = []
+        for strength in ordered:
+            by_image = correct_by_image(rows, part=part, model=model, strength=strength)
+            by_strength.append(list(by_image.values()))
+        correct[model] = torch.tensor(by_strength)
+    gammas = [float(strength) for strength in ordered]
+    return crossing.find_crossing(gammas, correct["accurate"], correct["robust"], seed=seed)
+
+
 def draw_curves(
     path: Path,
     curves: Mapping[str, tuple[Sequence[float], Sequence[float], str]],
@@ -204,12 +221,12 @@ def draw_curves(
     from matplotlib.figure import Figure
 
     mpl.rcParams["svg.hashsalt"] = "equipoise"
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure = Figure(figsize=(6.4, 4.8), layout="constrained")
     axes = figure.subplots()
     for name, (x, y, style) in curves.items():
         axes.plot(x, y, style, label=name, markersize=4)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(path, metadata={"Date": None})

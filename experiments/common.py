@@ -41,6 +41,7 @@ FOLDER = Path(__file__).parent
 DIGITS_EPS = 0.12  # radius in ℓ∞ at smoke size
 DIGITS_HELD_OUT = 200  # training images of the digits that no model is trained on
 ACCURACY_COLUMNS = ("model", "index", "clean", "attacked")  # of kept rows; 1 is correct
+ACCURACY_TABLE = ("images", "model", "clean, %", "attacked, %", "points gained", "points lost")
 
 
 # The command line
@@ -166,17 +167,21 @@ def test_images(args: argparse.Namespace) -> eq.Dataset:
 
 
 def held_out_images(args: argparse.Namespace) -> eq.Dataset:
-    """As many images for fitting and selection, which no model was trained on or evaluated on.
+    """As many images (or as the settings say) for fitting and selection.
 
-    They are the last of the test split, at smoke size of the training split.
+    No model was trained on them, and none is evaluated on them. They are the last of the test split,
+    at smoke size of the training split.
     """
     if args.size == "smoke":
         images = eq.load_data("digits", split="train")
         return images.slice(len(images) - DIGITS_HELD_OUT, DIGITS_HELD_OUT)
-    count = args.count or args.settings["count"]
+    tested = args.count or args.settings["count"]
+    count = args.settings.get("held_out", tested)
     size = len(eq.load_data(args.data, split="test", data_dir=args.data_dir))
-    if 2 * count > size:
-        raise eq.InputError(f"`--count` must be at most half of the {size} images, got {count}")
+    if tested + count > size:
+        raise eq.InputError(
+            f"`--count` must leave {count} of the {size} images for the fits, got {tested}"
+        )
     return eq.load_data(
         args.data,
         split="test",
@@ -239,18 +244,21 @@ def certify(
 # Kept rows and tables
 
 
-def accuracy_rows(evaluation: Evaluation) -> list[tuple[str, int, int, int]]:
+def accuracy_rows(evaluation: Evaluation, models: Iterable[str]) -> list[tuple[str, int, int, int]]:
     """Of every model and image whether it is correct, clean and in the worst case over the run.
 
-    The accurate and the robust model come first.
+    The accurate and the robust model come first. `models` are the names that were evaluated: an
+    evaluation calls a mixture "mixed" where it is the only model.
     """
+    alone = next(iter(models))
     rows = []
     by_model = aggregation.correct_by_attack(evaluation.rows)
     for (model, _), correct in sorted(
         by_model.items(), key=lambda item: aggregation.base_models_first(item[0][0])
     ):
         for index, survives in sorted(correct["worst"].items()):
-            rows.append((model, index, int(correct["clean"][index]), int(survives)))
+            name = alone if model == "mixed" else model
+            rows.append((name, index, int(correct["clean"][index]), int(survives)))
     return rows
 
 
@@ -270,6 +278,13 @@ def read_kept(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def read_folder(folder: Path) -> dict[str, list[dict[str, str]]]:
+    """The rows of all tables of a folder, by their names."""
+    paths = folder.glob("*.csv.gz")
+    names = sorted(path.name.removesuffix(".csv.gz") for path in paths)
+    return {name: read_kept(folder / f"{name}.csv.gz") for name in names}
+
+
 def accuracies(rows: Sequence[Mapping[str, str]], column: str) -> dict[str, Estimate]:
     """The share of correct images of every model in a column of kept rows."""
     by_model: dict[str, list[bool]] = {}
@@ -279,18 +294,39 @@ def accuracies(rows: Sequence[Mapping[str, str]], column: str) -> dict[str, Esti
 
 
 def points_lost(rows: Sequence[Mapping[str, str]], model: str, than: str, column: str) -> Estimate:
-    """How much less accurate a model is than another one on the same images, image by image."""
+    """How much less accurate a model is than another one, image by image, where both have rows."""
     own = {row["index"]: row[column] == "1" for row in rows if row["model"] == model}
     other = {row["index"]: row[column] == "1" for row in rows if row["model"] == than}
-    lost = sum(other[index] and not own[index] for index in own)
-    gained = sum(own[index] and not other[index] for index in own)
-    return stats.paired_difference(lost, gained, len(own))
+    common = own.keys() & other.keys()
+    lost = sum(other[index] and not own[index] for index in common)
+    gained = sum(own[index] and not other[index] for index in common)
+    return stats.paired_difference(lost, gained, len(common))
 
 
 def cell(estimate: Estimate) -> str:
     """A share or a difference of shares in percent with its 95 % interval: `82.6 [80.1, 84.9]`."""
     interval = format.interval(estimate.low, estimate.high)
     return f"{format.number(100 * estimate.value, 1)} {interval}"
+
+
+def accuracy_lines(
+    name: str, rows: Sequence[Mapping[str, str]], robust: Sequence[Mapping[str, str]] = ()
+) -> list[list[str]]:
+    """Lines of a table with the columns `ACCURACY_TABLE`, one for each model of the kept rows.
+
+    What a mixture gains and loses is compared with the robust model, image by image: that of the
+    rows, or the given ones where they have none.
+    """
+    lines = []
+    clean, attacked = accuracies(rows, "clean"), accuracies(rows, "attacked")
+    for model in clean:
+        gains = ["", ""]
+        if model not in ("accurate", "robust") and ("robust" in clean or robust):
+            both = [*robust, *rows]
+            gained = points_lost(both, "robust", model, "clean")
+            gains = [cell(gained), cell(points_lost(both, model, "robust", "attacked"))]
+        lines.append([name, model, cell(clean[model]), cell(attacked[model]), *gains])
+    return lines
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -331,7 +367,10 @@ def draw_trade_offs(
         axes.set_xlabel("clean accuracy, %")
         axes.grid(alpha=0.3)
     grid[0].set_ylabel("accuracy under attack, %")
-    fullest = max(grid, key=lambda axes: len(axes.get_legend_handles_labels()[1]))
-    figure.legend(*fullest.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    handles: dict[str, Any] = {}
+    for axes in grid:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})

@@ -15,7 +15,9 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -36,8 +38,8 @@ from equipoise.core.device import full_precision, resolve
 from equipoise.core.rng import Stream
 from equipoise.core.rows import AttackRow
 from equipoise.data import pixels
-from equipoise.evaluation.gate_adversaries import adversaries
-from equipoise.mixing import GatedClassifier, MixedClassifier
+from equipoise.evaluation.adaptive import white_box
+from equipoise.mixing import AlphaPenalty, GatedClassifier, MixedClassifier
 from equipoise.mixing.formula import mix
 from equipoise.mixing.gated import SCALE, SHIFT
 from equipoise.training import train_gate
@@ -77,6 +79,8 @@ def main(args: argparse.Namespace) -> None:
         print(page(kept))
         for name in KEPT:
             print(f"\n{name}\n{attacked.summary(kept[name])}")
+        print("crossing at odds", crossing_text(kept["cifar10-resnet8"]))
+        print(confidence_text(kept["cifar10-resnet8"]))
         draw(kept["cifar10-resnet8"], HERE / "alphas.svg")
         return
     attacked.start(args)
@@ -185,11 +189,26 @@ def adversary_rows(
             args, accurate, robust, f"against-{letter}", adversary=letter, **args.settings["gate"]
         )
         name = f"trained against {letter}"
-        for job in adversaries(name, gate, SUITE, steps=steps, transfer=False):
-            rows += attacked.measure(
-                args, "adversaries", name, gate, job.attack_name, images, job.attack
-            )
+        for adversary, attack in adversaries(gate, steps).items():
+            rows += attacked.measure(args, "adversaries", name, gate, adversary, images, attack)
     return rows
+
+
+def adversaries(gate: GatedClassifier, steps: int) -> dict[str, Attack | None]:
+    """Attacks that know how a gate is built [Bai2024, Section 4.2].
+
+    A is PGD without the gate's gradient, B with it; C is the suite on both models at once, and D the
+    same with a term that lowers alpha.
+    """
+    pgd = Pgd(steps=steps)
+    suite = white_box(gate, SUITE)
+    return {
+        "clean": None,
+        "A": replace(pgd, surrogate=gate.without_gate_gradient()),
+        "B": pgd,
+        "C": suite,
+        "D": replace(suite, extra=AlphaPenalty(gate)),
+    }
 
 
 def ablation_rows(
@@ -260,8 +279,8 @@ def plain_mixture(
     """The same two models with the largest alpha that reaches the clean accuracy."""
     g, h, _, y = outputs(args, gate, images)
     target = clean_target(g, h, y)
-    reaching = 0.5
-    for alpha in (step / 100 for step in range(50, 100)):
+    reaching = 0.0
+    for alpha in (step / 100 for step in range(1, 100)):
         log_odds = torch.tensor(alpha).logit().to(g.device)
         if accuracy(mix(g, h, log_odds), y) >= target:
             reaching = alpha
@@ -306,6 +325,26 @@ def page(kept: Mapping[str, Rows]) -> str:
             table.append([f"{shown}, {letter}", *own])
             table.append([f"{shown}, {letter}, paper", *PAPER[data, letter]])
     return common.markdown(("gate trained against", "clean", *ADVERSARIES), table)
+
+
+def crossing_text(rows: Rows) -> str:
+    """Figure 2: the odds α_t / (1 − α_t) above which g is the more accurate model."""
+    crossing = attacked.find_crossing(rows, "transfer")
+    return f"{crossing.gamma:.1f} [{crossing.low:.1f}, {crossing.high:.1f}]"
+
+
+def confidence_text(rows: Rows) -> str:
+    """Table 1: the mean gap of the first two probabilities where a model is right, and where not."""
+    gaps: dict[tuple[str, str, str], list[float]] = {}
+    for row in rows:
+        if row["part"] == "confidence":
+            key = (row["model"], row["attack"], row["correct"])
+            gaps.setdefault(key, []).append(float(row["gap"]))
+    lines = []
+    for (model, attack, correct), values in gaps.items():
+        kind = "right" if correct == "1" else "wrong"
+        lines.append(f"{model}, {attack}, {kind}: gap {fmean(values):.2f}, n = {len(values)}")
+    return "\n".join(lines)
 
 
 def draw(rows: Rows, path: Path) -> None:

@@ -27,7 +27,6 @@ from equipoise.local_smoothing import (
     Neighbours,
     SmoothedClassifier,
     attack_at_strengths,
-    find_crossing,
 )
 from equipoise.local_smoothing.jacobian import SoftplusSurrogate
 from equipoise.local_smoothing.policy import TARGETS
@@ -35,14 +34,16 @@ from equipoise.training.objectives.gate import PolicyLoss
 from experiments import attacked, common
 
 HERE = Path(__file__).parent
-KEPT = HERE / "rows" / "cifar10.csv.gz"
+ROWS = HERE / "rows"
+KEPT = {"cifar10-resnet8": "CIFAR-10", "digits": "digits"}
 PARTS = ("trust", "neighbours", "policy")
 TERMS = {
-    "constant": "1",
+    "constant": "constant",
     "gradient": "‖∇g_i‖",
     "top-gradient": "‖∇max g‖",
     "ratio": "‖∇g_i‖ / ‖∇h_i‖",
 }
+NEIGHBOUR_GAMMA = "0.1"  # of the table
 SPACES = ("probabilities", "logits")
 THROUGH = ("through", "softplus", "pgd-20", "pgd-100")  # PGD through a rule or a model
 WORST = ("clean", "on g", "on h", *THROUGH)
@@ -51,23 +52,25 @@ Rows = attacked.Rows
 
 def main(args: argparse.Namespace) -> None:
     """Run parts and keep their rows, or print the page of rows that were kept."""
-    if not args.page:
-        attacked.start(args)
-        accurate, robust = (attacked.load(args, model) for model in common.pair(args))
-        images = common.test_images(args)
-        rows = base_rows(args, accurate, robust, images)
-        if "trust" in args.parts:
-            rows += trust_rows(args, accurate, robust, images)
-        if "neighbours" in args.parts:
-            rows += neighbour_rows(args, accurate, images)
-        if "policy" in args.parts:
-            rows += policy_rows(args, accurate, robust, images)
-        attacked.keep(args.out / "rows.csv.gz", rows)
-        print(attacked.summary(rows))
+    if args.page:
+        kept = {name: common.read_kept(ROWS / f"{name}.csv.gz") for name in KEPT}
+        print(page(kept))
+        for name in KEPT:
+            print(f"{name}\n{attacked.summary(kept[name])}\n")
+        draw(kept["cifar10-resnet8"], HERE / "trust.svg")
         return
-    rows = common.read_kept(KEPT)
-    print(page(rows))
-    draw(rows, HERE / "trust.svg")
+    attacked.start(args)
+    accurate, robust = (attacked.load(args, model) for model in common.pair(args))
+    images = common.test_images(args)
+    rows = base_rows(args, accurate, robust, images)
+    if "trust" in args.parts:
+        rows += trust_rows(args, accurate, robust, images)
+    if "neighbours" in args.parts:
+        rows += neighbour_rows(args, accurate, images)
+    if "policy" in args.parts:
+        rows += policy_rows(args, accurate, robust, images)
+    attacked.keep(args.out / "rows.csv.gz", rows)
+    print(attacked.summary(rows))
 
 
 # Parts
@@ -148,7 +151,9 @@ def policy_rows(
     """A policy that sets γ for every image, and attacks through it [Bai2022, Table 1]."""
     models = {"accurate": accurate, "robust": robust}
     rows = strength_rows(args, "crossing", models, common.held_out_images(args))
-    models["adaptive"] = trained_policy(args, accurate, robust, gamma_0=crossing(rows, args.seed))
+    crossing = attacked.find_crossing(rows, "crossing", args.seed)
+    print(f"crossing at γ = {crossing.gamma:.3g} [{crossing.low:.3g}, {crossing.high:.3g}]")
+    models["adaptive"] = trained_policy(args, accurate, robust, crossing.gamma)
     rows += strength_rows(args, "targets", models, images)
     rows += policy_attack_rows(args, models, images)
     rows += radius_rows(args, models, images)
@@ -175,20 +180,6 @@ def strength_rows(
         for name, model in models.items():
             rows += attacked.measure(args, part, name, model, "at γ", images, at, strength=gamma)
     return rows
-
-
-def crossing(rows: Rows, seed: int) -> float:
-    """γ_0, the strength where the attacked accuracies of both models cross [Bai2022, Figure 4]."""
-    correct: dict[str, Tensor] = {}
-    for name in ("accurate", "robust"):
-        by_target = []
-        for gamma in TARGETS:
-            key = {"part": "crossing", "model": name, "strength": f"{gamma:.6g}"}
-            by_target.append(list(attacked.correct_by_image(rows, **key).values()))
-        correct[name] = torch.tensor(by_target)
-    found = find_crossing(TARGETS, correct["accurate"], correct["robust"], seed=seed)
-    print(f"crossing at γ = {found.gamma:.3g} [{found.low:.3g}, {found.high:.3g}]")
-    return found.gamma
 
 
 def trained_policy(
@@ -331,8 +322,18 @@ def median_trust(args: argparse.Namespace, smoothed: SmoothedClassifier, images:
 # The page
 
 
-def page(rows: Rows) -> str:
-    """The table: both models, every trust term at the second largest weight of h, and the policy."""
+def page(kept: Mapping[str, Rows]) -> str:
+    """The table: every rule under every attack."""
+    table = []
+    for name, data in KEPT.items():
+        table += [[f"{data}, {line[0]}", *line[1:]] for line in lines(kept[name])]
+    columns = ("accuracy, %", "clean", "PGD on g", "PGD on h", "PGD through the rule", "worst")
+    return common.markdown(columns, table)
+
+
+def lines(rows: Rows) -> list[list[str]]:
+    """Lines for both models, every trust term at the second largest weight of h, neighbours at one
+    γ, and the policy."""
     table = [line(rows, "accurate g", "models", "accurate")]
     table.append(line(rows, "robust h", "models", "robust"))
     for space in SPACES:
@@ -341,10 +342,13 @@ def page(rows: Rows) -> str:
             if weights:
                 name = f"{formula}, {space}"
                 table.append(line(rows, name, "trust", f"{trust}, {space}", weights[-2]))
+    for model in dict.fromkeys(row["model"] for row in rows if row["part"] == "neighbours"):
+        if "plain" in model:
+            name = f"{model.removesuffix(', plain')} neighbours, γ = {NEIGHBOUR_GAMMA}"
+            table.append(line(rows, name, "neighbours", model, NEIGHBOUR_GAMMA))
     if attacked.correct_by_image(rows, model="adaptive"):
         table.append(line(rows, "policy", "policy", "adaptive"))
-    columns = ("accuracy, %", "clean", "PGD on g", "PGD on h", "PGD through the rule", "worst")
-    return common.markdown(columns, table)
+    return table
 
 
 def line(rows: Rows, title: str, part: str, model: str, strength: str = "") -> list[str]:

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 import equipoise as eq
 from equipoise.core.modes import inference
-from equipoise.core.stats import Estimate
 from equipoise.data import pixels
 from equipoise.fitting import Fit
 from experiments import common
@@ -31,7 +30,6 @@ from experiments import common
 HERE = Path(__file__).parent
 PARTS = ("main", "curves", "counts", "temperature", "black-box", "objective")
 COLUMNS = ("part", *common.ACCURACY_COLUMNS)  # of kept rows
-BASES = ("accurate", "robust")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -55,9 +53,7 @@ def main(args: argparse.Namespace) -> None:
     ) -> None:
         folder = part if of == "robust" else f"{part}-{of}"
         result = common.evaluate(args, folder, models, images, **args.settings["attack"])
-        for model, *row in common.accuracy_rows(result):
-            # A mixture that is evaluated alone is called "mixed".
-            rows[of].append((part, next(iter(models)) if model == "mixed" else model, *row))
+        rows[of] += [(part, *row) for row in common.accuracy_rows(result, models)]
 
     mixednuts = fit("mixednuts").mixture
     logit_map = mixednuts.logit_map
@@ -173,45 +169,27 @@ def alpha_of_accuracy(g: Tensor, h: Tensor, y: Tensor, least: float) -> float:
 # The page
 
 
-def pairs(folder: Path) -> list[str]:
-    """The pairs of models that have rows in a folder."""
-    return sorted(path.name.removesuffix(".csv.gz") for path in folder.glob("*.csv.gz"))
-
-
 def table(folder: Path) -> str:
     """Accuracies of all kept rows, and what every mixture gains over its robust model."""
     lines = []
-    for pair in pairs(folder):
-        rows = common.read_kept(folder / f"{pair}.csv.gz")
-        robust = [row for row in rows if row["model"] == "robust"]
+    for pair, rows in common.read_folder(folder).items():
+        main = [row for row in rows if row["model"] == "robust"]
         listed = set()
-        for part, model in dict.fromkeys((row["part"], row["model"]) for row in rows):
-            own = [row for row in rows if (row["part"], row["model"]) == (part, model)]
-            if (model, len(own)) in listed:
-                continue  # the bases are in every part
-            listed.add((model, len(own)))
-            shares = [common.accuracies(own, column)[model] for column in ("clean", "attacked")]
-            gains = ["", ""]
-            if (
-                model not in BASES and part != "seen"
-            ):  # whose images the robust model has no rows of
-                gains = [gain(own, robust, column) for column in ("clean", "attacked")]
-            lines.append([f"{pair}, n = {len(own)}", model, *map(common.cell, shares), *gains])
-    columns = ("images", "model", "clean, %", "attacked, %", "clean, over h", "attacked, over h")
-    return common.markdown(columns, lines)
-
-
-def gain(own: list[dict[str, str]], robust: list[dict[str, str]], column: str) -> str:
-    """How many points a model is more accurate than the robust one, image by image."""
-    lost = common.points_lost([*own, *robust], own[0]["model"], "robust", column)
-    return common.cell(Estimate(-lost.value, -lost.high, -lost.low, lost.n))
+        for part in dict.fromkeys(row["part"] for row in rows):
+            own = [row for row in rows if row["part"] == part]
+            count = len({row["index"] for row in own})
+            robust = [] if part == "seen" else main  # which has no rows of the held-out images
+            for line in common.accuracy_lines(f"{pair}, n = {count}", own, robust):
+                if tuple(line[:2]) not in listed:  # the bases are in every part
+                    lines.append(line)
+                listed.add(tuple(line[:2]))
+    return common.markdown(common.ACCURACY_TABLE, lines)
 
 
 def draw(folder: Path, path: Path) -> None:
     """Attacked against clean accuracy of the main comparisons."""
     panels = {}
-    for pair in pairs(folder):
-        kept = common.read_kept(folder / f"{pair}.csv.gz")
+    for pair, kept in common.read_folder(folder).items():
         rows = [row for row in kept if row["part"] == "main" and row["model"] != "accurate"]
         clean, attacked = (common.accuracies(rows, column) for column in ("clean", "attacked"))
         if clean:

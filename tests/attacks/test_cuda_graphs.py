@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from contextlib import nullcontext
 
 import pytest
@@ -30,7 +29,7 @@ def test_nothing_is_collected_within_the_context() -> None:
 
 
 class _FailingGraph:
-    """A recording whose end fails after an error, as that of two streams that were not joined."""
+    """A recording whose end fails after an error."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -42,22 +41,20 @@ class _FailingGraph:
 
 
 @pytest.fixture
-def one_stream(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """A CPU on which recording begins and then fails; whether networks stay on one stream from then
-    on."""
+def _failing_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU on which recording begins and then fails."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(torch.cuda, "graph", _FailingGraph)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(device, "_stays_on_one_stream", threading.Event())
-    return device._stays_on_one_stream
 
 
+@pytest.mark.usefixtures("_failing_recording")
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("no memory"), RuntimeError("a copy to the host")]
 )
-def test_a_recording_that_fails(error: RuntimeError, one_stream: threading.Event) -> None:
+def test_a_recording_that_fails(error: RuntimeError) -> None:
     """Without memory the attack has to halve its batch; whatever else cannot be recorded is called
     as it is."""
 
@@ -70,13 +67,11 @@ def test_a_recording_that_fails(error: RuntimeError, one_stream: threading.Event
             function._record((torch.ones(1),))
     else:
         assert function._record((torch.ones(1),)) is None
-    assert one_stream.is_set()
 
 
 @pytest.mark.gpu
-def test_a_recording_that_fails_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_that_fails_keeps_no_memory() -> None:
     """A mixture with a base that copies to the host: its passes go on without being recorded."""
-    monkeypatch.setattr(device, "_stays_on_one_stream", threading.Event())
     weight = torch.rand(64, 64, device="cuda")
 
     def host(x: Tensor) -> Tensor:
@@ -84,8 +79,7 @@ def test_a_recording_that_fails_keeps_no_memory(monkeypatch: pytest.MonkeyPatch)
 
     def gradient(x: Tensor) -> tuple[Tensor, ...]:
         point = x.detach().requires_grad_()
-        first, second = device.side_by_side(point, lambda images: images @ weight, host)
-        return torch.autograd.grad((first * second).sum(), point)
+        return torch.autograd.grad(((point @ weight) * host(point)).sum(), point)
 
     function, x = CudaGraphFunction(gradient), torch.rand(4096, 64, device="cuda")
     with device.exclusive(x.device):

@@ -106,7 +106,7 @@ def test_several_kinds_in_one_command(folder: Path, capsys: pytest.CaptureFixtur
     err = capsys.readouterr().err
     assert "exported:light.pt2: torch.export; 2 classes; input 1×8×8; normalisation: " in err
     assert "mean 0.5, std 0.5 (from the reference); weights: net.pt" in err
-    assert "own.py" not in err and "warning" not in err, "of Python code, nothing is known"
+    assert "own.py:Wrong: " not in err and "warning" not in err, "of Python code, nothing is known"
     clean = {row.model: row.value for row in read_summary("run").results if row.metric == "clean"}
     assert clean["exported:light.pt2"] == clean["python:own.py:Wrong"] == 1.0 and len(clean) == 3
 

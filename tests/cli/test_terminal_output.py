@@ -165,18 +165,22 @@ def test_a_pipe_gets_plain_lines_and_each_once(
     )
 
 
-def test_a_log_has_the_passes_and_the_name_of_every_stage(
-    folder: Path, capfd: pytest.CaptureFixture[str]
+def test_a_log_has_the_passes_and_a_line_a_minute(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run([*EVALUATE, "--out", "run"]) == 0
-    assert capfd.readouterr().err.splitlines() == [
-        "at most 2 passes per image for 12 images",
-        "robust.safetensors, clean",
-        "robust.safetensors, pgd",
-        "sanity checks",
-    ]
-    assert run([*EVALUATE, "--out", "run"]) == 0
-    assert "passes" not in capfd.readouterr().err, "nothing is left to attack"
+    assert run([*EVALUATE, "--out", "short"]) == 0
+    assert capfd.readouterr().err == "at most 2 passes per image for 12 images\n"
+    assert run([*EVALUATE, "--out", "short"]) == 0
+    assert capfd.readouterr().err == "", "nothing is left to attack"
+    monkeypatch.setattr("equipoise.core.progress.SECONDS_BETWEEN_LINES", 0.0)
+    assert run([*EVALUATE, "--out", "long"]) == 0
+    assert re.fullmatch(
+        r"at most 2 passes per image for 12 images\n"
+        r"robust\.safetensors, clean: 12/12, robust \d+/12, 0:00:00 left\n"
+        r"robust\.safetensors, pgd: 12/12, robust \d+/12, 0:00:00 left\n"
+        r"sanity checks: 1/1, 0:00:00 left\n",
+        capfd.readouterr().err,
+    )
 
 
 @pytest.mark.parametrize("name", RUNS)

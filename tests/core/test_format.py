@@ -136,14 +136,10 @@ def test_an_evaluation_has_short_names_in_its_table_and_notes() -> None:
         results=tuple(own),
         methods={names[0]: "a rule"},
         as_bytes=(Result(model=names[1], metric="pgd", value=0.5, low=0.1, high=0.9, n=8),),
-        copied={f"{names[1]}, pgd-2": f"{names[0]}, pgd-2"},
         overlap={names[0]: ("0-7",)},
     )
     notes = format.notes(summary)
-    assert len(notes) == 4 and "standard_resnet8: a rule" in notes
-    assert any(
-        note.startswith("robust_resnet8, pgd-2: as standard_resnet8, pgd-2,") for note in notes
-    )
+    assert len(notes) == 3 and "standard_resnet8: a rule" in notes
     assert not any("/" in note for note in notes)
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from scipy import stats as oracle
 
 from equipoise.core import stats
@@ -76,40 +75,6 @@ def test_mean_against_scipy() -> None:
     assert stats.mean([0.5]).high == float("inf")
     with pytest.raises(InputError):
         stats.mean([])
-
-
-def _verdicts(clean: int, attacked: int, n: int = 100) -> NDArray[np.bool_]:
-    return np.stack([np.arange(n) < clean, np.arange(n) < attacked])
-
-
-def test_the_lead_is_over_the_line_at_equal_accuracy_under_attack() -> None:
-    line = np.stack([_verdicts(80, 50), _verdicts(90, 40), _verdicts(94, 20)])
-    for point, value in (
-        (_verdicts(85, 45), 0.0),
-        (_verdicts(88, 45), 0.03),
-        (_verdicts(90, 30), -0.02),
-        (_verdicts(80, 50), 0.0),
-    ):
-        found = stats.lead(point, line[[2, 0, 1]])  # whatever their order
-        assert found is not None and found.value == pytest.approx(value)
-        assert found.low <= found.value <= found.high and found.n == 100
-    same = stats.lead(line[0], line[[0, 1]])
-    assert same is not None and same.low < 0 < same.high, "no difference seen is not none there"
-    for beyond in (51, 19):
-        assert stats.lead(_verdicts(85, beyond), line) is None, "beyond the line nothing is known"
-    with pytest.raises(InputError, match="`line` must hold at least two models, got 1"):
-        stats.lead(_verdicts(85, 45), line[:1])
-
-
-def test_the_interval_of_a_lead_covers() -> None:
-    chance, n, inside = np.random.default_rng(1), 200, 0
-    truth = 0.87 - 0.85  # (87, 45) over the line from (80, 50) to (90, 40)
-    for trial in range(150):
-        luck = chance.random((2, n))
-        line = np.stack([luck < np.array([[a], [b]]) for a, b in ((0.8, 0.5), (0.9, 0.4))])
-        found = stats.lead(luck < np.array([[0.87], [0.45]]), line, draws=300, seed=trial)
-        inside += found is not None and found.low <= truth <= found.high
-    assert inside >= 135
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95])

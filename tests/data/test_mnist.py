@@ -28,7 +28,9 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     for name, values in (("t10k-images-idx3-ubyte", images), ("t10k-labels-idx1-ubyte", labels)):
         raw = encode(values)
-        (folder / (name + ".gz" * zipped)).write_bytes(gzip.compress(raw) if zipped else raw)
+        (folder / (name + ".gz" * zipped)).write_bytes(
+            gzip.compress(raw, mtime=0) if zipped else raw
+        )
 
 
 IMAGES = np.random.default_rng(2).integers(0, 256, (4, 5, 7), np.uint8)
@@ -88,7 +90,7 @@ def test_the_error_names_a_damaged_file(tmp_path: Path, raw: bytes, message: str
         mnist.read(MNIST, "test", tmp_path)
 
 
-@pytest.mark.parametrize("raw", [b"no gzip", gzip.compress(encode(IMAGES))[:-30], b""])
+@pytest.mark.parametrize("raw", [b"no gzip", gzip.compress(encode(IMAGES), mtime=0)[:-30], b""])
 def test_the_error_names_a_damaged_gzip(tmp_path: Path, raw: bytes) -> None:
     write(tmp_path, IMAGES, LABELS, zipped=True)
     path = tmp_path / "t10k-images-idx3-ubyte.gz"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -122,22 +122,6 @@ class LeavesTheBall(BatchAttack):
 def test_an_attack_that_leaves_the_ball_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="`outside` must stay within"):
         run_pgd(tmp_path / "run", LeavesTheBall())
-
-
-@pytest.mark.parametrize("attack", [Pgd(steps=3), Suite(attacks=(Apgd(loss="margin", steps=3),))])
-def test_extra_columns_come_from_the_attacked_images(tmp_path: Path, attack: Attack) -> None:
-    def extra(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, list[Any]]:
-        if len(x) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return {"oracle_correct": (model(x).argmax(dim=1) == y).tolist()}
-
-    run = Run(tmp_path / "run", {"command": "test"}, {})
-    measure(Job("m", linear_model(), "mine", attack, 0.5), random_images(), run, CONDITIONS, extra)
-    rows = [row for row in run.finish() if isinstance(row, AttackRow)]
-    assert [row.index for row in rows] == list(range(50, 61)) and {row.alpha for row in rows} == {
-        0.5
-    }
-    assert all(row.oracle_correct == row.correct and row.broken_by is None for row in rows)
 
 
 def test_rows_of_a_suite_name_the_stage_that_broke_the_image(tmp_path: Path) -> None:

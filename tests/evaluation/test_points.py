@@ -261,9 +261,8 @@ def test_a_scripted_base_has_the_same_estimate(tmp_path: Path) -> None:
         assert np.array_equal(own, other)
 
 
-def test_a_base_that_the_measured_model_does_not_run_is_left_as_it_is(tmp_path: Path) -> None:
-    """The robust base has equal weights with a model that is attacked for both, and is in training
-    mode."""
+def test_a_base_in_training_mode_is_left_as_it_is(tmp_path: Path) -> None:
+    """Also where a model of equal weights is evaluated beside the mixture."""
     mixed = MixedClassifier(linear_model(), SmallNet(), 1 / 1.4, logit_map=SWITCH, hard=True)
     data, own = random_images(12, labels_of=mixed), copy.deepcopy(mixed.robust)
     mixed.train()

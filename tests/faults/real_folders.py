@@ -91,7 +91,14 @@ CERTIFY = [
     "certify",
 ]
 EVALUATE_GATED = ["evaluate", "mixture:gated", *EVALUATE[2:]]
-CERTIFY_MIXTURE = [*CERTIFY[:-1], "certify-mixture", "--accurate", "accurate.safetensors"]
+CERTIFY_MIXTURE = [
+    *CERTIFY[:-1],
+    "certify-mixture",
+    "--accurate",
+    "accurate.safetensors",
+    "--alpha",
+    "0.6",
+]
 GATE = [
     "train",
     "gate",

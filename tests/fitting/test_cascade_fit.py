@@ -321,7 +321,6 @@ def test_as_a_function_with_a_folder(bases: tuple[str, str], tmp_path: Path) -> 
         "pool": 1,
         "rounds": 1,
         "device": "cpu",
-        "cache": tmp_path / "cache",
     }
     fit = eq.fit(*bases, data, out=tmp_path / "M", **settings)
     assert fit.helped and isinstance(fit.mixture, CascadedClassifier), str(fit)
@@ -348,9 +347,7 @@ def test_as_a_function_with_a_folder(bases: tuple[str, str], tmp_path: Path) -> 
     eq.fit(
         *bases, data, out=tmp_path / "M", passes=2.6, **settings
     )  # the default: the folder of the same fit
-    again = eq.fit(
-        *bases, data, out=tmp_path / "again", **settings
-    )  # every attack is read from the cache
+    again = eq.fit(*bases, data, out=tmp_path / "again", **settings)
     assert again.mixture.describe() == fit.mixture.describe()
     with_views = eq.fit(bases[0], f"tta:2:{bases[1]}", data, **settings)
     assert with_views.mixture.describe() == fit.mixture.describe()

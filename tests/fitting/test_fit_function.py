@@ -20,7 +20,6 @@ from equipoise.core.results import read_summary
 from equipoise.core.rows import AttackRow
 from equipoise.data import Dataset
 from equipoise.fitting import Fit, fit
-from equipoise.fitting.margin_attack import MarginAttack
 from equipoise.fitting.selection import CandidateEvaluator
 from equipoise.mixing import MixedClassifier, load_model, new_gate, save_gate
 from equipoise.mixing.provenance import halves
@@ -203,8 +202,7 @@ def test_test_time_augmentation_is_part_of_the_identity(folder: Path) -> None:
 
 
 def test_each_model_is_identified_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the comparison of both, the run and the cache of attacks: digests of large weights take
-    long."""
+    """For the comparison of both and for the run: digests of large weights take long."""
     identified, identity = list[torch.nn.Module](), models.identity
 
     def record(model: torch.nn.Module) -> dict[str, Any]:
@@ -212,7 +210,7 @@ def test_each_model_is_identified_once(folder: Path, monkeypatch: pytest.MonkeyP
         return identity(model)
 
     monkeypatch.setattr(models, "identity", record)
-    fitted = fit_files(lose_at_most=20.0, cache=Path("cache"))
+    fitted = fit_files(lose_at_most=20.0)
     assert identified == [fitted.mixture.accurate, fitted.mixture.robust]
     recorded = config.read(folder / "M" / "run.toml")["identity"]["models"]
     assert recorded == {"accurate": identity(identified[0]), "robust": identity(identified[1])}
@@ -434,30 +432,3 @@ def test_plain_mixing_resumes_after_a_kill_between_its_files(tmp_path: Path) -> 
     with pytest.raises(InputError, match="`out` must be a new folder or hold the same mixture"):
         mix()
     assert (tmp_path / "mixed" / "robust.safetensors").read_bytes() == before
-
-
-def test_fits_share_the_attacks_in_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One file per attack: the switch needs one more than the map, and equal fits attack
-    nothing."""
-    runs = []
-    run = MarginAttack._run
-
-    def counted(self: MarginAttack, *arguments: Any, **more: Any) -> Any:
-        runs.append(len(self.data))
-        return run(self, *arguments, **more)
-
-    monkeypatch.setattr(MarginAttack, "_run", counted)
-    bases, data, cache = make_pair(), make_data(), tmp_path / "cache"
-    alone = fit(*bases, data, lose_at_most=5, **QUICK)
-    fitted = [
-        fit(*bases, data, lose_at_most=5, cache=cache, **{**QUICK, "rule": rule})
-        for rule in ("nuts", "switch", "auto", "nuts")
-    ]
-    assert runs[:2] == [200, 200] and len(runs) == 3 and len(list(cache.iterdir())) == 2
-    assert fitted[0].to_dict() == fitted[3].to_dict() == alone.to_dict()
-    fit(*bases, data, lose_at_most=5, cache=cache, **{**QUICK, "steps": 2})
-    assert len(runs) == 4  # another attack
-    for path in cache.iterdir():
-        path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(InputError, match="cannot be read"):
-        fit(*bases, data, lose_at_most=5, cache=cache, **QUICK)

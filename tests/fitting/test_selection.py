@@ -14,7 +14,7 @@ from equipoise.core.checks import InputError
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset
 from equipoise.evaluation import Conditions
-from equipoise.fitting.selection import CandidateEvaluator, CandidateLogits, Selection, shift_for
+from equipoise.fitting.selection import CandidateEvaluator, CandidateLogits, Selection
 from equipoise.mixing import GatedClassifier, MixedClassifier, mix
 
 N = 60
@@ -161,17 +161,3 @@ def test_repeated_selection_attacks_only_other_models(tmp_path: Path) -> None:
         next(model.parameters()).add_(0.1)
     Selection(candidates, make_evaluator(attack, tmp_path)).select(robust=0.4)
     assert len(attack.models) > count
-
-
-def test_greatest_shift_that_stays_accurate() -> None:
-    model = make_gated()
-    logits, shifts = make_evaluator().clean(model), [0.5 * step for step in range(-12, 13)]
-    accuracy = {
-        shift: float(logits.correct(model.with_range(0.0, 1.0, shift=shift)).float().mean())
-        for shift in shifts
-    }
-    assert min(accuracy.values()) < 0.95
-    assert shift_for(model, logits, 0.95, shifts).shift == max(
-        s for s, value in accuracy.items() if value >= 0.95
-    )
-    assert accuracy[shift_for(model, logits, 1.01, shifts).shift] == max(accuracy.values())

@@ -29,9 +29,8 @@ class AttackState:
     clean_logit_margin: Tensor  # (N,) that of the clean image
     broken_stage: Tensor  # (N,) number of the stage that broke the image, 0 if it was misclassified clean, −1 if none
     passes: Tensor  # (N,) network passes with a gradient so far; one without counts a third
-    next_stage: (
-        Tensor  # (N,) number of the first stage the image has not met; the clean image is stage 0
-    )
+    # (N,) number of the first stage the image has not met; the clean image is stage 0
+    next_stage: Tensor
     images: Tensor | None = None  # (N, C, H, W) nearest points, if they are kept
 
     @classmethod

@@ -13,12 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.core import device
-
 MAX_GRAPHS = 4  # per function; a graph holds on to its memory
-FIRST_CALLS = (
-    2  # with the same shapes, which are not recorded: TorchScript compiles in its second pass
-)
+# Calls with the same shapes that are not recorded: TorchScript compiles in its second pass.
+FIRST_CALLS = 2
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 Recorded = tuple[
     torch.cuda.CUDAGraph, list[Tensor], tuple[Tensor, ...]
@@ -80,7 +77,6 @@ class CudaGraphFunction:
             raise
         except RuntimeError as error:
             torch.cuda.synchronize()
-            device.stay_on_one_stream()
             if isinstance(
                 error.__context__, torch.OutOfMemoryError
             ):  # after which the recording could not end either

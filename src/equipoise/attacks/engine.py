@@ -36,16 +36,14 @@ class Stage:
     name: str  # in rows and reports; different for all stages of an attack
     make_search: MakeSearch
     cost: float  # in passes with a gradient, for the progress bar
-    margin_ratio_below: (
-        float | None
-    )  # only images with less than this share of their clean logit margin are attacked
+    # Only images with less than this share of their clean logit margin are attacked
+    margin_ratio_below: float | None
     gradients: GradientSettings
     stream_path: tuple[
         str, ...
     ] = ()  # names of the suites around the stage; each has a random stream of its own
-    group: Hashable = (
-        None  # consecutive stages of one group differ only in their start, and run at the same time
-    )
+    # Consecutive stages of one group differ only in their start, and run at the same time
+    group: Hashable = None
 
     def runs_with(self, other: Stage) -> bool:
         """Whether both stages can share batches."""
@@ -274,7 +272,9 @@ class ProgressMeter:
     that their margin would leave out today.
     """
 
-    def __init__(self, task: progress.Stage, stages: Sequence[Stage], state: AttackState) -> None:
+    def __init__(
+        self, task: progress.StageProgress, stages: Sequence[Stage], state: AttackState
+    ) -> None:
         self.task, self.state, self.shown = task, state, 0
         self.limits = torch.tensor(
             sorted(

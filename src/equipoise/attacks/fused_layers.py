@@ -16,8 +16,7 @@ class Projection(nn.Module):
     """A 1×1 convolution with a stride on every stride-th pixel alone; the gradient flows to the
     images.
 
-    For some shapes cuDNN takes a slow kernel for the stride: 190 instead of 40 µs for 512 × 64 × 32
-    × 32 on an H200.
+    For some shapes cuDNN takes a slow kernel for the stride.
     """
 
     def __init__(self, conv: nn.Conv2d, dtype: torch.dtype) -> None:
@@ -118,11 +117,7 @@ class _CudnnConvReLU(torch.autograd.Function):
 @cache
 def masked_sum() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """a, b, out → a + b where out > 0, else 0: the gradient of a ReLU with two readers in one
-    kernel, if it compiles.
-
-    In two kernels it takes 97 instead of 63 µs for the largest layers of a ResNet-18 (512 images,
-    H200).
-    """
+    kernel, if it compiles."""
     code = (
         "template <typename T> T masked_sum(T a, T b, T out) { return out > T(0) ? a + b : T(0); }"
     )

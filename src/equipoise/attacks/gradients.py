@@ -31,12 +31,10 @@ Objective = Callable[
     [Tensor, Tensor, Tensor], Tensor
 ]  # logits (B, K), labels and targets (B,) → (B,)
 VERDICT_BLOCK = 128  # images per pass in full precision, at most
-CLAIM_BLOCK = (
-    16  # the same for images that claim to be broken while others search on: often only a few
-)
-_SMALLEST_LOGIT = (
-    -1e4
-)  # a logit of −inf, as a hard decision gives it, would make ratios of margins meaningless
+# The same for images that claim to be broken while others search on, which are often only a few.
+CLAIM_BLOCK = 16
+# A logit of −inf, as a hard decision gives it, would make ratios of margins meaningless
+_SMALLEST_LOGIT = -1e4
 
 
 @dataclass(frozen=True)
@@ -46,9 +44,8 @@ class Verdict:
     predicted: Tensor  # (B,) classes
     margin: Tensor  # (B,) signed probability margins of the true class
     logit_margin: Tensor  # (B,) the same of logits, which neither tie nor saturate
-    observed: Tensor | None = (
-        None  # (B, …) what the observed part of the model returned in these passes
-    )
+    # (B, …) what the observed part of the model returned in these passes
+    observed: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -105,9 +102,8 @@ class GradientSource:
     ) -> None:
         self.model, self.settings, self.precision = model, settings, precision
         self.observe = observe
-        if (
-            networks is None or settings.is_randomized
-        ):  # passes saved would change the random numbers of an attack
+        # Passes saved would change the random numbers of an attack
+        if networks is None or settings.is_randomized:
             networks = PreparedNetworks(precision, example)
         self.networks, self.example = networks, networks.example
         self.block: int | None = None
@@ -125,16 +121,14 @@ class GradientSource:
         ]
         self.classes = logits[0].shape[1]
         copies = [networks.fused(network, self.classes) for network in queried]
-        needed = (
-            queried if self.bases is None else queried[-1:]
-        )  # shared bases also give the logits of the model
+        # Shared bases also give the logits of the model
+        needed = queried if self.bases is None else queried[-1:]
         reduced = [networks.reduced(network, self.classes, torch.bfloat16) for network in needed]
         self.bf16_gradients = None not in reduced
         fastest = [fast for fast in reduced if fast is not None] if self.bf16_gradients else copies
         self.fast_model, self.fast_source = fastest[0], fastest[-1]
-        if (
-            settings.is_randomized
-        ):  # what the model draws here belongs to the random stream of its attack
+        # What the model draws here belongs to the random stream of its attack
+        if settings.is_randomized:
             _ = self._half_precision_model
 
     def in_blocks(self, block: int | None, pool: Any = None) -> GradientSource:
@@ -233,9 +227,8 @@ class GradientSource:
     def margins(self) -> TensorFunction:
         """A function x, y → logit margin (B,), probability margin (B,) of the model, without
         gradients."""
-        _ = (
-            self.forward_model
-        )  # prepared here, because a pass that is recorded must do nothing else
+        # Prepared here, because a pass that is recorded must do nothing else
+        _ = self.forward_model
         return self._recording("margins", self._margins)
 
     def once_per_image(self, purpose: str, index: Tensor, compute: Callable[[], Tensor]) -> Tensor:
@@ -251,13 +244,11 @@ class GradientSource:
         return kept.view(len(keys), -1).to(index.device, torch.int64)
 
     def _recording(self, name: object, function: TensorFunction) -> TensorFunction:
-        if (
-            self.settings.eot is not None
-        ):  # a recorded pass would repeat the random numbers that Python drew
+        # A recorded pass would repeat the random numbers that Python drew
+        if self.settings.eot is not None:
             return average_passes(partial(_blockwise, function, self.block), self.settings.eot)
-        if (
-            name not in self._recorded
-        ):  # one graph serves all blocks of a batch, however many there are
+        # One graph serves all blocks of a batch, however many there are
+        if name not in self._recorded:
             self._recorded[name] = partial(
                 _blockwise, CudaGraphFunction(function, self._pool), self.block
             )

@@ -25,9 +25,8 @@ class MarginPoints:
 
     images: Tensor  # (P, B, C, H, W)
     margins: Tensor  # (P, B) signed probability margins of the true class; negative where another class wins
-    observed: Tensor | None = (
-        None  # (P, B, …) what the observed part of the model returns there, if there is one
-    )
+    # (P, B, …) what the observed part of the model returns there, if there is one
+    observed: Tensor | None = None
 
 
 def margin_suite(steps: int = 100, targets: int = 9) -> Suite:

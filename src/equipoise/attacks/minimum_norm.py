@@ -35,11 +35,8 @@ from equipoise.core.geometry import per_example, where_rows
 from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 
-FIRST_SHRINK, MIN_SHRINK, MAX_SHRINK = (
-    0.1,
-    0.002,
-    0.5,
-)  # δ: the share by which a run tries to lower the radius
+# δ: the share by which a run tries to lower the radius
+FIRST_SHRINK, MIN_SHRINK, MAX_SHRINK = 0.1, 0.002, 0.5
 CLEAR = 1e-3  # a point counts with this share of the margin before it is pulled back: other batches round differently
 BISECTIONS = 10  # of the segment between the image and a point
 

@@ -6,8 +6,7 @@ r"""Gradient ascent with momentum, as in [Dong2018], and with decaying steps.
     s_t = \varepsilon \big(\tfrac12 (1 - t/T)^{3/2} + \tfrac1{200}\big)
 
 Auto-PGD goes back to its best point and so stays on one side of a constraint; this one does not,
-and so passes between two constraints that take turns, such as both sides of a mixture. Each breaks
-images that the other does not.
+and so passes between two constraints that take turns, such as both sides of a mixture.
 
 In ℓ1 a step changes ever fewer values, none of which is at the limit of [0, 1] that it moves
 towards.
@@ -28,8 +27,7 @@ from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 
 MOMENTUM = 0.75
-# Values that a step changes in ℓ1 per unit of eps, at first and at last. The best point changes
-# about two, and equal steps over many more bring each only part of the way.
+# Values that a step changes in ℓ1 per unit of eps, at first and at last.
 L1_VALUES, LAST_L1_VALUES = 4.0, 0.3
 
 

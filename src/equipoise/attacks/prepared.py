@@ -78,8 +78,7 @@ class PreparedNetworks:
         """A copy that has the network's logits under autocast to `dtype`; None if there is none or
         it is not wanted.
 
-        bf16 halves the time on tensor cores. Few CPUs gain by it, so there it must be asked for;
-        fp16 is for CUDA.
+        On a CPU bf16 must be asked for; fp16 is for CUDA.
         """
         place = self.example.device.type
         wanted = self.precision == "bf16" or (self.precision == "auto" and place == "cuda")

@@ -17,10 +17,8 @@ from equipoise.attacks.cuda_graphs import TensorFunction
 from equipoise.core import losses, rng
 from equipoise.core.rng import Stream
 
-EOT, REPEATS = (
-    20,
-    50,
-)  # passes per gradient, as in the "rand" version of AutoAttack, and passes per verdict
+# Passes per gradient, as in the "rand" version of AutoAttack, and passes per verdict
+EOT, REPEATS = 20, 50
 MAX_PASSES = 100_000
 
 

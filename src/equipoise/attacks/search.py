@@ -6,8 +6,7 @@ to images that wait: batches stay full across the whole data set.
 
 **Results do not depend on the other images of a batch**, or a resumed or sharded run would give
 other rows. Random numbers are keyed by image (:mod:`equipoise.core.rng`). Rounding depends on the
-shape of a batch: matrix products and convolutions of other shapes sum in another order, on the CPU
-(measured: from one image up, at sizes that depend on layer and threads) as on CUDA. So every
+shape of a batch, because products and convolutions of other shapes sum in another order. So every
 network pass has a fixed number of rows (:class:`BatchShape`), the last ones filled up with copies.
 Rows enter and leave only after a chunk, a fixed number of passes, so that also the times of
 verification depend on the age of a row alone.

@@ -124,9 +124,8 @@ class SearchResult(Rows):
     logit_margin: Tensor  # (B,) signed logit margins there
     broken: Tensor  # (B,) whether another class wins
     share: Tensor  # (B,) of the passes of the search that were made, on the CPU
-    observed: Tensor | None = (
-        None  # (B, …) what the observed part of the model returned there, if there is one
-    )
+    # (B, …) what the observed part of the model returned there, if there is one
+    observed: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -112,9 +112,8 @@ class _SquareSearch(ABC, Generic[Patches]):
             attack.share * height * width / 2**halvings for halvings in range(len(HALVINGS) + 1)
         ]
         sides = [min(self.round_side(round(math.sqrt(count))), height, width) for count in pixels]
-        self.sides = torch.tensor(
-            sides, device=self.example.device
-        )  # edge of a patch by the number of halvings
+        # Edge of a patch by the number of halvings
+        self.sides = torch.tensor(sides, device=self.example.device)
         self.halvings = torch.tensor(HALVINGS, device=self.example.device)
 
     def start(self, x: Tensor, y: Tensor, stream: Stream) -> _SquareState:
@@ -240,9 +239,8 @@ class _L2SquareSearch(_SquareSearch[BumpPatches]):
         signs = signs_of(stream.words(channels, tall, wide)).to(x.dtype)
         turned = stream.at("turn").words(tall, wide) >> 31
         bump = make_bumps([side], side, side, x, self.norm)[0]
-        bumps = torch.where(
-            (turned == 1).view(-1, 1, tall, wide, 1, 1), bump.T, bump
-        )  # (B, 1, tall, wide, s, s)
+        # (B, 1, tall, wide, s, s)
+        bumps = torch.where((turned == 1).view(-1, 1, tall, wide, 1, 1), bump.T, bump)
         tiles = (signs.view(-1, channels, tall, wide, 1, 1) * bumps).permute(0, 1, 2, 4, 3, 5)
         delta = torch.zeros_like(x)
         top, left = (height - tall * side) // 2, (width - wide * side) // 2

@@ -1,9 +1,5 @@
 """The patches of Square [Andriushchenko2020]: their places and signs from random words, and the
-bumps of ℓ2 and ℓ1.
-
-Those of many queries are computed at once: a query then launches few kernels besides those of the
-network.
-"""
+bumps of ℓ2 and ℓ1. Those of many queries are computed at once."""
 
 from __future__ import annotations
 
@@ -52,9 +48,8 @@ class BumpPatches(Rows):
     """Patches of ℓ2 and ℓ1 for every query: a bump in one window takes the mass of another, which
     is emptied."""
 
-    halvings: (
-        Tensor  # (…,) how often the share of pixels was halved; it gives the edge of both windows
-    )
+    # (…,) how often the share of pixels was halved; it gives the edge of both windows
+    halvings: Tensor
     window: Window
     emptied: Window
     is_turned: Tensor  # (…,) whether the bump is transposed

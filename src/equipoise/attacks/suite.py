@@ -29,10 +29,9 @@ from equipoise.core.rng import Stream
 from equipoise.core.threat import Threat
 from equipoise.data import Dataset, pixels
 
-# Images per network pass on CUDA: as many as keep it busy, 512 of 32 × 32 pixels, and no more,
-# which would be wasted on few survivors. Of large images fewer do, and need less memory.
+# Images per network pass on CUDA: as many as keep it busy, which of large images are fewer.
 CUDA_BLOCK, CUDA_PIXELS, LEAST_CUDA_BLOCK = 512, 512 * 32 * 32, 64
-CPU_BLOCK = 16  # the same on the CPU: larger ones are hardly faster, and more copies fill up those of few survivors
+CPU_BLOCK = 16  # the same on the CPU
 LARGE_IMAGE, LARGE_IMAGE_BLOCK = 64 * 64, 8  # from so many pixels on, fewer images, for memory
 BATCH_BLOCK = 128  # images per network pass when an attack is called on a larger batch
 
@@ -60,15 +59,12 @@ class Attack(ABC):
     eot: int | None = field(default=None, kw_only=True)
     repeats: int | None = field(default=None, kw_only=True)
 
-    version: ClassVar[int] = (
-        1  # raised when an algorithm gives other results with the same settings
-    )
-    measures_radius: ClassVar[bool] = (
-        False  # whether the size of what breaks an image is as small as possible
-    )
-    if (
-        TYPE_CHECKING
-    ):  # a class variable of algorithms and a field of suites, which a property here would shadow
+    # Raised when an algorithm gives other results with the same settings
+    version: ClassVar[int] = 1
+    # Whether the size of what breaks an image is as small as possible
+    measures_radius: ClassVar[bool] = False
+    # A class variable of algorithms and a field of suites, which a property here would shadow
+    if TYPE_CHECKING:
 
         @property
         def name(self) -> str:
@@ -282,9 +278,8 @@ def attack_dataset(
     checks.whole("batch_size", batch_size, least=1)
     checks.require(len(data) > 0, "data", "hold at least one image", 0)
     stages, place, whole = attack.stages(), torch.device(device), data if whole is None else whole
-    nearest = (
-        pixels(data.images).clone() if keep_images else None
-    )  # floats would be the caller's own images
+    # Floats would be the caller's own images
+    nearest = pixels(data.images).clone() if keep_images else None
     current = AttackState.new([stage.name for stage in stages], len(data), nearest)
     current = current if state is None else current.resumed(state)
 
@@ -326,7 +321,6 @@ def _cuda_block(data: Dataset) -> int:
 
 
 def _cpu_block(data: Dataset) -> int:
-    """Images per network pass on the CPU: not measured, so that a run gives the same rows on every
-    machine."""
+    """Images per network pass on the CPU: the same on every machine, and so are the rows."""
     _, height, width = data.image_shape
     return LARGE_IMAGE_BLOCK if height * width >= LARGE_IMAGE else CPU_BLOCK

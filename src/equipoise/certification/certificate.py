@@ -12,10 +12,8 @@ from equipoise.core import checks
 from equipoise.core.settings import Settings, setting
 
 ABSTAIN = -1
-SHARED_BOUNDS = (
-    "votes",
-    "soft",
-)  # certificates whose radius, at any alpha, follows from their bounds
+# Certificates whose radius, at any alpha, follows from their bounds
+SHARED_BOUNDS = "votes", "soft"
 MAX_SIGMA = 100.0
 MAX_SIGMAS = 100  # in one run
 

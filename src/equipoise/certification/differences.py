@@ -13,9 +13,8 @@ from equipoise.certification.radii import SLACK, Floats, lower_bound, upper_boun
 _CELLS = 40  # of the interval of the nuisance parameter
 _INTERVAL_SHARE = 0.1  # of the failure probability, for that interval
 _DEVIATIONS = 8  # counts further from their mean are not summed up
-_CLEAR_SHARE = (
-    0.01  # of the failure probability, for cases that bounds decide; the exact test has the rest
-)
+# Of the failure probability, for cases that bounds decide; the exact test has the rest
+_CLEAR_SHARE = 0.01
 _HOPELESS = 0.3  # standard deviations short of significance, below which the exact test is not worth its time
 
 
@@ -60,9 +59,8 @@ def p_value(votes: int, other: int, n: int, margin: float, failure: float) -> fl
     part = _INTERVAL_SHARE * failure
     low = max(float(lower_bound(votes + other, n, part / 2)), abs(margin))
     high = float(upper_bound(votes + other, n, part / 2))
-    if (
-        low > high
-    ):  # s < |margin|: then p − q < margin if that is positive, and p − q > margin if not
+    # s < |margin|: then p − q < margin if that is positive, and p − q > margin if not
+    if low > high:
         return 1.0 if margin > 0 else part
     edges = np.linspace(low, high, _CELLS + 1)
     p, q = np.clip((edges[1:] + margin) / 2, 0, 1), np.clip((edges[:-1] - margin) / 2, 0, 1)

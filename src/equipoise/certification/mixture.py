@@ -125,9 +125,8 @@ class SmoothedBase:
     accurate: Ints  # (N,) class of g
     gap: Floats  # (N,) estimated probability of h's class minus that of g's class, both under h
     labels: Ints  # (N,)
-    upper: Floats | None = (
-        None  # (N,) upper bound of every other class's probability; if None, 1 − lower
-    )
+    # (N,) upper bound of every other class's probability; if None, 1 − lower
+    upper: Floats | None = None
 
     @staticmethod
     def of_rows(rows: Sequence[CertificateRow]) -> SmoothedBase:

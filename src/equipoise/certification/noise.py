@@ -41,9 +41,8 @@ class AliasTable:
 
     lowest: int
     bits: int  # 2^bits columns
-    threshold: (
-        Tensor  # (2^bits,) int64: a coin below it keeps the column; coins lie in [0, 2^(64 − bits))
-    )
+    # (2^bits,) int64: a coin below it keeps the column; coins lie in [0, 2^(64 − bits))
+    threshold: Tensor
     alias: Tensor  # (2^bits,) int64: the column taken otherwise
 
 

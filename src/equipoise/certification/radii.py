@@ -191,10 +191,8 @@ def two_sided(p: ArrayLike, q: ArrayLike, sigma: float, alpha: float = 1.0) -> F
 def theorem_a2(p: ArrayLike, q: ArrayLike, sigma: float, alpha: float = 1.0) -> Floats:
     """σ/2·(Φ⁻¹(α·p) − Φ⁻¹(α·q + 1 − α)) [Bai2024, Theorem A.2], for comparison."""
     needed_probability(alpha)
-    own, other = (
-        alpha * _probability(p),
-        alpha * _probability(q) + (1 - alpha),
-    )  # 1 − alpha is exact
+    # 1 − alpha is exact
+    own, other = alpha * _probability(p), alpha * _probability(q) + (1 - alpha)
     if alpha != 1:  # near 1 a quantile magnifies the last digit of a probability
         own, other = np.nextafter(own, 0), np.nextafter(other, 2)
     return _round_down((_quantile(own) - _quantile(np.minimum(other, 1))) / 2, sigma)

@@ -33,9 +33,9 @@ class SamplerOptions:
 
     Args:
         batch_size: noisy images per forward pass; halved when memory runs out. If not given, 64 on
-            a CPU (more does not fit its caches) and 4096 on a GPU.
-        compiled: fuse noise and model with `torch.compile` and keep every batch the same shape. It
-            costs about half a minute once and pays off for millions of samples.
+            a CPU and 4096 on a GPU.
+        compiled: fuse noise and model with `torch.compile` and keep every batch the same shape,
+            which pays off for millions of samples.
         on_samples: called with the number of samples drawn since the last call.
     """
 
@@ -170,9 +170,8 @@ class Sampler:
 def workers(device: torch.device) -> Iterator[tuple[MapBatches, int]]:
     """A function that maps over batches, in order, and how many batches to give it at a time.
 
-    On a CPU each batch is computed by one thread. Operations as small as these gain little from
-    being shared by several cores, and where other processes use the cores too, every one of them
-    waits for the slowest.
+    On a CPU each batch is computed by one thread: operations as small as these gain little from
+    several.
     """
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     if threads == 1:

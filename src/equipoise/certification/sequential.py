@@ -24,17 +24,13 @@ from equipoise.certification.radii import Floats, Ints, ProbabilityBounds, VoteR
 from equipoise.certification.sampler import Sampler
 
 Bools = NDArray[np.bool_]
-# Tuned by simulating votes from an assumed distribution of class probabilities (certified accuracy
-# falling from 67 % at radius 0 to 4 % at 1.9, sigma 0.5). They affect the cost, never the validity.
-GROWTH, UNANIMOUS_GROWTH = (
-    1.4,
-    1.2,
-)  # of the sample size from stage to stage; the second if all first votes agree
+# These numbers affect the cost, never the validity.
+# Of the sample size from stage to stage; the second if all first votes agree
+GROWTH, UNANIMOUS_GROWTH = 1.4, 1.2
 PILOT = 0.06  # of the predicted number, spent on predicting it
 PILOT_ROUNDS = 4
-NEARLY_ALL = (
-    0.9  # of all samples: then a single stage takes them all, with the whole failure probability
-)
+# Of all samples: then a single stage takes them all, with the whole failure probability
+NEARLY_ALL = 0.9
 SMALLEST = 50  # samples of the first stage
 # Tolerances that an image may lose before further stages are drawn; these cost less while the votes
 # are unanimous.

@@ -42,9 +42,7 @@ HEADING_OF = {
     **dict.fromkeys(DataSettings.names(), DATA),
     **dict.fromkeys(("norm", "eps"), THREAT),
     **dict.fromkeys(("save_adversarial", "bundle"), OUTPUT),
-    **dict.fromkeys(
-        ("batch_size", "precision", "seed", "cache", "compile", "save_seconds"), COMPUTATION
-    ),
+    **dict.fromkeys(("batch_size", "precision", "seed", "compile", "save_seconds"), COMPUTATION),
 }
 
 

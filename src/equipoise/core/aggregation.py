@@ -15,11 +15,8 @@ from equipoise.core.rows import AUDIT, AttackRow, Row
 from equipoise.core.threat import Threat
 
 CLEAN, WORST, ROBUST = "clean", "worst", "robust"
-MODELS = (
-    "accurate",
-    ROBUST,
-    "mixed",
-)  # the two base models and their mixture, in the order of every table
+# The two base models and their mixture, in the order of every table
+MODELS = "accurate", ROBUST, "mixed"
 ModelAndAlpha = tuple[str, float | None]
 Correct = dict[int, bool]  # image index → classified correctly
 

@@ -124,13 +124,11 @@ class FitArrays(_Group):
     landscape_family: str = "maps"  # which family of maps the landscape shows
     objective: str = "mixture"  # what the score is: "mixture" (clean accuracy) or "surrogate"
     families: tuple[str, ...] = ()
-    family_scores: Array | None = (
-        None  # best score of each family; −inf if every candidate was rejected
-    )
+    # Best score of each family; −inf if every candidate was rejected
+    family_scores: Array | None = None
     selected: Array | None = None  # numbers of the selected map: s, p, c, …
-    map_curve: Array | None = (
-        None  # (T, 2) clean and attacked accuracy of fitted maps that may lose more and more
-    )
+    # (T, 2) clean and attacked accuracy of fitted maps that may lose more and more
+    map_curve: Array | None = None
     plain_curve: Array | None = None  # (T, 2) the same for plain mixing
 
     def __post_init__(self) -> None:
@@ -292,17 +290,15 @@ class FrontierArrays(_Group):
     alpha: Array  # (T,)
     lost: Array  # (T,) what a mixture of the frontier may lose; NaN for the others
     predicted: Array  # (T, N) classes of clean images
-    by_accurate: (
-        Array  # (T, N) bool: the accurate model can change the prediction for the clean image
-    )
+    # (T, N) bool: the accurate model can change the prediction for the clean image
+    by_accurate: Array
     standing: Array  # (T, N) bool: correct, clean and at every attacked point, whatever the accurate model says there
     gaps: Array  # (2, N) largest minus second largest probability of the robust model, without and with the map
     margins: Array  # (2, N) its smallest signed margin over clean and attacked points, without and with the map
     evaluated: float  # alpha of the mixture that was attacked
     names: tuple[str, ...]  # of the accurate base, the robust base and the mixture in rows
-    clean_margins: Array | None = (
-        None  # (2, N) its signed margin on the clean image, without and with the map
-    )
+    # (2, N) its signed margin on the clean image, without and with the map
+    clean_margins: Array | None = None
 
     def __post_init__(self) -> None:
         grid = steps, count = self.alpha.size, self.index.size

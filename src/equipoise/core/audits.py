@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ACCEPTED_EXCESS = 0.03  # a sample of 64 without a success stays below it up to 64 % accuracy
+ACCEPTED_EXCESS = 0.03  # of the worst case, above which the stronger attack should be run on all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,8 @@ class Audit:
     broken: int  # k
     excess: float  # (D − k)/n, of the worst case, with 95 % confidence
     passes: int  # of networks with a gradient; one without counts a third
-    seconds: float | None = (
-        None  # None after an interruption: those of the starts before are not known
-    )
+    # None after an interruption: those of the starts before are not known
+    seconds: float | None = None
 
     @property
     def accuracy(self) -> float:

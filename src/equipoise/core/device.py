@@ -7,18 +7,16 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from equipoise.core import checks
 from equipoise.core.settings import setting
 
-First = TypeVar("First")
-Second = TypeVar("Second")
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "bf16")
 
@@ -112,87 +110,13 @@ def full_precision(device: torch.device) -> Iterator[None]:
                 convolutions.allow_tf32, products.allow_tf32 = before
 
 
-class _ThreadStreams(threading.local):
-    has_second = False  # whether networks may run on two CUDA streams
-
-
-_streams = _ThreadStreams()
-_stays_on_one_stream = threading.Event()
-
-
-@contextmanager
-def exclusive(device: torch.device) -> Iterator[None]:
+def exclusive(device: torch.device) -> AbstractContextManager[object]:
     """A context for attacks, which only one thread at a time enters on CUDA.
 
     There the precision is a setting of the whole process, so that another thread's passes would
-    change the results. Two networks may run :func:`side_by_side` inside, because no other thread
-    uses the second stream.
+    change the results.
     """
-    with (
-        _cuda_lock if device.type == "cuda" else nullcontext(),
-        _second_stream_allowed(device.type == "cuda"),
-    ):
-        yield
-
-
-@contextmanager
-def _second_stream_allowed(allowed: bool) -> Iterator[None]:
-    before = _streams.has_second
-    _streams.has_second = allowed
-    try:
-        yield
-    finally:
-        _streams.has_second = before
-
-
-def side_by_side(
-    x: Tensor, first: Callable[[Tensor], First], second: Callable[[Tensor], Second]
-) -> tuple[First, Second]:
-    """What two networks return for the same images; in an attack on CUDA the second runs on a
-    stream of its own.
-
-    Most kernels leave a part of the GPU idle at their end: a gradient of two ResNet-18 takes 5.6
-    instead of 6.3 ms (512 images, H200). Gradients flow back on the same streams. Networks inside
-    of these, as of a mixture of mixtures, run one after the other: their outputs would lie in
-    memory that the outer network on the second stream could overwrite while the first stream still
-    reads them.
-    """
-    if (
-        not x.is_cuda
-        or torch.compiler.is_compiling()
-        or not _streams.has_second
-        or _stays_on_one_stream.is_set()
-    ):
-        return first(x), second(x)
-    here, beside = torch.cuda.current_stream(x.device), _second_stream(x.device)
-    # The second network gets a view that was made on this stream, so that both gradients are summed
-    # here.
-    beside.wait_stream(here)
-    try:
-        with _second_stream_allowed(False):
-            view = x.view_as(x)
-            result = first(x)
-            with torch.cuda.stream(beside):
-                other = second(view)
-    finally:
-        # Also after an error, or a graph that is being recorded could not end. Waiting keeps the
-        # memory of both streams from being used again too early.
-        here.wait_stream(beside)
-    return result, other
-
-
-def stay_on_one_stream() -> None:
-    """From now on :func:`side_by_side` uses one stream.
-
-    After a recording that failed torch may keep, until the process ends, all memory that crosses
-    streams.
-    """
-    _stays_on_one_stream.set()
-
-
-@functools.cache
-def _second_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+    return _cuda_lock if device.type == "cuda" else nullcontext()
 
 
 def move(model: nn.Module, device: torch.device) -> nn.Module:
@@ -221,8 +145,7 @@ def single_thread() -> Iterator[None]:
     """Compute on the CPU with one thread: numbers of small tensors then do not depend on how many
     cores there are.
 
-    Several threads do not gain anything there, and wait for each other where other programs use the
-    cores.
+    Several threads would wait for each other where other programs use the cores.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -232,10 +155,8 @@ def single_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-ATTACK_BATCH, CUDA_ATTACK_BATCH = (
-    128,
-    512,
-)  # images attacked at a time; smaller batches leave a GPU idle
+# Images attacked at a time; smaller batches leave a GPU idle
+ATTACK_BATCH, CUDA_ATTACK_BATCH = 128, 512
 
 
 def attack_batch_setting() -> Any:

@@ -129,32 +129,23 @@ def mixture_names(mixtures: Iterable[Mixture]) -> dict[Mixture, str]:
 
 def notes(summary: Summary) -> list[str]:
     """What belongs below a table of accuracies: rules of mixtures, promises, notes on the images,
-    audits, copied rows, and failed sanity checks with what to do next. Models have their names of
+    audits, and failed sanity checks with what to do next. Models have their names of
     the table."""
     summary = _with_names_of_table(summary)
     promises = [f"{item.model}: {item.explanation}" for item in summary.promises]
-    audits = [
-        f"{item.model}: {item.explanation}"
-        for item in summary.audits
-        if item.survivors and f"{item.model}, {item.attack}" not in summary.copied
-    ]
-    copied = [
-        f"{name}: as {original}, which has the same weights and was attacked once"
-        for name, original in summary.copied.items()
-        if not name.endswith(f", {CLEAN}")
-    ]
+    audits = [f"{item.model}: {item.explanation}" for item in summary.audits if item.survivors]
     rounded = [
         f"{item.model}: {item.count} of {item.n} images that {item.metric} broke are still misclassified after "
         "rounding to bytes"
         for item in summary.as_bytes
-        if item.count < item.n and f"{item.model}, {item.metric}" not in summary.copied
+        if item.count < item.n
     ]
     failed = failed_checks(summary.sanity_checks)
     title = (
         ["Failed sanity checks, so that attacked accuracies may be overstated:"] if failed else []
     )
     methods = [f"{model}: {method}" for model, method in summary.methods.items()]
-    return [*methods, *promises, *data_notes(summary), *audits, *rounded, *copied, *title, *failed]
+    return [*methods, *promises, *data_notes(summary), *audits, *rounded, *title, *failed]
 
 
 def _with_names_of_table(summary: Summary) -> Summary:
@@ -166,21 +157,18 @@ def _with_names_of_table(summary: Summary) -> Summary:
         for (model, _), name in _fitting_names((model, None) for model in models).items()
     }
 
-    def named(text: str) -> str:
-        """A model, or a model and an attack as "model, attack"."""
-        model, comma, rest = text.rpartition(", ")
-        return names.get(text) or names.get(model, model) + comma + rest
-
     listed: dict[str, Any] = {
-        field: tuple(replace(item, model=named(item.model)) for item in getattr(summary, field))
+        field: tuple(
+            replace(item, model=names.get(item.model, item.model))
+            for item in getattr(summary, field)
+        )
         for field in ("promises", "audits", "as_bytes", "sanity_checks")
     }
     return replace(
         summary,
         **listed,
-        methods={named(model): own for model, own in summary.methods.items()},
-        overlap={named(model): own for model, own in summary.overlap.items()},
-        copied={named(copy): named(original) for copy, original in summary.copied.items()},
+        methods={names.get(model, model): own for model, own in summary.methods.items()},
+        overlap={names.get(model, model): own for model, own in summary.overlap.items()},
     )
 
 

@@ -252,10 +252,8 @@ def move_to_hyperplane(x: Tensor, w: Tensor, value: Tensor, norm: str) -> Tensor
     if norm == "l1":
         return direction * _fill_largest(weight, limit, gap)
     speed = 1 if norm == "linf" else weight
-    rate, most = (
-        weight * speed,
-        weight * limit,
-    )  # what a pixel gains per unit of λ before its limit, and in all
+    # What a pixel gains per unit of λ before its limit, and in all
+    rate, most = weight * speed, weight * limit
     reached_at = limit / speed  # the λ from which on it is at its limit
     scale, axes = torch.zeros_like(gap), tuple(range(1, x.dim()))
     for _ in range(HYPERPLANE_ROUNDS.get(x.device.type, 12)):

@@ -25,9 +25,8 @@ from equipoise.core import interrupts
 
 OPTION = "--processes"
 MOST = 1024
-_MARK = (
-    "EQUIPOISE_PROCESSES"  # their number, in the environment of processes that were started here
-)
+# Their number, in the environment of processes that were started here
+_MARK = "EQUIPOISE_PROCESSES"
 _MEETING_FILE = "EQUIPOISE_MEETING_FILE"  # likewise
 _POLL = 0.05  # seconds
 # Seconds that the others have after one has failed: to end by themselves, and to end when asked to.

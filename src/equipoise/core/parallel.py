@@ -56,7 +56,7 @@ def process_group(device: torch.device) -> Iterator[World]:
     elif (path := launch.meeting_file()) is None:
         dist.init_process_group("gloo", timeout=TIMEOUT)
     else:
-        # Through a port, a process that comes before the first one tries again only after 0.7 s.
+        # Through a port, a process that comes before the first one waits long to try again.
         store = dist.FileStore(f"{path}-{next(_groups)}", processes_started())  # type: ignore[attr-defined]
         dist.init_process_group(
             "gloo",

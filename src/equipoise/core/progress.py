@@ -3,7 +3,7 @@
 Code that takes long writes `with progress.stage("attacking", total=1000) as stage:` and
 `stage.advance(64)`. Nothing is shown unless a command, or the user, has written
 `with progress.shown():` around it. Then each stage has a bar with the time left; where standard
-error is no terminal, it has a line with its name and at most one more line a minute.
+error is no terminal, a line a minute says how far the stage in progress is.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -27,71 +28,73 @@ LONGEST_NAME = 34  # characters beside a bar
 # Seconds over which the speed is averaged: a batch of a slow attack takes minutes.
 SPEED_PERIOD = 600.0
 
-_bars: ContextVar[Progress | None] = ContextVar("bars", default=None)
+
+@dataclass
+class _Display:
+    bars: Progress  # they also count where lines are shown
+    has_bars: bool
+    last_line: float  # when it was shown
+
+
+_display: ContextVar[_Display | None] = ContextVar("display", default=None)
 
 
 @contextmanager
 def shown() -> Iterator[None]:
     """Show the progress of everything inside; of several processes, only that of the first."""
     is_first = os.environ.get("RANK", "0") == "0"
-    if not is_first or _bars.get() is not None:
+    if not is_first or _display.get() is not None:
         yield
         return
-    bars = _new_bars()
-    token = _bars.set(bars)
+    display = _Display(_new_bars(), _is_interactive(), time.monotonic())
+    token = _display.set(display)
     try:
-        with bars if _is_interactive() else nullcontext():
+        with display.bars if display.has_bars else nullcontext():
             yield
     finally:
-        _bars.reset(token)
+        _display.reset(token)
 
 
 def note(text: str) -> None:
     """Show a line, such as where a run resumes."""
-    bars = _bars.get()
-    if bars is not None:
-        bars.console.print(literal(text), soft_wrap=True)
+    display = _display.get()
+    if display is not None:
+        display.bars.console.print(literal(text), soft_wrap=True)
 
 
 @contextmanager
-def stage(name: str, total: int, done: int = 0) -> Iterator[Stage]:
+def stage(name: str, total: int, done: int = 0) -> Iterator[StageProgress]:
     """A piece of work of `total` units, of which `done` were finished before."""
-    bars = _bars.get()
-    if bars is None:
-        yield Stage()
+    display = _display.get()
+    if display is None:
+        yield StageProgress()
         return
-    own = _ShownStage(bars, name, total, done)
+    own = _ShownStage(display, name, total, done)
     try:
         yield own
     finally:
         own.end()
 
 
-class Stage:
+class StageProgress:
     """A piece of work in progress that is not shown."""
 
     def advance(self, amount: int, **status: object) -> None:
         """`amount` more units are done; `status` such as `robust="40/64"` is shown beside them."""
 
 
-class _ShownStage(Stage):
-    """A stage with a bar, or with lines where the bars were not started."""
-
-    def __init__(self, bars: Progress, name: str, total: int, done: int) -> None:
-        self.bars, self.name = bars, literal(name)
-        self.has_bar = bars.live.is_started
-        self.last_line = time.monotonic()
-        self.number = bars.add_task(_end_of(self.name), total=total, completed=done, status="")
-        if not self.has_bar:
-            note(self.name)
+class _ShownStage(StageProgress):
+    def __init__(self, display: _Display, name: str, total: int, done: int) -> None:
+        self.display, self.bars, self.name = display, display.bars, literal(name)
+        self.number = self.bars.add_task(_end_of(self.name), total=total, completed=done, status="")
 
     def advance(self, amount: int, **status: object) -> None:
         """Count, and show it."""
         text = literal(", ".join(f"{key} {value}" for key, value in status.items()))
         self.bars.update(self.number, advance=amount, status=text)
         now = time.monotonic()
-        if not self.has_bar and now - self.last_line >= SECONDS_BETWEEN_LINES:
-            self.last_line = now
+        if not self.display.has_bars and now - self.display.last_line >= SECONDS_BETWEEN_LINES:
+            self.display.last_line = now
             note(self._line())
 
     def _line(self) -> str:

@@ -80,8 +80,7 @@ def allowed_losses(share: float, n: int) -> int:
 
     The loss of an image is 0 or 1 and does not decrease in the threshold. If the threshold loses at
     most m of n images, the next image of the same distribution is lost with probability at most
-    `share`, on average over fits. The uncorrected rule m ≤ share·n breaks its promise almost half
-    the time.
+    `share`, on average over fits.
 
     >>> allowed_losses(0.02, 500), allowed_losses(0.001, 500)
     (9, -1)

@@ -36,9 +36,8 @@ class RadiusCurve:
     wrong: Count  # images of radius 0
     broken: Count  # images of a positive radius
     survived: Count  # images without a radius
-    median: NonNegative | None = (
-        None  # within it at least half of the images are broken; None: above the largest
-    )
+    # Within it at least half of the images are broken; None: above the largest
+    median: NonNegative | None = None
     points: tuple[CurvePoint, ...]
 
 

@@ -58,9 +58,8 @@ class Run:
             str(self.folder),
         )
         self._labels = labels
-        self._merged: list[Row] | None = (
-            None  # all rows, once they are merged and until more are added
-        )
+        # All rows, once they are merged and until more are added
+        self._merged: list[Row] | None = None
         self.done: set[RowKey] = {row.key for row in self.read_rows()}
         self._part = self.folder / "parts" / f"{self.world.rank}.jsonl"
         parallel.barrier()  # no process appends before every process has read
@@ -138,9 +137,8 @@ class Run:
                 )
             shutil.rmtree(parts)
         parallel.barrier()
-        if (
-            self._merged is None or self.world.size > 1
-        ):  # another process may have merged rows since
+        # Another process may have merged rows since
+        if self._merged is None or self.world.size > 1:
             self._merged = self.read_rows()
         return list(self._merged)
 

@@ -20,8 +20,8 @@ class Registry(Mapping[str, T], Generic[T]):
         [project.entry-points."equipoise.attacks"]
         my-attack = "my_package:MyAttack"
 
-    Entry points are read when the first name that is not built in is looked up, which takes a fifth
-    of a second where many packages are installed; each is loaded when its own name is.
+    Entry points are read when the first name that is not built in is looked up, because that takes
+    long where many packages are installed; each is loaded when its own name is.
 
     `noun` is what one entry is called in error messages, such as "attack".
     """

@@ -28,9 +28,8 @@ class Result(Estimate):
     threat: Threat | None = None
     allowed: Count | None = None  # for broken certificates: as many would be no surprise
     is_estimate: bool | None = None  # never a certificate
-    passes: Count | None = (
-        None  # of a randomised model per image: the value is a mean share of passes
-    )
+    # Of a randomised model per image: the value is a mean share of passes
+    passes: Count | None = None
 
     @property
     def count(self) -> int:
@@ -105,9 +104,8 @@ class Cost:
     model: str
     parameters: Count | None = None
     flops: NonNegative | None = None
-    accurate_share: Share | None = (
-        None  # share of the images on which the accurate model had to run
-    )
+    # Share of the images on which the accurate model had to run
+    accurate_share: Share | None = None
     robust_passes: NonNegative | None = None  # per image, of a robust model with several views
 
 
@@ -131,9 +129,8 @@ class FitSummary:
     recomputed_objective: Share | None = None  # under an attack on the mapped model
     promised: Target | None = None  # what may be lost, if it helped
     passes: NonNegative | None = None  # of a cascade: views of the robust model per clean image
-    attacked_passes: NonNegative | None = (
-        None  # the same at the most expensive of the attacked points of each image
-    )
+    # The same at the most expensive of the attacked points of each image
+    attacked_passes: NonNegative | None = None
     images: Count | None = None  # how many the accuracies are of; unknown in older folders
 
 
@@ -147,8 +144,6 @@ class SelectionSummary:
     candidates_attacked: Count
     mixture: str
     robust_attacked: Share | None = None  # the robust model on the same images
-    keep: Share | None = None  # share of the robust model's accuracy to be kept
-    target: float | None = None
     promise: str | None = None
 
 
@@ -164,7 +159,6 @@ class SelectedAlpha:
     low: Share
     high: Share
     n: Count
-    baseline: str | None = None  # smoothed model whose clean accuracy is the target, if it is one's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,17 +205,12 @@ class Summary:
         Result, ...
     ] = ()  # share of broken images that are still misclassified after rounding to bytes
     radius_curves: tuple[RadiusCurve, ...] = ()
-    copied: dict[str, str] = field(
-        default_factory=dict
-    )  # model and attack → those of equal weights that were attacked
     costs: tuple[Cost, ...] = ()
-    overlap: dict[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # model → images it was fitted on
+    # Model → images it was fitted on
+    overlap: dict[str, tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # on the images, such as class shares other than those of the split
-    methods: dict[str, str] = field(
-        default_factory=dict
-    )  # mixture → name of the rule that chose its map
+    # Mixture → name of the rule that chose its map
+    methods: dict[str, str] = field(default_factory=dict)
     fit: FitSummary | None = None
     gate: SelectionSummary | None = None
     best_epoch: int | None = None
@@ -261,5 +250,7 @@ def read_summary(folder: Path | str) -> Summary:
         raise InputError(f"{folder} must be a finished run folder, got one without summary.json")
     values = config.read_json(path)
     config.check_schema(values, path)
-    values = {key: value for key, value in values.items() if key not in ("schema", "version")}
+    # `copied` is of version 0.2.0: which models of equal weights were attacked once.
+    skipped = ("schema", "version", "copied")
+    values = {key: value for key, value in values.items() if key not in skipped}
     return serialize.from_plain(Summary, values, str(path))

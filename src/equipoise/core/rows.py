@@ -22,10 +22,8 @@ CERTIFY, SELECT_ALPHA, LIPSCHITZ, MIXING_RATIO, EPOCH = (
     "epoch",
 )
 AUDIT = "audit/"  # before the stage of an audit that broke an image
-SEARCH, CALIBRATION = (
-    "search",
-    "calibration",
-)  # halves of fitting images: for the map, and for its threshold
+# Halves of fitting images: for the map, and for its threshold
+SEARCH, CALIBRATION = "search", "calibration"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,33 +65,18 @@ class AttackRow(ImageRow):
     kind = "attack"
     predicted: int | None = None
     margin: float | None = None  # signed probability margin of the true class
-    top_gap: Share | None = (
-        None  # probability of the predicted class minus that of the runner-up, right or wrong
-    )
-    share_correct: Share | None = (
-        None  # of the passes of a randomised model; `predicted` is the most frequent class
-    )
-    passes: int | None = (
-        None  # behind that share; as many others, independent of them, are behind the margin
-    )
-    broken_by: str | None = (
-        None  # the stage of a suite that broke the image, after AUDIT if only the audit did
-    )
-    attack_passes: int | None = (
-        None  # network passes with a gradient until it was broken, or of all stages; of a suite
-    )
-    broken_as_bytes: bool | None = (
-        None  # of a misclassified attacked image: still so after rounding to 8 bits
-    )
-    audit_passes: int | None = (
-        None  # network passes with a gradient of the audit, if the image was in its sample
-    )
-    image_alpha: float | None = (
-        None  # weight that a mixture gives its robust side at the attacked image
-    )
-    oracle_correct: bool | None = (
-        None  # whether any weight in [0, 1] would classify the attacked image correctly
-    )
+    # Of the passes of a randomised model; `predicted` is the most frequent class
+    share_correct: Share | None = None
+    # Behind that share; as many others, independent of them, are behind the margin
+    passes: int | None = None
+    # The stage of a suite that broke the image, after AUDIT if only the audit did
+    broken_by: str | None = None
+    # Network passes with a gradient until it was broken, or of all stages; of a suite
+    attack_passes: int | None = None
+    # Of a misclassified attacked image: still so after rounding to 8 bits
+    broken_as_bytes: bool | None = None
+    # Network passes with a gradient of the audit, if the image was in its sample
+    audit_passes: int | None = None
     radius: NonNegative | None = None  # norm of the smallest perturbation that was misclassified
     max_radius: NonNegative | None = None  # of a search for it: the largest that was allowed
     half: str | None = None  # for fitting images: SEARCH or CALIBRATION
@@ -112,9 +95,8 @@ class CertificateRow(ImageRow):
     predicted: int
     radius: float
     lower: float  # lower bound on the probability of `top`
-    upper: float | None = (
-        None  # of certificates from both sides: upper bound on that of every other class
-    )
+    # Of certificates from both sides: upper bound on that of every other class
+    upper: float | None = None
     samples: int
     top: int
     answer: int  # what PREDICT returns

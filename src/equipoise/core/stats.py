@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import bdtrc, betaincinv, ndtri, stdtrit
 
 from equipoise.core import checks
@@ -211,59 +210,6 @@ def mean_paired_difference(
         max(min(1.0, adjusted.high), value),
         len(differences),
     )
-
-
-def lead(
-    point: NDArray[np.bool_],
-    line: NDArray[np.bool_],
-    *,
-    confidence: float = 0.95,
-    draws: int = 2000,
-    seed: int = 0,
-) -> Estimate | None:
-    """Clean accuracy of a model above a trade-off line of other models, at equal attacked accuracy.
-
-    Between two models the line is straight, because choosing one of both at random reaches every
-    point between them. The interval is a bootstrap over images, the same for all models; as in
-    :func:`paired_difference`, one image that only the model and one that only the others classify
-    correctly are added, so that it never has width zero.
-
-    Args:
-        point: (2, n) bool: correct on clean and on attacked images.
-        line: (m, 2, n) the same for m ≥ 2 other models.
-        confidence, draws, seed: of the bootstrap.
-
-    Returns:
-        None where the attacked accuracy of the model lies beyond the line.
-    """
-    n = point.shape[-1]
-    _check_counts(0, n, confidence)
-    checks.require(len(line) >= 2, "line", "hold at least two models", len(line))
-    reached = line[:, 1].mean(axis=-1)
-    if not reached.min() <= point[1].mean() <= reached.max():
-        return None
-    value = _above(point.mean(axis=-1), line.mean(axis=-1))
-    own = np.concatenate([point, np.array([[True, False]] * 2)], axis=-1)
-    others = np.concatenate([line, np.array([[[False, True]] * 2] * len(line))], axis=-1)
-    share = np.random.default_rng(seed).multinomial(
-        n + 2, np.full(n + 2, 1 / (n + 2)), size=draws
-    ).T / (n + 2)
-    drawn = [
-        _above(mine, theirs)
-        for mine, theirs in zip((own @ share).T, (others @ share).transpose(2, 0, 1), strict=True)
-    ]
-    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Estimate(value, min(float(low), value), max(float(high), value), n)
-
-
-def _above(mine: NDArray[np.float64], line: NDArray[np.float64]) -> float:
-    """Clean accuracy above the line (m, 2) at the attacked accuracy of (2,); the line is extended
-    past its ends."""
-    clean, attacked = line[np.argsort(line[:, 1], kind="stable")].T
-    at = int(np.clip(np.searchsorted(attacked, mine[1]), 1, len(line) - 1))
-    wide = attacked[at] - attacked[at - 1]
-    part = (mine[1] - attacked[at - 1]) / wide if wide > 0 else 0.5
-    return float(mine[0] - (clean[at - 1] + part * (clean[at] - clean[at - 1])))
 
 
 def _check_counts(successes: int, n: int, confidence: float) -> None:

@@ -66,11 +66,6 @@ FASHION_MNIST = IdxDataset(
 )
 
 
-def is_present(root: Path, source: IdxDataset = MNIST) -> bool:
-    """Whether the data directory has all files, so that nothing is downloaded."""
-    return all(_find(source, split, root) is not None for split in FILES)
-
-
 def read(source: IdxDataset, split: str, root: Path) -> Dataset:
     """Read a split from the first folder that has both of its files, plain or .gz; download them if
     there is none."""

@@ -92,9 +92,9 @@ def white_box(
 
     Where a map or hard labels hide the gradients, a suite also uses a surrogate at the temperature
     of the map. The long runs of the hinges take the place of those that it makes on images with a
-    small margin: the margin of a hard decision says little about what is left to do, and nearly all
-    survivors would get both. A cascade is also attacked by its stages (:func:`_by_stages`), and a
-    single attack on it becomes a suite.
+    small margin, because the margin of a hard decision says little about what is left to do. A
+    cascade is also attacked by its stages (:func:`_by_stages`), and a single attack on it becomes a
+    suite.
 
     Unless it is `thorough`, there is nothing beyond `both_sides` (and the stages of a cascade): for
     comparing many candidates.

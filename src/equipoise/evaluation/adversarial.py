@@ -83,9 +83,8 @@ class AdversarialImages:
         images_by_job: dict[str, dict[int, Tensor]] = {}
         for path in sorted((self.run.folder / PARTS).glob("*.safetensors")):
             try:
-                content = safetensors.torch.load(
-                    path.read_bytes()
-                )  # safe_open needs a name in UTF-8
+                # safe_open needs a name in UTF-8
+                content = safetensors.torch.load(path.read_bytes())
                 index, images, job = (content[key] for key in ("index", "images", "job"))
             except (SafetensorError, KeyError) as error:
                 raise checks.InputError(
@@ -103,14 +102,12 @@ class AdversarialImages:
             images_by_job.setdefault(name, {}).update(zip(index.tolist(), images, strict=True))
         return images_by_job
 
-    def check_complete(self, jobs: Sequence[Job], duplicates: Mapping[str, Job]) -> None:
+    def check_complete(self, jobs: Sequence[Job]) -> None:
         """Refuse a run that was started without keeping all images, and so has rows without one."""
         if not self.run.done or (self.run.folder / FILE).exists():
             return
         stored, rows = self.read(), self.run.read_rows()
-        for job in (
-            job for job in jobs if str(job) not in duplicates and not isinstance(job.attack, Clean)
-        ):
+        for job in (job for job in jobs if not isinstance(job.attack, Clean)):
             for row in rows:
                 if row.key == job.key(row.index) and needs_image(job, row):
                     checks.require(
@@ -135,7 +132,6 @@ def finish(
     data: Dataset,
     rows: Iterable[Row],
     threat: Threat,
-    duplicates: Mapping[str, Job],
 ) -> None:
     """Write `adversarial.safetensors` and a `.pt` per model if all images are kept, and pictures
     for the report."""
@@ -143,7 +139,7 @@ def finish(
         return
     folder, stored = images.run.folder, images.read()
     if stored or (images.keep is None and not (folder / FILE).exists()):
-        _write(images, stored, jobs, data, rows, threat, duplicates)
+        _write(images, stored, jobs, data, rows, threat)
     if images.points is not None:
         if images.points.has_parts:
             arrays.save(folder, AttackedArrays.load(folder), *images.points.finish(rows))
@@ -167,7 +163,6 @@ def _write(
     data: Dataset,
     rows: Iterable[Row],
     threat: Threat,
-    duplicates: Mapping[str, Job],
 ) -> None:
     folder = images.run.folder
     by_job: dict[str, dict[int, AttackRow]] = {}
@@ -175,9 +170,7 @@ def _write(
         if isinstance(row, AttackRow):
             by_job.setdefault(json.dumps([row.model, row.attack, row.alpha]), {})[row.index] = row
     attacked = [
-        (job, stored.get(_name(duplicates.get(str(job), job)), {}))
-        for job in jobs
-        if not isinstance(job.attack, Clean)
+        (job, stored.get(_name(job), {})) for job in jobs if not isinstance(job.attack, Clean)
     ]
     # Of the last attack that broke any, which for a mixture is an adaptive one.
     pictures = (_pictures(job, own, data, by_job) for job, own in reversed(attacked))
@@ -204,9 +197,8 @@ def _write_tensors(
         x, by_index = clean.clone(), rows[_name(job)]
         if stored := [position for position, image in enumerate(index) if image in own]:
             x[stored] = torch.stack([own[index[position]] for position in stored])
-        audited = torch.tensor(
-            [by_index[i].only_audit_broke for i in index]
-        )  # in the worst case only
+        # What only the audit broke is in the worst case alone.
+        audited = torch.tensor([by_index[i].only_audit_broke for i in index])
         content[f"{job.name}/{job.attack_name}/images"] = torch.where(
             audited.view(-1, 1, 1, 1), clean, x
         )

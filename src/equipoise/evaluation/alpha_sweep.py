@@ -21,21 +21,15 @@ from equipoise.local_smoothing import BinarySmoothing, SmoothedClassifier
 from equipoise.local_smoothing.jacobian import SoftplusSurrogate
 from equipoise.mixing import GatedClassifier, MixedClassifier
 
-STD, ROB, MIX = (
-    "std",
-    "rob",
-    "mix",
-)  # PGD on the accurate base, PGD on the robust base, the attack on the mixture
+# PGD on the accurate base, PGD on the robust base, the attack on the mixture
+STD, ROB, MIX = "std", "rob", "mix"
 COLUMNS = (
     "std, rob, mix: under attacks on the accurate model, on the robust model and on the mixture"
 )
 STEPS = 20  # of std and rob [Bai2024, Figure 4]
 MAX_ALPHAS = 1000
-SMOOTHINGS = (
-    "averaged",
-    "added",
-    "binary",
-)  # [Bai2024]: Eq. (3.2) and (3.3), (3.1), and (2.1) for two classes
+# [Bai2024]: Eq. (3.2) and (3.3), (3.1), and (2.1) for two classes
+SMOOTHINGS = "averaged", "added", "binary"
 MIXTURE_OR_PAIR = "be one mixture without a gate, or the accurate and the robust model in this order, for `alphas`"
 
 

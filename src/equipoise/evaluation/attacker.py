@@ -29,9 +29,8 @@ class AttackedImages:
     labels: Tensor  # (N,)
     predicted: Tensor  # (N,)
     threat: Threat
-    share_correct: Tensor | None = (
-        None  # (N,) of the passes of a randomised model; `predicted` is then most frequent
-    )
+    # (N,) of the passes of a randomised model; `predicted` is then most frequent
+    share_correct: Tensor | None = None
     passes: int | None = None  # per image
     distance: Tensor | None = None  # (N,) norm of every perturbation, in double precision
 

@@ -87,9 +87,8 @@ class CertificationConditions:
     batch_size: int | None = None  # noisy images per forward pass; see :class:`SamplerOptions`
     precision: str = "auto"
     compiled: bool = False  # noise and model
-    images_per_write: int | None = (
-        None  # images certified between two writes; if None, enough to fill the device
-    )
+    # Images certified between two writes; if None, enough to fill the device
+    images_per_write: int | None = None
 
     def __post_init__(self) -> None:
         device.check_precision(self.precision, self.device)

@@ -31,7 +31,6 @@ from equipoise.evaluation.adaptive import KINDS, OWN_GRADIENTS
 from equipoise.evaluation.adversarial import AdversarialImages
 from equipoise.evaluation.alpha_sweep import AlphaSweep
 from equipoise.evaluation.audit import AUDITED, COUNT, audit_results
-from equipoise.evaluation.duplicates import copy_rows, find_duplicates
 from equipoise.evaluation.given_models import Models, load_models, load_one
 from equipoise.evaluation.job import (
     MODEL,
@@ -244,8 +243,7 @@ def evaluate(
     A mixture is evaluated beside its two bases, compared with them image by image, and attacked
     adaptively; its cost is measured, whether its promise was kept on these images is said, and
     images that it was fitted on are reported. Several mixtures of one pair come beside its two
-    bases, which are measured once. Every attacked model gets sanity checks. Models of
-    the same weights are attacked once, however often they are named.
+    bases, which are measured once. Every attacked model gets sanity checks.
 
     With `alphas` one mixture, or the accurate and the robust model in this order, is evaluated at
     each of these weights instead: clean, under PGD on either base, whose images serve for all
@@ -371,19 +369,14 @@ def run_jobs(
     start = time.monotonic() if start_time is None else start_time
     run.note_resumed([job.key(index) for job in jobs for index in data.index.tolist()])
     audit_seconds: dict[str, float | None] = dict.fromkeys(map(str, jobs), 0.0)
-    duplicates = find_duplicates(jobs)
     keep: dict[str, Any] = {} if images is None else images.callbacks()
     if images is not None and images.keep is None:
-        images.check_complete(jobs, duplicates)
+        images.check_complete(jobs)
     for job in jobs:
-        if (original := duplicates.get(str(job))) is None:
-            audit_seconds[str(job)] = measure(job, data, run, conditions, **keep)
-        else:
-            copy_rows(job, original, run)
-            audit_seconds[str(job)] = audit_seconds[str(original)]
+        audit_seconds[str(job)] = measure(job, data, run, conditions, **keep)
     rows = run.finish()
     remove_stage_logs(run)
-    sanity_checks = check_jobs(jobs, data, conditions, run, rows, duplicates)
+    sanity_checks = check_jobs(jobs, data, conditions, run, rows)
     summary = Summary(
         command=command,
         seconds=time.monotonic() - start,
@@ -395,24 +388,18 @@ def run_jobs(
         as_bytes=tuple(aggregation.as_bytes(rows, conditions.threat)),
         notes=(*class_share_notes(data), *random_search_notes(jobs)),
         radius_curves=tuple(aggregation.radius_curves(rows, conditions.threat.norm)),
-        copied={name: str(original) for name, original in duplicates.items()},
         **sections,
     )
     if images is not None:
-        adversarial.finish(images, jobs, data, rows, conditions.threat, duplicates)
+        adversarial.finish(images, jobs, data, rows, conditions.threat)
     run.write_summary(summary)
     return summary
 
 
 def missing_jobs(jobs: Sequence[Job], data: Dataset, run: Run) -> list[Job]:
-    """The jobs that still have to measure images; duplicates of others do not."""
-    duplicates = find_duplicates(jobs)
-    return [
-        job
-        for job in jobs
-        if str(job) not in duplicates
-        and any(job.key(index) not in run.done for index in data.index.tolist())
-    ]
+    """The jobs that still have to measure images."""
+    indices = data.index.tolist()
+    return [job for job in jobs if any(job.key(index) not in run.done for index in indices)]
 
 
 def note_planned_passes(jobs: Sequence[Job], data: Dataset) -> None:

@@ -42,8 +42,7 @@ class TargetedHinges(Attack):
         steps: gradient steps per target and form.
         ranks: which classes, 1 being the nearest.
         order: nearest by the hinges of the clean image, or by what is left of them after a few
-            steps towards each of the nearest :data:`~equipoise.attacks.targeted.RANKS`, which tells
-            better where a long run succeeds.
+            steps towards each of the nearest :data:`~equipoise.attacks.targeted.RANKS`.
         forms: of the robust side's hinge; every one is a start of its own.
         optimizer: apgd or momentum.
     """
@@ -136,9 +135,8 @@ class TargetedHinges(Attack):
             classes = others.argsort(dim=1, stable=True)[:, : min(count, source.classes - 1)]
             if self.order == "clean":
                 return classes
-            parts = zip(
-                *(rows.split(size or len(x)) for rows in (x, y, classes)), strict=True
-            )  # one shape to record
+            # One shape to record
+            parts = zip(*(rows.split(size or len(x)) for rows in (x, y, classes)), strict=True)
             return torch.cat([order_attacked(trial, *part, threat=threat) for part in parts])
 
         def choose_targets(x: Tensor, y: Tensor, stream: Stream) -> Tensor:

@@ -43,7 +43,6 @@ Observe = Callable[
     [Job], nn.Module | None
 ]  # the part of the job's model whose outputs are recorded
 NOTHING: Callable[..., None] = lambda *_: None  # noqa: E731
-RecordExtra = Callable[[nn.Module, Tensor, Tensor], Mapping[str, Sequence[Any]]]
 
 
 def measure_batches(
@@ -86,17 +85,14 @@ def measure(
     data: Dataset,
     run: Run,
     conditions: Conditions,
-    record_extra: RecordExtra | None = None,
     keep: KeepImages = NOTHING,
     record: RecordPoints = NOTHING,
     observe: Observe = NOTHING,
 ) -> float | None:
     """Attack every image of `data` that the run has no row for yet.
 
-    `record_extra` computes further columns of the rows from model, attacked images (B, C, H, W) and
-    labels (B,). A suite is then run batch by batch, because only then the attacked images of a
-    whole batch are available; so is an attack on a randomised model, whose random numbers are those
-    of a batch. `keep` gets attacked images with their indices before their rows are written: all,
+    An attack on a randomised model is run batch by batch, because its random numbers are those of a
+    batch. `keep` gets attacked images with their indices before their rows are written: all,
     or those that a suite breaks. `record` also gets the nearest points of the images that a stage
     did not break, before the stage is logged, with the outputs of what `observe` names.
 
@@ -104,17 +100,13 @@ def measure(
         The seconds of the audit; None where an earlier start of the run has audited, too.
     """
     job.model.to(conditions.device)
-    if (
-        record_extra is None
-        and not isinstance(job.attack, BatchAttack)
-        and job.attack.repeats is None
-    ):
+    if not isinstance(job.attack, BatchAttack) and job.attack.repeats is None:
         return _measure_suite(job, data, run, conditions, keep, record, observe(job))
     correct = total = 0
 
     def compute(batch: Dataset) -> list[AttackRow]:
         nonlocal correct, total
-        rows = _attack_batch(job, batch, conditions, record_extra, keep, record)
+        rows = _attack_batch(job, batch, conditions, keep, record)
         correct, total = correct + sum(row.correct for row in rows), total + len(rows)
         return rows
 
@@ -134,7 +126,6 @@ def _attack_batch(
     job: Job,
     batch: Dataset,
     conditions: Conditions,
-    record_extra: RecordExtra | None,
     keep: KeepImages,
     record: RecordPoints,
 ) -> list[AttackRow]:
@@ -152,15 +143,13 @@ def _attack_batch(
     # Attacks may be found in reduced precision; success is decided in full precision.
     with inference(job.model), torch.no_grad(), device.full_precision(conditions.device):
         verdict = judge_with_new_passes(logits, y, stream, job.attack.repeats)
-        extra = {} if record_extra is None else record_extra(job.model, x_adv, y)
     keep(job, batch.index.tolist(), x_adv)
     record(job, batch.index.tolist(), x_adv, verdict.margin, None)
-    columns = {
+    columns: dict[str, Sequence[Any]] = {
         "label": y.tolist(),
         "predicted": verdict.predicted.tolist(),
         "correct": (verdict.predicted == y).tolist(),
         "margin": [round(value, 6) for value in verdict.margin.tolist()],
-        **extra,
     }
     if job.attack.repeats is not None:
         columns |= {

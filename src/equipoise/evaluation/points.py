@@ -29,18 +29,14 @@ from equipoise.core.modes import inference
 from equipoise.core.records import Run
 from equipoise.core.rows import AttackRow, Row
 from equipoise.data import Dataset, pixels
-from equipoise.evaluation.duplicates import find_duplicates
 from equipoise.evaluation.frontier import AttackedPoints, compute_frontier
 from equipoise.evaluation.job import Conditions, Job
 from equipoise.mixing import CascadedClassifier, GatedClassifier, MixedClassifier
 
 POINTS, REMOVED = "points", ".points-removed"
 MAX_LOGITS = 1 << 22  # images × classes; above it, other mixtures are not computed
-MAX_PIXELS, MAX_PICTURES, MIN_PICTURES = (
-    600_000,
-    512,
-    12,
-)  # pixels of all pictures; larger images are sampled
+# Pixels of all pictures; larger images are sampled
+MAX_PIXELS, MAX_PICTURES, MIN_PICTURES = 600_000, 512, 12
 POOL = 4  # images whose attacked points are kept while the run lasts, per picture
 FAILURES = 0.75  # share of the pictures that failures may take
 MODELS, TOP = 3, 5  # models and classes whose probabilities are kept
@@ -89,17 +85,15 @@ class PointRecorder:
         return frozenset(self.data.index[: POOL * self.count].tolist())
 
     @cached_property
-    def _recorded(self) -> dict[str, set[str]]:
-        """By the text of a job that is measured: the names of the models that its points serve."""
-        duplicates, recorded = find_duplicates(self.jobs), dict[str, set[str]]()
-        for job in self.jobs:
-            if (
-                not isinstance(job.attack, Clean)
-                and job.attack.repeats is None
-                and job.alpha is None
-            ):
-                recorded.setdefault(str(duplicates.get(str(job), job)), set()).add(job.name)
-        return recorded
+    def _recorded(self) -> dict[str, str]:
+        """The names of the models whose points are recorded, by the texts of their jobs."""
+        return {
+            str(job): job.name
+            for job in self.jobs
+            if not isinstance(job.attack, Clean)
+            and job.attack.repeats is None
+            and job.alpha is None
+        }
 
     @property
     def _has_frontier(self) -> bool:
@@ -118,20 +112,12 @@ class PointRecorder:
         return {}
 
     def observe(self, job: Job) -> nn.Module | None:
-        """The robust base, if its outputs at the points of this job are wanted and the attacked
-        model runs it."""
-        robust = self._wanted(job)
-        return robust if robust in set(job.model.modules()) else None
-
-    def _wanted(self, job: Job) -> nn.Module | None:
         """The robust base, if its outputs tell what other mixtures predict at the points of this
-        job."""
-        serves = self._recorded.get(str(job), set()) & set(self.names[1:])
-        return (
-            self.mixture.robust
-            if self.mixture is not None and self._has_frontier and serves
-            else None
-        )
+        job, which is then the base itself or the mixture."""
+        if self.mixture is None or not self._has_frontier:
+            return None
+        serves = self._recorded.get(str(job)) in self.names[1:]
+        return self.mixture.robust if serves else None
 
     def record(
         self,
@@ -147,12 +133,12 @@ class PointRecorder:
         `margins` (B,) are those of the probabilities of the attacked model at the points, `robust`
         the outputs there of what :meth:`observe` names, if they are known.
         """
-        names, content = self._recorded.get(str(job), set()), dict[str, Tensor]()
-        if (wanted := self._wanted(job)) is not None:
+        content: dict[str, Tensor] = {}
+        if (wanted := self.observe(job)) is not None:
             content["robust"] = (
                 self._outputs(wanted, images) if robust is None else robust.cpu().contiguous()
             )
-        rows = self._nearer(index, margins) if self.shown in names else []
+        rows = self._nearer(index, margins) if self._recorded.get(str(job)) == self.shown else []
         if rows:
             content["margin"] = margins[torch.tensor(rows, device=margins.device)].float().cpu()
             content["images"] = (
@@ -162,9 +148,8 @@ class PointRecorder:
         if content:
             folder = self.run.folder / POINTS
             folder.mkdir(exist_ok=True)
-            number = len(
-                list(folder.glob("*.safetensors"))
-            )  # above those of all parts that are there
+            # Above those of all parts that are there
+            number = len(list(folder.glob("*.safetensors")))
             content |= {
                 "index": torch.tensor(list(index)),
                 "job": torch.tensor(list(str(job).encode())).byte(),
@@ -296,7 +281,7 @@ class PointRecorder:
         first."""
         nearest: dict[int, tuple[float, Tensor]] = {}
         for job, content in parts:
-            if "margin" not in content or self.shown not in self._recorded.get(job, set()):
+            if "margin" not in content or self._recorded.get(job) != self.shown:
                 continue
             index, margins = content["image_index"].tolist(), content["margin"].tolist()
             for image, margin, point in zip(index, margins, content["images"], strict=True):
@@ -332,7 +317,6 @@ class PointRecorder:
         stored: dict[str, set[int]] = {}
         for name, content in parts:
             stored.setdefault(name, set()).update(content["index"].tolist())
-        duplicates = find_duplicates(self.jobs)
         for job in self.jobs:
             if job.name not in self.names[1:] or isinstance(job.attack, Clean):
                 continue
@@ -342,7 +326,7 @@ class PointRecorder:
                 if row.key == job.key(row.index)
                 and (isinstance(job.attack, BatchAttack) or row.broken_by != "clean")
             }
-            if not needed <= stored.get(str(duplicates.get(str(job), job)), set()):
+            if not needed <= stored.get(str(job), set()):
                 return False
         return True
 

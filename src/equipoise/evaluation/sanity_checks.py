@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -32,25 +32,20 @@ def check_jobs(
     conditions: Conditions,
     run: Run,
     rows: Sequence[Row],
-    duplicates: Mapping[str, Job],
 ) -> list[SanityCheck]:
     """The sanity checks of every attacked model, in every process.
 
     They are measured once, on the first images, and divided among the processes by model; a
-    finished run keeps those it has, and `duplicates` have those of the original job. A mixture at
-    one alpha of several is skipped: a sweep makes no claim about robustness.
+    finished run keeps those it has. A mixture at one alpha of several is skipped: a sweep makes no
+    claim about robustness.
     """
     try:
         known = read_summary(run.folder).sanity_checks
     except InputError:
         known = ()
-    originals = {str(job): duplicates.get(str(job), job) for job in jobs if _is_checked(job)}
+    checked = [job for job in jobs if _is_checked(job)]
     has_checks = {(check.model, check.attack) for check in known}
-    missing = [
-        job
-        for job in {str(job): job for job in originals.values()}.values()
-        if (job.name, job.attack_name) not in has_checks
-    ]
+    missing = [job for job in checked if (job.name, job.attack_name) not in has_checks]
     own = missing[run.world.rank :: run.world.size]
     measured: list[SanityCheck] = []
     with progress.stage("sanity checks", total=len(own)) as stage:
@@ -59,12 +54,10 @@ def check_jobs(
             stage.advance(1)
     checks = [*known, *chain.from_iterable(parallel.gather(measured))]
     return [
-        replace(check, model=job.name, attack=job.attack_name)
-        for job in jobs
-        if _is_checked(job)
+        check
+        for job in checked
         for check in checks
-        if (check.model, check.attack)
-        == (originals[str(job)].name, originals[str(job)].attack_name)
+        if (check.model, check.attack) == (job.name, job.attack_name)
     ]
 
 
@@ -87,12 +80,10 @@ def _measure(
             stream=rng.stream(conditions.seed, "symptoms", images.index.to(conditions.device)),
         )
 
-    _, checks = next(
-        memory.in_batches(check, len(first), IMAGES)
-    )  # as many images as fit into memory at once
-    if (
-        len({stage.name.startswith("square") for stage in job.attack.stages()}) == 2
-    ):  # with and without gradients
+    # As many images as fit into memory at once
+    _, checks = next(memory.in_batches(check, len(first), IMAGES))
+    # A suite of attacks with and without gradients
+    if len({stage.name.startswith("square") for stage in job.attack.stages()}) == 2:
         own = [
             row
             for row in rows

@@ -108,9 +108,8 @@ def arrays(fit: CalibratedMixture | PaperFit) -> FitArrays:
         key=lambda family: best_scores[family],
     )
     cube = (search.space.steps,) * 3
-    grid = slice(
-        search.space.steps**3
-    )  # comes before all later candidates: s fastest, then p, then c
+    # The grid comes before all later candidates: s fastest, then p, then c
+    grid = slice(search.space.steps**3)
     axis_s, axis_p, axis_c = (axis.numpy() for axis in search.space.axes())
     map_curve, plain_curve = trade_off(fit)
     return FitArrays(

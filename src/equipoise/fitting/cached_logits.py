@@ -24,9 +24,8 @@ class Outputs(NamedTuple):
     """What both models return for images, or at P points of each of them."""
 
     h: Tensor  # (…, K) logits of h
-    g: (
-        Tensor | None
-    )  # (…) classes of g, or for images its logits (…, K); None if they are not needed
+    # (…) classes of g, or for images its logits (…, K); None if they are not needed
+    g: Tensor | None
     first: Tensor | None = None  # (…, K) logits of the first view of h, for a cascade
 
 
@@ -40,9 +39,8 @@ class CachedLogits:
     index: Tensor  # (N,) positions in the split
     accurate: Tensor  # (N,) classes that g predicts on the clean images
     accurate_attacked: Tensor  # (P, N) classes that g predicts at the attacked points, or ANY_CLASS
-    accurate_logits: Tensor | None = (
-        None  # (N, K) logits of g on the clean images, if it has logits
-    )
+    # (N, K) logits of g on the clean images, if it has logits
+    accurate_logits: Tensor | None = None
     first: Tensor | None = None  # (N, K) logits of the first view of h, for a cascade
     first_attacked: Tensor | None = None  # (P, N, K) the same at the attacked points
 

@@ -35,8 +35,7 @@ def threshold(margins: Tensor, losses: int) -> Tensor:
 
 
 def ascending(margins: Tensor) -> Tensor:
-    """The margins (…, n) in ascending order, by numpy, whose sort of fp32 numbers is many times
-    faster than torch's."""
+    """The margins (…, n) in ascending order, by numpy, whose sort is faster than torch's."""
     return torch.from_numpy(np.sort(margins.numpy(), axis=-1))
 
 

@@ -53,11 +53,7 @@ def candidate_attack(
 
 def full_attack(model: MixedClassifier) -> Attack:
     """All attacks of an evaluation, adaptive ones and their long runs included, each on the
-    survivors of those before.
-
-    A gate holds against short runs far better than against long ones, which select a more cautious
-    range.
-    """
+    survivors of those before."""
     members = adaptive_attacks(model, fast()) or {"own": fast()}
     return Suite(
         attacks=tuple(Suite(attacks=(member,), name=name) for name, member in members.items())

@@ -4,21 +4,17 @@ images."""
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from equipoise import models
 from equipoise.attacks import Attack, Square, margin_suite, minimum_margin
-from equipoise.core import arrays, checks, files, memory, progress, rng
+from equipoise.core import checks, memory, progress, rng
 from equipoise.core.checks import InputError
 from equipoise.core.device import attack_batch_size, full_precision
 from equipoise.core.modes import inference
@@ -31,10 +27,9 @@ from equipoise.mixing.surrogates import Surrogate
 from equipoise.models.layers.tta import TTAClassifier
 
 MIN_IMAGES = 50
-BATCHES = (
-    4  # that are attacked together on CUDA: batches stay full when only few images of each survive
-)
-PAIR_ALPHA = 0.9  # weight of the robust model in the gradients of an attack on both: the strongest of 0.3 … 0.99
+# Batches attacked together on CUDA: they stay full when only few images of each survive.
+BATCHES = 4
+PAIR_ALPHA = 0.9  # weight of the robust model in the gradients of an attack on both
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,73 +132,16 @@ class MarginAttack:
             g = checks.labels(g, h.shape[1], len(x), "classes of the accurate model").long()
         return Outputs(h.cpu(), g.cpu(), None if first is None else first.float().cpu())
 
-    def run(self, logit_map: LogitMap, *, both: bool = False) -> Outputs:
-        """(P, N, K) logits of h and (P, N) classes of g at the points of smallest margin of the
-        mapped model M(h).
-
-        With a cache, an attack that any fit has already made is read from there.
-        """
-        return self._cached(
-            {"map": logit_map.describe(), "both": both}, lambda: self._run(logit_map, both=both)
-        )
-
     def run_on(self, model: nn.Module, attack: Attack, *, skip_broken: bool) -> Outputs:
-        """Outputs at the points of smallest margin of another model than M(h), cached too.
+        """Outputs at the points of smallest margin of another model than M(h).
 
         With `skip_broken` an image on which the model is wrong is not attacked further.
         """
-        what = {
-            "model": models.identity(model),
-            "suite": attack.describe(),
-            "skip_broken": skip_broken,
-        }
-        return self._cached(
-            what,
-            lambda: self._attack(model, attack, "attacking the cascade", skip_broken=skip_broken),
-        )
+        return self._attack(model, attack, "attacking the cascade", skip_broken=skip_broken)
 
-    def _cached(self, what: dict[str, Any], compute: Callable[[], Outputs]) -> Outputs:
-        if self.settings.cache is None:
-            return compute()
-        folder = Path(self.settings.cache)
-        path = folder / f"{self._key(what)}.npz"
-        if not path.exists():
-            tensors = compute()._asdict()
-            folder.mkdir(parents=True, exist_ok=True)
-            with files.atomic_writer(path) as file:
-                np.savez_compressed(
-                    file,
-                    **{name: value.numpy() for name, value in tensors.items() if value is not None},
-                )
-        stored = arrays.read_npz(path)
-        shapes = {name: array.shape for name, array in stored.items()}
-        grid = (shapes.get("g", (0,))[0], len(self.data))
-        logits = ("h", "first") if self.settings.rule == "cascade" else ("h",)
-        expected = {"g": grid, **dict.fromkeys(logits, (*grid, self.data.num_classes))}
-        checks.require(
-            shapes == expected,
-            str(path),
-            "hold the logits of this attack (remove it to compute them again)",
-            shapes,
-        )
-        return Outputs(**{name: torch.from_numpy(array) for name, array in stored.items()})
-
-    def _key(self, what: dict[str, Any]) -> str:
-        """Name of the attack in a cache: equal for equal models, images, threat, settings and
-        attacked model."""
-        identity = {
-            "models": self.identities,
-            "data": self.data.describe(),
-            "threat": self.threat.to_dict(),
-            "seed": self.settings.seed,
-            **({"rule": "cascade"} if self.settings.rule == "cascade" else {}),
-            **what,
-            **self.describe(),
-        }
-        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
-
-    def _run(self, logit_map: LogitMap, *, both: bool = False) -> Outputs:
-        """Run the attack.
+    def run(self, logit_map: LogitMap, *, both: bool = False) -> Outputs:
+        """(P, N, K) logits of h and (P, N) classes of g at the points of smallest margin of the
+        mapped model M(h).
 
         With `both` the accurate model is attacked too, for the smallest margin of M(h) against the
         class that g predicts. A mixture with α = 1/2 is wrong wherever g is, so its margin orders
@@ -233,11 +171,8 @@ class MarginAttack:
         attack = square if settings.gradient_free else suite
         # On CUDA networks are prepared and passes recorded once for several batches.
         is_cuda = self.device.type == "cuda"
-        # What g predicts at the points matters only with `against="pair"`, and is part of what a
-        # cache holds.
-        only_robust = (
-            settings.against == "any" and settings.cache is None and settings.rule != "cascade"
-        )
+        # What g predicts at the points matters only with `against="pair"`.
+        only_robust = settings.against == "any" and settings.rule != "cascade"
 
         def run(rows: slice) -> Outputs:
             part = self.data.take(torch.arange(rows.start, rows.stop))

@@ -50,9 +50,8 @@ class MarginTable:
     candidates: Tensor  # (G, 3): s, p, c
     margins: Tensor  # (G, R) smallest margin of a surviving image over its attacked points; lost from q ≥ margin on
     gaps: Tensor  # (G, D) margins of the clean images that have gaps; the accurate model g decides from q ≥ gap on
-    reordered: (
-        Tensor  # (G,) number of inputs, clean or attacked, on which the map changes the class of h
-    )
+    # (G,) number of inputs, clean or attacked, on which the map changes the class of h
+    reordered: Tensor
 
     def join(self, other: MarginTable) -> MarginTable:
         """The candidates of both tables."""
@@ -126,10 +125,8 @@ class MarginGrid:
             ]
         clamp, normalized = CLAMPS[family.clamp], self.normalized[family.unit]
         margins, gaps, reordered = [], [], []
-        clamped, clamped_at = (
-            list[Tensor](),
-            torch.nan,
-        )  # of the last c: in a grid the next one is the same
+        # Of the last c: in a grid the next one is the same
+        clamped, clamped_at = list[Tensor](), torch.nan
         for (p, c), s in zip(pairs.tolist(), scales.float(), strict=True):
             if c != clamped_at:
                 clamped, clamped_at = [clamp(u + c) for u in normalized], c

@@ -22,9 +22,8 @@ from equipoise.mixing.logit_maps import CLAMPS, layer_norm, power
 from equipoise.mixing.mixednuts import RELEASED, ReleasedNumbers
 
 STEPS = 8  # values of s, of p and of c
-BELOW_ONE = (
-    1 - 1e-9
-)  # the objective counts margins from here on at the latest, as in the published code
+# The objective counts margins from here on at the latest, as in the published code
+BELOW_ONE = 1 - 1e-9
 Axes = tuple[Array, Array, Array]  # values of s, of p and of c
 
 
@@ -102,9 +101,8 @@ class GridSearch:
 
     axes: Axes
     q: Array  # (S, C, P) thresholds (1 − α)/α
-    objective: (
-        Array  # (S, C, P) share of the clean errors that the robust model decides; lower is better
-    )
+    # (S, C, P) share of the clean errors that the robust model decides; lower is better
+    objective: Array
     saturation: float = 3e-6
 
     @property

@@ -139,8 +139,7 @@ class Calibration:
         """α_d of the auxiliary mixture [Bai2024nuts, B.2.1]: the same promise with the layer norm
         alone.
 
-        The published code, and rule paper with it, leaves the layer norm out. At most 0.9, where
-        attacks were measured to be strongest.
+        The published code, and rule paper with it, leaves the layer norm out. At most 0.9.
         """
         grid = MarginGrid(self.all_logits)
         table = grid.one(MapFamily("linear"), torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64))

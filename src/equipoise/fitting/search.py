@@ -23,16 +23,12 @@ from equipoise.fitting.cached_logits import CachedLogits
 from equipoise.fitting.conformal import Target, ascending, threshold_of_sorted
 from equipoise.fitting.margin_grid import MapFamily, MarginGrid, MarginTable
 
-LIMITS = (
-    (0.01, 50.0),
-    (0.5, 8.0),
-    (-3.0, 1.0),
-)  # s, p, c: beyond these, rounding errors change predictions
+# s, p, c: beyond these, rounding errors change predictions
+LIMITS = (0.01, 50.0), (0.5, 8.0), (-3.0, 1.0)
 NAMES = ("s", "p", "c")
 MIN_Q = 1e-3  # a threshold nearer to 0 or 1 depends on rounding errors of fp32
-SATURATED = (
-    1e-6  # a margin nearer to 1 has no gradient in fp32, and cannot be told from others like it
-)
+# A margin nearer to 1 has no gradient in fp32, and cannot be told from others like it
+SATURATED = 1e-6
 SPLITS = 4  # random splits for the comparison of families
 
 
@@ -225,7 +221,7 @@ class MapSearch:
 
     def _scores(self, table: MarginTable, q: Tensor, rows: Tensor) -> Tensor:
         """(G,) the objective on the images of a mask (N,)."""
-        # Written as numbers: to compare into bools and convert them takes several times as long.
+        # Written as numbers, which is faster than to convert bools.
         by_accurate = torch.le(table.gaps, q.unsqueeze(1), out=torch.empty_like(table.gaps))
         weights = rows[self.decisive].float()
         if self.objective == "mixture":

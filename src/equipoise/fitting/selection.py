@@ -176,12 +176,7 @@ class Selected:
         return float(self.survived.float().mean())
 
     def summary(
-        self,
-        *,
-        robust_attacked: float | None = None,
-        keep: float | None = None,
-        target: float | None = None,
-        promise: str | None = None,
+        self, *, robust_attacked: float | None = None, promise: str | None = None
     ) -> SelectionSummary:
         """As stored in `summary.json`."""
         return SelectionSummary(
@@ -191,8 +186,6 @@ class Selected:
             mixture=self.model.extra_repr(),
             candidates_attacked=self.candidates_attacked,
             robust_attacked=robust_attacked,
-            keep=keep,
-            target=target,
             promise=promise,
         )
 
@@ -297,23 +290,3 @@ def _best(
     # Ties in the first accuracy are broken by the second.
     score = torch.where(reaches, 10 + other + 1e-3 * constrained, constrained + 1e-3 * other)
     return int(score.argmax())
-
-
-def shift_for(
-    model: GatedClassifier, logits: CandidateLogits, clean: float, shifts: Sequence[float]
-) -> GatedClassifier:
-    """The same gate with the greatest shift, thus the most robust, that still reaches a clean
-    accuracy [Bai2024, C.2].
-
-    If none does, the most accurate.
-    """
-    candidates = [model.with_range(*model.alpha_range, shift=shift) for shift in sorted(shifts)]
-    accuracies = [float(logits.correct(candidate).float().mean()) for candidate in candidates]
-    reaching = [
-        candidate for candidate, value in zip(candidates, accuracies, strict=True) if value >= clean
-    ]
-    return (
-        reaching[-1]
-        if reaching
-        else candidates[max(range(len(candidates)), key=lambda row: accuracies[row])]
-    )

@@ -119,14 +119,9 @@ class FitSettings(Settings):
     )
     batch_size: int | None = attack_batch_setting()
     seed: int = setting(0, "Random seed.", least=0)
-    cache: Path | None = setting(  # noqa: RUF009
-        None,
-        "Folder for the logits of every attack; fits with the same models, images and attack share them.",
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.path("cache", self.cache)
         given = [
             name for name in ("lose_at_most", "beta", "alpha") if getattr(self, name) is not None
         ]

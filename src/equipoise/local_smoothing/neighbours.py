@@ -128,9 +128,8 @@ class Neighbours(Described):
             tuple(x.shape),
         )
         query = ((x.to(self.mean.dtype) - self.mean) / self.std).flatten(1)
-        chunk = max(
-            1, self.block_bytes // (4 * self.points.shape[1] * (k + SPARE))
-        )  # so that their candidates fit
+        # So that their candidates fit
+        chunk = max(1, self.block_bytes // (4 * self.points.shape[1] * (k + SPARE)))
         results = [self._nearest(part, k) for part in query.split(chunk)]
         return torch.cat([rows for rows, _ in results]), torch.cat(
             [distances for _, distances in results]

@@ -15,17 +15,8 @@ from equipoise.models.feature_hooks import FeatureLayers, find_feature_layers
 from equipoise.models.inspection import Described
 
 MAX_BETA = 14.0  # β is clamped to [−14, 14]: exp(14) is a million, and beyond that nothing changes
-TARGETS = (
-    0.0,
-    0.316,
-    1.46,
-    6.81,
-    31.6,
-    147.0,
-    681.0,
-    3162.0,
-    math.inf,
-)  # γ_t of [Bai2022, Section 6.3]
+# γ_t of [Bai2022, Section 6.3]
+TARGETS = 0.0, 0.316, 1.46, 6.81, 31.6, 147.0, 681.0, 3162.0, math.inf
 
 
 class Policy(nn.Module):

@@ -101,9 +101,8 @@ def _copy(folder: Path, side: str, base: nn.Module) -> str | None:
         for part in base.modules()
         if isinstance(part, SelectClasses)
     ]
-    settings = replace(
-        model.settings, labels=labels[0] if labels else None
-    )  # numbers: a file of labels stays behind
+    # Numbers: a file of labels stays behind
+    settings = replace(model.settings, labels=labels[0] if labels else None)
     return str(replace(model, body=target.name, settings=settings))
 
 

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.core import checks
-from equipoise.core.device import side_by_side
 from equipoise.data.dataset import as_images
 from equipoise.mixing.formula import gate_of, mix
 from equipoise.mixing.logit_maps import LogitMap, at_least_float32, one_hot, require_classes
@@ -65,9 +64,8 @@ class MixedClassifier(Described):
         checks.require(isinstance(hard, bool), "hard", "be true or false", hard)
         checks.instance("frontier", frontier, tuple, "be a tuple of mixtures")
         checks.optional("provenance", provenance, Provenance, "be a Provenance")
-        self.alpha = float(
-            checks.within("alpha", alpha, 0, 1)
-        )  # kept, because log-odds do not give back every digit
+        # Kept, because log-odds do not give back every digit
+        self.alpha = float(checks.within("alpha", alpha, 0, 1))
         self.register_buffer("gate", gate_of(self.alpha))
         self.accurate, self.robust, self.logit_map, self.hard = accurate, robust, logit_map, hard
         self.surrogate_alpha = checks.within("surrogate_alpha", surrogate_alpha, 0, 1)
@@ -115,8 +113,8 @@ class MixedClassifier(Described):
     def base_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """What both bases return for images (B, C, H, W): everything else about a mixture is a
         function of it."""
-        outputs, g = side_by_side(x, self.robust_outputs, self.accurate)
-        return g, *outputs
+        outputs = self.robust_outputs(x)
+        return self.accurate(x), *outputs
 
     def robust_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """What :meth:`base_outputs` holds of the robust base: its logits (B, K)."""

@@ -38,9 +38,8 @@ GATE = "gate.safetensors"
 class _Base:
     reference: str
     digest: str
-    bundled_from: str | None = (
-        None  # the digest of the network that was traced for a bundle, whose names differ
-    )
+    # The digest of the network that was traced for a bundle, whose names differ
+    bundled_from: str | None = None
 
 
 @dataclass(frozen=True)

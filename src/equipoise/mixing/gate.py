@@ -14,7 +14,7 @@ from equipoise.models.architectures.resnet import PreActBlock, he_init
 from equipoise.models.feature_hooks import FeatureLayers, FeatureMaps
 from equipoise.models.inspection import Described
 
-WIDTH = 96  # 6.3 million parameters for a pair of ResNet-18; the official network has width 256 and 44 million
+WIDTH = 96  # of the first stage; the official network has 256
 PairOfLayers = tuple[
     FeatureLayers, FeatureLayers
 ]  # feature layers of the accurate and of the robust base

@@ -90,10 +90,9 @@ class AlphaPenalty:
 
     `share` is −weight·sigmoid(gate), of the size of a margin, so that it changes the direction of
     an attack without replacing its objective. `published` is −weight·log sigmoid(gate), with weight
-    1 in the official evaluation; here it made attacks on margins and ratios weaker, because it
-    grows without bound where alpha is already low. A steep gate is used with its slope in training,
-    because the sigmoid of a steep one is flat. On CUDA the forward pass runs in bfloat16, as the
-    attack's own passes do.
+    1 in the official evaluation; it grows without bound where alpha is already low. A steep gate is
+    used with its slope in training, because the sigmoid of a steep one is flat. On CUDA the forward
+    pass runs in bfloat16, as the attack's own passes do.
     """
 
     model: GatedClassifier

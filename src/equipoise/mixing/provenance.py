@@ -66,9 +66,8 @@ class FittingImages:
     images: tuple[
         str, ...
     ] = ()  # positions in the split, such as "9000-9999"; none where they are unknown
-    digests: str = field(
-        default="", kw_only=True
-    )  # base64 of 8 bytes per image, see Dataset.image_digests
+    # Base64 of 8 bytes per image, see Dataset.image_digests
+    digests: str = field(default="", kw_only=True)
     # Of the random halves: the first half selected the map; None if all images may have.
     seed: int | None = field(default=None, kw_only=True)
 
@@ -135,9 +134,8 @@ class Provenance(FittingImages):
     rule: str | None = None  # a key of RULES; None in folders of versions that did not record it
     target: Target | None = None  # what the fit was to lose at most
     threat: Threat | None = None  # under attacks of this kind
-    reused: FittingImages | None = (
-        None  # of the mixture whose map was reused: they selected it, and no other image did
-    )
+    # Of the mixture whose map was reused: they selected it, and no other image did
+    reused: FittingImages | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -269,9 +267,8 @@ class FrontierMixture:
     rivals: float = 1.0
     unit: float = 0.0  # 0 is the layer norm
     first_q: Share | None = None  # of a cascade: threshold of the first view
-    first_scale: float | None = (
-        None  # of a cascade: scale of the map for the first view; that of all views if None
-    )
+    # Of a cascade: scale of the map for the first view; that of all views if None
+    first_scale: float | None = None
 
     def logit_map(self) -> LogitMap:
         """The map of the robust side."""

@@ -206,7 +206,7 @@ class TrainingRun:
             self.learner.model.load_state_dict(self.learner.average.module.state_dict())
         return results
 
-    def _run_epoch(self, epoch: int, stage: progress.Stage) -> None:
+    def _run_epoch(self, epoch: int, stage: progress.StageProgress) -> None:
         learner, plan, count_images = self.learner, self.plan, self.loader.count_images
         start_time, start_images = time.monotonic(), count_images(self.step)
         for count in self._take_steps(epoch):

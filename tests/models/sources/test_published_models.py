@@ -502,7 +502,9 @@ def test_published_models_in_a_command(home: Path, capsys: pytest.CaptureFixture
     references = ["timm:tiny_net", "torchvision:small_net", "hf:some/model"]
     assert run([command[0], *references, *command[1:]]) == 0
     lines = [
-        line for line in capsys.readouterr().err.splitlines() if line.startswith(tuple(references))
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if line.startswith(tuple(references)) and "SHA-256" in line
     ]
     assert [line.partition(": ")[0] for line in lines] == references
     assert all(

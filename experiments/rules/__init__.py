@@ -1,0 +1,1 @@
+"""A comparison of all rules for mixing on one pair of models."""
