@@ -14,7 +14,7 @@ from synthetic_run import THREAT, figure, shown, texts, values, write_run
 from equipoise.core import aggregation, stats
 from equipoise.core.audits import Audit
 from equipoise.core.radius_curves import radius_curve
-from equipoise.core.results import SanityCheck, SelectionSummary, Summary
+from equipoise.core.results import SanityCheck, Summary
 from equipoise.core.rows import AttackRow
 from equipoise.reporting import accuracy, attacks
 from equipoise.reporting.run_view import RunView
@@ -126,28 +126,6 @@ def test_radii_are_those_of_the_summary() -> None:
     assert points[0] == (0.0, round(2 / 3, 5)) and points[-1] == (4.0, round(1 / 3, 5))
 
 
-def test_alphas_of_a_gate_are_cumulative_shares() -> None:
-    rows = []
-    for i, (clean, attacked) in enumerate([(0.1, 0.8), (0.3, 0.6)]):
-        rows.append(row(i, "clean", True, image_alpha=clean))
-        rows.append(row(i, "pgd", i == 0, image_alpha=attacked, oracle_correct=True))
-    selected = SelectionSummary(
-        clean=0.9, attacked=0.5, met=False, candidates_attacked=4, mixture="alpha 0.1 to 0.8"
-    )
-    section = shown(attacks.gate(view(rows, gate=selected)))
-    assert values(figure(section, "gate"), "m", "x", "y", kind="clean") == [(0.1, 0.5), (0.3, 1.0)]
-    text = " ".join(section.text)
-    assert "4 candidates" in text and "below its target" in text and "Of 1 misclassified" in text
-
-
-def test_a_fixed_alpha_is_no_gate() -> None:
-    rows = []
-    for i in range(2):
-        rows.append(row(i, "clean", True, image_alpha=0.5))
-        rows.append(row(i, "pgd", True, image_alpha=0.5))
-    assert attacks.gate(view(rows)) is None
-
-
 def test_checks_and_audits() -> None:
     check = SanityCheck(
         name="x", value=0.5, alarm=True, explanation="share", model="m", attack="fast"
@@ -217,7 +195,6 @@ def test_clean_only_runs_have_no_attack_sections(tmp_path: Path) -> None:
         attacks.broken_images,
         attacks.margins,
         attacks.radii,
-        attacks.gate,
         attacks.checks,
     ):
         assert section(run) is None

@@ -16,7 +16,7 @@ from equipoise.core.rows import AUDIT, AttackRow
 from equipoise.core.text import slug
 from equipoise.core.threat import SIGNS
 from equipoise.reporting import charts
-from equipoise.reporting.run_view import AttackedImages, RunView
+from equipoise.reporting.run_view import RunView
 from equipoise.reporting.section import Cell, Figure, Records, Section, Table
 
 MOST_ATTACKS, MOST_STAGES = 4, 10  # shown in figures
@@ -207,65 +207,6 @@ def radius_figure(
         x=f"{SIGNS[norm]} radius, in {'1/255 of the range' if unit == 255 else '[0, 1] pixels'}",
         y=CORRECT,
     )
-
-
-def gate(run: RunView) -> Section | None:
-    """Which weight a mixture gives its robust model, clean and under attack."""
-    records: Records = []
-    for model, images in run.attacked_images.items():
-        clean, attacked = _weights(images)
-        if len(set(clean + attacked)) > 1:  # not one alpha for all images
-            records += charts.cumulative(run.name(model), attacked, KINDS[0])
-            records += charts.cumulative(run.name(model), clean, KINDS[1])
-    text = []
-    selected = run.summary.gate
-    if selected is not None:
-        text.append(
-            f"Selected among {selected.candidates_attacked} candidates: {selected.mixture}, with "
-            f"{format.percent(selected.clean)} clean and {format.percent(selected.attacked)} robust accuracy on "
-            f"the images that selected it{'' if selected.met else ', below its target'}."
-        )
-    figures = []
-    if records:
-        text += _oracle(run.attacked_images)
-        figure = charts.curves(
-            "gate",
-            "Images at or below each alpha that the gate gives, under attack and (dashed) clean",
-            records,
-            run.colours,
-            x="alpha: weight of the robust model",
-            y=AT_OR_BELOW,
-            x_range=(0, 1),
-            steps=True,
-            dashes=KINDS,
-        )
-        figures.append(figure)
-    return Section("Gate", text, figures) if text or figures else None
-
-
-def _weights(images: dict[int, list[AttackRow]]) -> tuple[list[float], list[float]]:
-    clean: list[float] = []
-    attacked: list[float] = []
-    for rows in images.values():
-        for row in rows:
-            if row.image_alpha is not None:
-                own = clean if row.attack == CLEAN else attacked
-                own.append(row.image_alpha)
-    return clean, attacked
-
-
-def _oracle(images: AttackedImages) -> list[str]:
-    """How many broken images another alpha would have kept."""
-    broken = saved = 0
-    for own in images.values():
-        for rows in own.values():
-            worst = aggregation.worst_row(rows)
-            if worst.oracle_correct is not None and not worst.correct:
-                broken += 1
-                saved += worst.oracle_correct
-    if not broken:
-        return []
-    return [f"Of {broken} misclassified attacked images, {saved} would be right at another alpha."]
 
 
 def checks(run: RunView) -> Section | None:

@@ -48,7 +48,6 @@ SECTIONS: Registry[SectionFunction] = Registry(
         "radii": attacks.radii,
         "classes": accuracy.classes,
         "alphas": fit.alphas,
-        "gate": attacks.gate,
         "map-margins": fit.map_margins,
         "search": fit.landscape,
         "estimates": certificates.estimates,
