@@ -140,7 +140,7 @@ def test_evaluation_names_the_rule(folder: Path, capsys: pytest.CaptureFixture[s
     assert "mixed: MixedNUTS" in capsys.readouterr().out and read_summary("E").methods == {
         "mixed": "MixedNUTS"
     }
-    assert "Rules of the mixtures: mixture: MixedNUTS." in verdict(read_run("E")).text
+    assert "The rule of the mixture: MixedNUTS." in verdict(read_run("E")).text
 
 
 def test_published_numbers_need_no_images(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,7 +145,7 @@ def test_checks_and_audits() -> None:
     section = shown(attacks.checks(view([], sanity_checks=checks, audits=(audit,))))
     assert "1 of 3 checks raise no alarm" in section.text[0]
     failed, passed, audits = section.tables
-    assert texts(failed) == [["x", "share.", "0.5 to 0.7 m, fast; m, pgd"]]
+    assert texts(failed) == [["x", "share.", "0.5 (m, fast); 0.7 (m, pgd)"]]
     assert texts(passed)[0][0] == "y" and passed.collapsed
     assert texts(audits)[0][1:4] == ["4 of 8", "1", "30.0 points run --attack standard"]
     assert attacks.checks(view([])) is None

@@ -150,7 +150,7 @@ def test_training() -> None:
     )
     rows = {row[0]: row[1:] for row in parse(result).rows}
     best = next(item for item in result.results if item.model == "best")
-    assert rows["the best epoch"][:1] == [f"{format.value(best)} {format.bounds(best)}"]
+    assert rows["best"][:1] == [f"{format.value(best)} {format.bounds(best)}"]
 
 
 def test_every_result_of_a_public_function_is_one() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from equipoise.core import aggregation, format, stats
 from equipoise.core.aggregation import CLEAN, WORST
 from equipoise.core.arrays import AttackedArrays, PictureArrays
+from equipoise.core.format import percent
 from equipoise.reporting import charts
 from equipoise.reporting.run_view import RunView
 from equipoise.reporting.section import (
@@ -14,12 +18,13 @@ from equipoise.reporting.section import (
     Records,
     Section,
     Table,
+    cells,
     metric_name,
+    metric_names,
     result_table,
 )
 
 MOST_CLASSES = 30  # of a figure
-MOST_MODELS = 6
 CLEAN_IMAGES, ATTACKED_IMAGES = "clean images", "attacked images"
 
 
@@ -34,18 +39,16 @@ def accuracy(run: RunView) -> Section | None:
             records.append(record | charts.fields(result, "value"))
     if not run.attacks or not records:
         return None
-    models = list(dict.fromkeys(record["model"] for record in records))[:MOST_MODELS]
     figure = charts.dots(
         "accuracy",
         "Accuracy under each attack, with 95 % intervals",
-        [record for record in records if record["model"] in models],
+        records,
         run.colours,
         x="images classified correctly",
-        rows=[metric_name(metric) for metric in metrics],
+        rows=metric_names(metrics),
     )
     caption = "Share of images classified correctly, with 95 % intervals (Clopper-Pearson)."
-    mixtures = [(model, alpha) for model, alpha in run.mixtures if alpha is None]
-    tables = [result_table(run, caption, mixtures, metrics)]
+    tables = [result_table(run, caption, run.measured, metrics)]
     if run.summary.differences:
         tables.append(_differences(run))
     text = [
@@ -61,47 +64,46 @@ def _differences(run: RunView) -> Table:
     for item in run.summary.differences:
         pair = f"{run.name(item.model)} − {run.name(item.versus)}"
         value = Cell(format.points(item.value), format.bounds(item))
-        rows.append([Cell(pair), Cell(metric_name(item.metric or "")), value, Cell(str(item.n))])
+        rows.append(cells(pair, metric_name(item.metric or ""), value, str(item.n)))
     caption = "Paired differences on the same images in points, with 95 % intervals (Bonett-Price)."
     return Table(caption, ["models", "metric", "difference", "n"], rows)
 
 
 def classes(run: RunView) -> Section | None:
     """Clean and robust accuracy of every class, and what is taken for what."""
-    if not run.attacks:
-        return None
     items = aggregation.by_class(run.rows)
     labels = sorted({item.label for item in items})
-    if len(labels) < 2:
+    if not run.attacks or len(labels) < 2:
         return None
-    names = class_names(run)
-    models = list(dict.fromkeys(item.model for item in items))[:MOST_MODELS]
-    found = {(item.label, item.model): item for item in items}
+    rows = dict(zip(labels, map(cells, class_labels(run, labels)), strict=True))
+    head = ["class"]
     records: Records = []
-    rows = []
-    for label in labels:
-        row = [Cell(format.class_name(names, label))]
-        for model in models:
-            item = found.get((label, model))
-            if item is None:
-                row.append(MISSING)
-                continue
-            clean, robust = item.clean / item.n, item.attacked / item.n
-            row.append(Cell(f"{format.percent(clean)} / {format.percent(robust)}", f"n = {item.n}"))
-            record = {"row": row[0].text, "model": run.name(model), "n": item.n}
-            records.append(record | charts.fields(stats.of_share(robust, item.n), "value"))
-        rows.append(row)
+    for item in items:
+        model, clean, robust = run.name(item.model), item.clean / item.n, item.attacked / item.n
+        if model not in head:
+            head.append(model)
+        row = rows[item.label]
+        row += [MISSING] * (len(head) - 1 - len(row))
+        row.append(Cell(f"{percent(clean)} / {percent(robust)}", f"n = {item.n}"))
+        record = {"row": row[0].text, "model": model, "n": item.n}
+        records.append(record | charts.fields(stats.of_share(robust, item.n), "value"))
     caption = "Accuracy by class: clean / robust, and the number of images."
-    table = Table(caption, ["class", *map(run.name, models)], rows, collapsed=True)
+    table = Table(caption, head, list(rows.values()), collapsed=True)
     figures = []
     if len(labels) <= MOST_CLASSES:
         title = "Robust accuracy by class, with 95 % intervals"
-        shown = [row[0].text for row in rows]
+        shown = class_labels(run, labels)
         figures.append(
             charts.dots("classes", title, records, run.colours, x="robust accuracy", rows=shown)
         )
-        figures += _confusion(run, models, labels)
+        figures += _confusion(run, labels)
     return Section("By class", figures=figures, tables=[table])
+
+
+def class_labels(run: RunView, labels: Iterable[int]) -> list[str]:
+    """The names of some classes, shown literally; numbers for those without one."""
+    names = class_names(run)
+    return [format.class_name(names, label) for label in labels]
 
 
 def class_names(run: RunView) -> tuple[str, ...]:
@@ -113,25 +115,26 @@ def class_names(run: RunView) -> tuple[str, ...]:
     return ()
 
 
-def _confusion(run: RunView, models: list[str], labels: list[int]) -> list[Figure]:
+def _confusion(run: RunView, labels: list[int]) -> list[Figure]:
     """How often images of one class are taken for another, clean and under attack."""
     names = class_names(run)
-    counts: dict[tuple[str, int, int], int] = {}
-    for model in models:
-        for rows in run.attacked_images.get(model, {}).values():
+    counts: Counter[tuple[str, int, int]] = Counter()
+    for model, images in run.attacked_images.items():
+        for rows in images.values():
             shown = {CLEAN_IMAGES: rows[0], ATTACKED_IMAGES: aggregation.worst_row(rows)}
             for kind, row in shown.items():
                 if row.predicted is not None and not row.correct:
-                    key = (f"{run.name(model)}, {kind}", row.label, row.predicted)
-                    counts[key] = counts.get(key, 0) + 1
+                    counts[f"{run.name(model)}, {kind}", row.label, row.predicted] += 1
     if not counts:
         return []
     records: Records = []
-    for (choice, label, predicted), count in counts.items():
+    predictions = set(labels)
+    for (choice, label, predicted), count in reversed(
+        counts.items()
+    ):  # the last model is shown first
         x, y = format.class_name(names, predicted), format.class_name(names, label)
         records.append({"choice": choice, "x": x, "y": y, "value": count})
-    records.reverse()  # the last model under attack is shown first
-    predictions = sorted({predicted for _, _, predicted in counts} | set(labels))
+        predictions.add(predicted)
     return [
         charts.heat(
             "confusion",
@@ -141,7 +144,7 @@ def _confusion(run: RunView, models: list[str], labels: list[int]) -> list[Figur
             y="true class",
             value="images",
             choice="Model and images:",
-            columns=[format.class_name(names, label) for label in predictions],
-            rows=[format.class_name(names, label) for label in labels],
+            columns=class_labels(run, sorted(predictions)),
+            rows=class_labels(run, labels),
         )
     ]

@@ -11,13 +11,12 @@ import numpy as np
 from equipoise.core import aggregation, format, stats
 from equipoise.core.aggregation import CLEAN
 from equipoise.core.radius_curves import RadiusCurve
-from equipoise.core.results import SanityCheck
 from equipoise.core.rows import AUDIT, AttackRow
 from equipoise.core.text import slug
 from equipoise.core.threat import SIGNS
 from equipoise.reporting import charts
 from equipoise.reporting.run_view import RunView
-from equipoise.reporting.section import Cell, Figure, Records, Section, Table
+from equipoise.reporting.section import Cell, Figure, Records, Section, Table, cells
 
 MOST_ATTACKS, MOST_STAGES = 4, 10  # shown in figures
 KINDS = ("under attack", "clean")
@@ -28,64 +27,56 @@ AT_OR_BELOW = "images at or below"
 def attack_progress(run: RunView) -> Section | None:
     """Did the attacks end because nothing more could be found?"""
     figures = []
-    attacks = dict.fromkeys(
-        name for model in run.attacked_images for name in run.attack_order(model)
-    )
-    for attack in list(attacks)[:MOST_ATTACKS]:
-        figure = _progress(run, attack)
-        if figure is not None:
+    for attack in run.attacks:
+        records: Records = []
+        for model, images in run.attacked_images.items():
+            for passes, left in _left_by_passes(images, attack):
+                record = {"model": run.name(model), "x": passes, "n": left.n}
+                records.append(record | charts.fields(left, "y"))
+        if records:
+            figure = charts.curves(
+                f"attack-progress-{slug(attack)[:40]}",
+                f"Images that {attack} has not broken after so many passes, with 95 % intervals",
+                records,
+                run.colours,
+                x="passes per image (logarithmic)",
+                y=CORRECT,
+                logarithmic=True,
+                steps=True,
+            )
             figures.append(figure)
-    if not figures:
-        return None
     text = (
         "A flat end: a longer attack would find little more. A line that still falls asks for a stronger attack. "
         "A pass is one evaluation of the network with its gradient; one without counts a third."
     )
-    return Section("Attack progress", [text], figures)
-
-
-def _progress(run: RunView, attack: str) -> Figure | None:
-    records: Records = []
-    for model, images in run.attacked_images.items():
-        rows: list[AttackRow] = []
-        for own in images.values():
-            rows += [row for row in own if row.attack == attack]
-        for passes, left in _left_by_passes(rows):
-            record = {"model": run.name(model), "x": passes, "n": left.n}
-            records.append(record | charts.fields(left, "y"))
-    if not records:
+    if not figures:
         return None
-    return charts.curves(
-        f"attack-progress-{slug(attack)[:40]}",
-        f"Images that {attack} has not broken after so many passes, with 95 % intervals",
-        records,
-        run.colours,
-        x="passes per image (logarithmic)",
-        y=CORRECT,
-        logarithmic=True,
-        steps=True,
-    )
+    return Section("Attack progress", [text], figures[:MOST_ATTACKS])
 
 
-def _left_by_passes(rows: Sequence[AttackRow]) -> list[tuple[int, stats.Estimate]]:
+def _left_by_passes(
+    images: dict[int, list[AttackRow]], attack: str
+) -> list[tuple[int, stats.Estimate]]:
     """Passes, and the share of images that are correct after them; what only an audit broke is
     left."""
-    if not any(row.attack_passes for row in rows) or any(
-        row.share_correct is not None for row in rows
-    ):
-        return []
-    passes = [row.attack_passes or 0 for row in rows]
-    broken_after = []
-    for row, own in zip(rows, passes, strict=True):
-        if not row.correct and not row.only_audit_broke:
-            broken_after.append(0 if row.broken_by == CLEAN else own)
-    broken = np.sort(broken_after)
-    at = sorted({0, *broken_after, max(passes)})
-    points = []
+    broken, last = [], 0
+    for rows in images.values():
+        for row in rows:
+            if row.attack != attack:
+                continue
+            if row.share_correct is not None:
+                return []
+            passes = 0 if row.broken_by == CLEAN else row.attack_passes or 0
+            last = max(last, passes)
+            if not row.correct and not row.only_audit_broke:
+                broken.append(passes)
+    points: list[tuple[int, stats.Estimate]] = []
+    if last == 0:  # rows without passes
+        return points
+    at = sorted({0, last, *broken})
     for position in charts.thin(len(at)):
-        reached = at[position]
-        left = len(rows) - int(np.searchsorted(broken, reached, side="right"))
-        points.append((reached, stats.clopper_pearson(left, len(rows))))
+        left = len(images) - int((np.array(broken) <= at[position]).sum())
+        points.append((at[position], stats.clopper_pearson(left, len(images))))
     return points
 
 
@@ -97,19 +88,20 @@ def broken_images(run: RunView) -> Section | None:
     records: Records = []
     totals: dict[str, int] = defaultdict(int)
     for item in counts:
-        stage = item.stage if item.stage == item.attack else f"{item.attack}: {item.stage}"
+        stage = named_stage(item.attack, item.stage)
         totals[stage] += item.count
         records.append({"row": stage, "model": run.name(item.model), "count": item.count})
     rows = sorted(totals, key=lambda stage: -totals[stage])[:MOST_STAGES]
     shown = [record for record in records if record["row"] in rows]
     title = "Images that a stage of an attack broke; the stages that broke most"
-    named = [format.literal(row) for row in rows]
-    figure = charts.bars("broken-by", title, shown, run.colours, x="images", rows=named)
+    figure = charts.bars("broken-by", title, shown, run.colours, x="images", rows=rows)
     text = [
         "An image counts as broken if it is classified correctly clean and misclassified under the attack; the "
         "first stage that breaks an image is counted.",
     ]
-    tables = [_as_bytes(run)] if run.summary.as_bytes else []
+    tables = []
+    if run.summary.as_bytes:
+        tables.append(_as_bytes(run))
     return Section("What broke images", text, [figure], tables)
 
 
@@ -117,7 +109,7 @@ def _as_bytes(run: RunView) -> Table:
     rows = []
     for item in run.summary.as_bytes:
         share = Cell(format.percent(item.value), format.bounds(item))
-        rows.append([Cell(run.name(item.model)), Cell(item.metric), share, Cell(str(item.n))])
+        rows.append(cells(run.name(item.model), item.metric, share, str(item.n)))
     caption = "Broken images that are still misclassified after rounding to bytes."
     return Table(caption, ["model", "attack", "still misclassified", "n"], rows, collapsed=True)
 
@@ -174,10 +166,8 @@ def radii(run: RunView) -> Section | None:
     )
     rows = []
     for name, curve in zip(names, curves, strict=True):
-        counts = [Cell(str(count)) for count in (curve.wrong, curve.broken, curve.survived)]
-        rows.append(
-            [Cell(name, colour=run.colours[name]), Cell(format.median_radius(curve)), *counts]
-        )
+        first, median = Cell(name, colour=run.colours[name]), format.median_radius(curve)
+        rows.append(cells(first, median, str(curve.wrong), str(curve.broken), str(curve.survived)))
     table = Table(
         "Median radius (half of the images are broken within it), and images by their radius.",
         ["model", "median", "radius 0", "broken", f"none up to {largest}"],
@@ -192,8 +182,9 @@ def radius_figure(
     curves: Sequence[RadiusCurve], names: Sequence[str], palette: charts.Palette
 ) -> Figure:
     """The curves of several models, which have one norm."""
-    norm = curves[0].norm
-    unit = 255 if norm == "linf" else 1
+    norm, unit, written = curves[0].norm, 1, "[0, 1] pixels"
+    if norm == "linf":
+        unit, written = 255, "1/255 of the range"
     records: Records = []
     for name, curve in zip(names, curves, strict=True):
         for point in curve.points:
@@ -204,7 +195,7 @@ def radius_figure(
         "Accuracy against the radius of the attack, with 95 % intervals",
         records,
         palette,
-        x=f"{SIGNS[norm]} radius, in {'1/255 of the range' if unit == 255 else '[0, 1] pixels'}",
+        x=f"{SIGNS[norm]} radius, in {written}",
         y=CORRECT,
     )
 
@@ -212,60 +203,49 @@ def radius_figure(
 def checks(run: RunView) -> Section | None:
     """Can the attacks be trusted? Sanity checks and audits."""
     performed = run.summary.sanity_checks
-    if not performed and not run.summary.audits:
-        return None
-    alarms = [check for check in performed if check.alarm]
-    text = []
+    failed, passed = _by_meaning(run, alarm=True), _by_meaning(run, alarm=False)
+    text, tables = [], []
     if performed:
-        text.append(f"{len(performed) - len(alarms)} of {len(performed)} checks raise no alarm.")
-    covered = sorted(run.name(model) for model in format.covered_by_adaptive(performed))
+        count = sum(check.alarm for check in performed)
+        text.append(f"{len(performed) - count} of {len(performed)} checks raise no alarm.")
+    covered = format.covered_by_adaptive(performed)
     if covered:
+        names = ", ".join(sorted(map(run.name, covered)))
         text.append(
-            f"Alarms for {', '.join(covered)} are why adaptive attacks, which use the structure of the mixture, "
-            "were run too. These raise no alarm, and robust accuracy counts them."
+            f"Alarms for {names} are why adaptive attacks, which use the structure of the mixture, were run too. "
+            "These raise no alarm, and robust accuracy counts them."
         )
-    tables = []
-    if alarms:
-        tables.append(_check_table(run, alarms, "Checks with an alarm, and what to do.", False))
-    passed = [check for check in performed if not check.alarm]
+    head = ["check", "what it means", "value"]
+    if failed:
+        tables.append(Table("Checks with an alarm, and what to do.", head, failed, is_text=True))
     if passed:
-        tables.append(_check_table(run, passed, "Checks without an alarm.", True))
+        tables.append(Table("Checks without an alarm.", head, passed, is_text=True, collapsed=True))
     if run.summary.audits:
         tables.append(_audit_table(run))
+    if not tables:
+        return None
     return Section("Can the attacks be trusted?", text, tables=tables)
 
 
-def _check_table(
-    run: RunView, performed: Sequence[SanityCheck], caption: str, collapsed: bool
-) -> Table:
-    grouped: dict[tuple[str, str], list[SanityCheck]] = defaultdict(list)
-    for check in performed:
-        meaning = f"{check.explanation}. {check.advice or ''}".strip()
-        grouped[check.name, meaning].append(check)
-    rows = []
-    for (name, meaning), own in grouped.items():
-        values = [check.value for check in own]
-        low, high = f"{min(values):.2g}", f"{max(values):.2g}"
-        where = [f"{run.name(check.model)}, {check.attack}" for check in own]
-        value = low if low == high else f"{low} to {high}"
-        rows.append([Cell(name), Cell(meaning), Cell(value, "; ".join(where))])
-    return Table(
-        caption, ["check", "what it means", "value"], rows, is_text=True, collapsed=collapsed
-    )
+def _by_meaning(run: RunView, *, alarm: bool) -> list[list[Cell]]:
+    """A row for checks that mean the same, with all their values."""
+    values: dict[tuple[str, str], list[str]] = {}
+    for check in run.summary.sanity_checks:
+        if check.alarm == alarm:
+            meaning = f"{check.explanation}. {check.advice or ''}".strip()
+            value = f"{check.value:.2g} ({run.name(check.model)}, {check.attack})"
+            values.setdefault((check.name, meaning), []).append(value)
+    return [cells(*key, "; ".join(own)) for key, own in values.items()]
 
 
 def _audit_table(run: RunView) -> Table:
     rows = []
     for audit in run.summary.audits:
+        model = Cell(run.name(audit.model), f"{audit.attack}, audited by {audit.stronger}")
         advice = f"run --attack {audit.stronger}" if audit.is_poor else ""
-        row = [
-            Cell(run.name(audit.model), f"{audit.attack}, audited by {audit.stronger}"),
-            Cell(f"{audit.audited} of {audit.survivors}"),
-            Cell(str(audit.broken)),
-            Cell(f"{format.number(100 * audit.gap, 1)} points", advice),
-            Cell(str(audit.passes)),
-        ]
-        rows.append(row)
+        gap = Cell(f"{format.number(100 * audit.gap, 1)} points", advice)
+        survivors = f"{audit.audited} of {audit.survivors}"
+        rows.append(cells(model, survivors, str(audit.broken), gap, str(audit.passes)))
     caption = (
         "Audits: a stronger attack on a random sample of the survivors. What it broke counts in robust accuracy, "
         "not in the accuracy under the attack. The gap is the most by which that accuracy may lie above the one "
@@ -276,5 +256,11 @@ def _audit_table(run: RunView) -> Table:
 
 def stage_of(row: AttackRow) -> str:
     """The attack, and for a suite its stage, that broke an image."""
-    stage = (row.broken_by or "").removeprefix(AUDIT)
-    return f"{row.attack}: {stage}" if stage and stage != row.attack else row.attack
+    return named_stage(row.attack, (row.broken_by or "").removeprefix(AUDIT))
+
+
+def named_stage(attack: str, stage: str) -> str:
+    """A stage of an attack, literally; an attack without stages by its name."""
+    if stage in ("", attack):
+        return format.literal(attack)
+    return format.literal(f"{attack}: {stage}")

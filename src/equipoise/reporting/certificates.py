@@ -13,7 +13,6 @@ from equipoise.core.aggregation import CLEAN
 from equipoise.core.results import Result
 from equipoise.core.rows import (
     CertificateRow,
-    MixingRatioRow,
     by_mixture,
     certificates,
 )
@@ -25,6 +24,7 @@ from equipoise.reporting.section import (
     Records,
     Section,
     Table,
+    cells,
     metric_name,
     result_cell,
     result_table,
@@ -36,8 +36,6 @@ CERTIFIED_AT = "certified@"
 RADIUS = "ℓ2 radius, in [0, 1] pixels"
 CURVE = 81  # radii of a curve
 MOST_SENTENCES = 3  # models in the verdict
-# How a share of kept images was estimated.
-KEPT = {"kept": "by the Lipschitz estimate", "attacked-kept": "at attacked images"}
 
 
 def radius_of(metric: str) -> float:
@@ -62,48 +60,42 @@ def verdict(run: RunView) -> Section | None:
     if not models:
         return None
     metrics = certified_metrics(run.summary.results)
-    count = format.counts(len(rows) for rows in models.values())
-    text = []
-    shown = _shown_radius(run, metrics)
-    if shown:
-        shares = []
-        for mixture, rows in list(models.items())[:MOST_SENTENCES]:
-            result = run.find(mixture[0], shown, mixture[1])
-            if result is not None:
-                noise = f"σ = {rows[0].sigma:g}"
-                shares.append(
-                    f"{run.name(*mixture)} ({noise}) for {format.percent(result.value)} of the images"
-                )
+    figures, text = [], []
+    radii = {run.name(*mixture): radii_of(rows) for mixture, rows in models.items()}
+    if run.setting("plan", "decide_radius") is None:  # else nothing is known about other radii
+        figures.append(figure("certified", "Certified accuracy against radius", radii, run.colours))
+    shares = []
+    for (model, alpha), rows in list(models.items())[:MOST_SENTENCES]:
+        result = run.find(model, _shown_radius(run, metrics), alpha)
+        if result is not None:
+            name = f"{run.name(model, alpha)} (σ = {rows[0].sigma:g})"
+            shares.append(f"{name} for {format.percent(result.value)} of n = {result.n} images")
+    if shares:
+        radius = radius_of(_shown_radius(run, metrics))
         text.append(
-            f"Predictions are correct and certified at ℓ2 radius {radius_of(shown):g}: {'; '.join(shares)}; "
-            f"n = {count}."
+            f"Predictions are correct and certified at ℓ2 radius {radius:g}: {'; '.join(shares)}."
         )
-    text.append(
+    definition = (
         "The prediction is the class that is most frequent under Gaussian noise of standard deviation σ. "
         "Certified at a radius: correct, and no perturbation of that Euclidean length can change it."
     )
     failure = run.setting("plan", "failure")
     if isinstance(failure, float):
-        text[-1] += f" Each certificate may be wrong with probability {failure:g}."
-    known = {result.metric for result in run.summary.results}
-    columns = [metric for metric in (CLEAN, ACR) if metric in known] + metrics
+        definition += f" Each certificate may be wrong with probability {failure:g}."
+    columns = [metric for metric in (CLEAN, ACR, *metrics) if metric in run.metrics]
     caption = (
         "Smoothed predictions, with 95 % intervals; the average radius counts wrong images as 0."
     )
     table = result_table(run, caption, models, columns[:4])
-    figures = []
-    if run.setting("plan", "decide_radius") is None:  # else nothing is known about other radii
-        radii = {run.name(*mixture): radii_of(rows) for mixture, rows in models.items()}
-        figures.append(figure("certified", "Certified accuracy against radius", radii, run.colours))
-    return Section("Verdict", text, figures, [table])
+    return Section("Verdict", [*text, definition], figures, [table])
 
 
 def _shown_radius(run: RunView, metrics: Sequence[str]) -> str:
     """The smallest positive radius at which anything is certified."""
     for metric in metrics:
-        values = [result.value for result in run.summary.results if result.metric == metric]
-        if radius_of(metric) > 0 and max(values) > 0:
-            return metric
+        for result in run.summary.results:
+            if result.metric == metric and radius_of(metric) > 0 and result.value > 0:
+                return metric
     return metrics[0] if metrics else ""
 
 
@@ -116,7 +108,7 @@ def figure(
     intervals: bool = True,
 ) -> Figure:
     """Certified accuracy of several models against the radius, with exact intervals."""
-    longest = max(float(own.max(initial=0.0)) for own in radii.values())
+    longest = float(np.concatenate(list(radii.values())).max(initial=0.0))
     records: Records = []
     for model, own in radii.items():
         for at in np.linspace(0, max(1.05 * longest, 0.1), CURVE):
@@ -148,50 +140,26 @@ def certified(run: RunView) -> Section | None:
     decided = run.setting("plan", "decide_radius")
     if decided is not None:
         text.append(
-            f"Sampling stopped as soon as it was decided whether the radius reaches {decided:g}."
+            f"Sampling stopped as soon as it was decided whether the radius reaches {decided}."
         )
     table = _metric_table(run, run.summary.results, "All metrics, with 95 % intervals.")
-    return Section("Certificates", text, _mixing_ratios(run), [table])
+    return Section("Certificates", text, tables=[table])
 
 
 def _metric_table(
     run: RunView, results: Sequence[Result], caption: str, *, collapsed: bool = False
 ) -> Table:
     """A row for each metric, a column for each model."""
-    mixtures = list(dict.fromkeys((result.model, result.alpha) for result in results))
-    cells = {(result.model, result.alpha, result.metric): result for result in results}
+    found: dict[str, dict[str, Result]] = {}
+    names: dict[str, None] = {}
+    for result in results:
+        name = run.name(result.model, result.alpha)
+        names[name] = None
+        found.setdefault(metric_name(result.metric), {})[name] = result
     rows = []
-    for metric in dict.fromkeys(result.metric for result in results):
-        row = [Cell(metric_name(metric))]
-        row += [result_cell(cells.get((*mixture, metric))) for mixture in mixtures]
-        rows.append(row)
-    head = ["metric", *(run.name(*mixture) for mixture in mixtures)]
-    return Table(caption, head, rows, collapsed=collapsed)
-
-
-def _mixing_ratios(run: RunView) -> list[Figure]:
-    """Equal-confidence mixing ratios [SmoothMix, Figure 3]."""
-    ratios: dict[str, list[float]] = {}
-    for row in run.rows:
-        if isinstance(row, MixingRatioRow) and row.ratio is not None:
-            ratios.setdefault(run.name(row.model), []).append(row.ratio)
-    if not ratios:
-        return []
-    records: Records = []
-    for name, values in ratios.items():
-        records += charts.cumulative(name, values)
-    return [
-        charts.curves(
-            "mixing-ratios",
-            "Images at or below each estimated equal-confidence mixing ratio",
-            records,
-            run.colours,
-            x="equal-confidence mixing ratio (estimate)",
-            y="images at or below",
-            x_range=(0, 1),
-            steps=True,
-        )
-    ]
+    for metric, own in found.items():
+        rows.append(cells(metric, *(result_cell(own.get(name)) for name in names)))
+    return Table(caption, ["metric", *names], rows, collapsed=collapsed)
 
 
 def theorem_radii(rows: Sequence[CertificateRow], alpha: float | None, theorem: str) -> Radii:
@@ -208,18 +176,15 @@ def theorem_radii(rows: Sequence[CertificateRow], alpha: float | None, theorem: 
 def theorems(run: RunView) -> Section | None:
     """Mixtures at several alphas by every theorem [Bai2024, Figure 3], from the same votes."""
     results = run.summary.theorems
-    rows = by_mixture(run.rows)
-    mixtures = []
-    for mixture in dict.fromkeys((item.model, item.alpha) for item in results):
-        if mixture in rows:
-            mixtures.append(mixture)
-    if len(mixtures) < 2:
-        return None
+    measured = {(item.model, item.alpha) for item in results}
     figures, tables = [], []
     for theorem, title in THEOREM_NAMES.items():
         radii = {}
-        for mixture in mixtures:
-            radii[run.name(*mixture)] = theorem_radii(rows[mixture], mixture[1], theorem)
+        for mixture, rows in by_mixture(run.rows).items():
+            if mixture in measured:
+                radii[run.name(*mixture)] = theorem_radii(rows, mixture[1], theorem)
+        if len(radii) < 2:
+            return None
         figures.append(figure(f"certified-{theorem}", title, radii, run.colours, intervals=False))
         own = [item for item in results if item.theorem == theorem]
         caption = f"{title}, with 95 % intervals."
@@ -250,7 +215,7 @@ def equal_accuracy(run: RunView) -> Section | None:
     for item in selected:
         name = run.name(item.model)
         clean = Cell(format.percent(item.clean_estimate), format.bounds(item))
-        rows.append([Cell(name), Cell(f"{item.sigma:g}"), Cell(f"{item.alpha:.4g}"), clean])
+        rows.append(cells(name, f"{item.sigma:g}", f"{item.alpha:.4g}", clean))
         own = certificates(run.rows, item.model)
         if own:
             radii[name] = theorem_radii(own, item.alpha, "ours")
@@ -269,45 +234,7 @@ def _best_by_radius(run: RunView) -> Table:
     rows = []
     for point in run.summary.frontier:
         value = Cell(format.percent(point.value), format.bounds(point))
-        radius = Cell(format.two_decimals(point.radius))
-        rows.append([radius, value, Cell(f"{point.sigma:g}"), Cell(f"{point.alpha:.4g}")])
+        radius = format.two_decimals(point.radius)
+        rows.append(cells(radius, value, f"{point.sigma:g}", f"{point.alpha:.4g}"))
     caption = "The best mixture at each radius; the exact 95 % intervals do not account for the selection."
     return Table(caption, ["radius", "certified accuracy", "sigma", "alpha"], rows)
-
-
-def estimates(run: RunView) -> Section | None:
-    """Local Lipschitz constants [Bai2024, (C.1)] and the images whose margin no accurate model can
-    overcome."""
-    part = run.subrun("estimate")
-    if part is None:
-        return None
-    records: Records = []
-    others = []
-    for result in part.summary.results:
-        metric, _, alpha = result.metric.rpartition("@")
-        if metric in KEPT:
-            record = {"model": part.name(result.model), "kind": KEPT[metric], "x": float(alpha)}
-            records.append(record | charts.fields(result, "y"))
-        else:
-            others.append(result)
-    figures = []
-    if records:
-        figure = charts.curves(
-            "estimates",
-            "Images whose class a mixture keeps at each alpha, estimated, with 95 % intervals",
-            records,
-            part.colours,
-            x="alpha: weight of the robust model",
-            y="correct and kept (estimate)",
-            dashes=list(KEPT.values()),
-            dots=True,
-        )
-        figures.append(figure)
-    text = (
-        "A mixture keeps the robust model's class where the margin that is left in the ball is at least "
-        "(1 − alpha) / alpha. These are estimates, not certificates: the search may have missed the worst point."
-    )
-    caption = (
-        "Estimated local Lipschitz constant and margins: mean over images with 95 % intervals."
-    )
-    return Section("Estimated margins", [text], figures, [_metric_table(part, others, caption)])

@@ -116,8 +116,8 @@ def thin(count: int) -> list[int]:
     them."""
     if count <= POINTS_OF_A_CURVE:
         return list(range(count))
-    positions = np.linspace(0, count - 1, POINTS_OF_A_CURVE).round()
-    return [int(position) for position in positions]
+    positions: list[int] = np.linspace(0, count - 1, POINTS_OF_A_CURVE).round().astype(int).tolist()
+    return positions
 
 
 def cumulative(model: str, values: Sequence[float], kind: str = "") -> Records:
@@ -169,7 +169,7 @@ def curves(
     if x_range is not None:
         x_scale = alt.Scale(domain=list(x_range), nice=False)
     if logarithmic:
-        largest = max(record["x"] for record in records)
+        largest = max(_values(records, "x"))
         x_scale = alt.Scale(type="symlog", nice=False)
         x_axis = alt.Axis(values=[0, 1, 3] + [at for at in DECADES if at <= largest])
     if is_share:
@@ -182,7 +182,7 @@ def curves(
     )
     shape: Literal["step-after", "linear"] = "step-after" if steps else "linear"
     layers = []
-    if any("y_low" in record for record in records):
+    if _values(records, "y_low"):
         low = alt.Y("y_low:Q", title=y, scale=y_scale)
         band = base.mark_area(interpolate=shape, opacity=0.16, strokeWidth=0)
         layers.append(band.encode(y=low, y2="y_high:Q"))
@@ -248,20 +248,27 @@ def trade_off(
         layers = [promised.mark_rule(strokeDash=[4, 4], strokeWidth=1.5), words]
     marked = base
     if slider:
-        count = max(record["step"] for record in records)
+        count = max(_values(records, "step"))
         bind = alt.binding_range(min=1, max=count, step=1, name=f"{slider} ")
         chosen = alt.param(name="chosen", value=1, bind=bind)
         marked = base.transform_filter("datum.step == chosen")
-    if any("clean_low" in record for record in records):
+    if _values(records, "clean_low"):
         across = alt.X("clean_low:Q", title="clean accuracy", scale=x_scale)
         up = alt.Y("robust_low:Q", title=y, scale=y_scale)
         layers.append(marked.mark_rule().encode(x=across, x2="clean_high:Q"))
         layers.append(marked.mark_rule().encode(y=up, y2="robust_high:Q"))
     if joined:
         layers.append(base.mark_line(strokeWidth=1.5).encode(order="step:Q"))
-    shares = [alt.Tooltip(f"{field}:Q", format=".1%") for field in ("clean", "robust")]
     dots = base.mark_point(filled=True, size=45 if joined else 130, opacity=1)
-    layers.append(dots.encode(tooltip=["model:N", *shares]))
+    layers.append(
+        dots.encode(
+            tooltip=[
+                "model:N",
+                alt.Tooltip("clean:Q", format=".1%"),
+                alt.Tooltip("robust:Q", format=".1%"),
+            ]
+        )
+    )
     if named:
         # Alternately above and below, because two models may be at the same place.
         names = base.transform_window(row="row_number()").encode(text="model:N")
@@ -272,8 +279,8 @@ def trade_off(
         words = marked.mark_text(align="left", fontWeight=600, fontSize=13)
         words = words.encode(text="label:N", x=alt.value(8), y=alt.value(height - 14))
         layers += [marked.mark_point(size=320, strokeWidth=3, filled=False), words]
-    chart = alt.layer(*layers)
-    return _figure(name, title, records, chart.add_params(chosen) if slider else chart)
+        return _figure(name, title, records, alt.layer(*layers).add_params(chosen))
+    return _figure(name, title, records, alt.layer(*layers))
 
 
 def dots(
@@ -331,7 +338,7 @@ def heat(
         x, y, value, choice: what these are.
         columns, rows: the values of x and of y, in order.
     """
-    options = list(dict.fromkeys(record["choice"] for record in records))
+    options = list(dict.fromkeys(_values(records, "choice")))
     bind = alt.binding_select(options=options, name=f"{choice} ")
     chosen = alt.param(name="chosen", value=options[0], bind=bind)
     chart = alt.Chart(DATA, width="container", height=max(200, 22 * len(rows))).mark_rect()
@@ -374,7 +381,7 @@ def light_svg(figure: Figure, title: str = "") -> str:
 def _base(height: int, palette: Palette, records: Records, symbol: str = "circle") -> alt.Chart:
     """A chart of the records with one colour per model, everywhere; a single model needs no
     legend."""
-    models = list(dict.fromkeys(record["model"] for record in records))
+    models = list(dict.fromkeys(_values(records, "model")))
     colours = [colour(palette[model]) for model in models]
     shown = alt.Legend(symbolType=symbol) if symbol and len(models) > 1 else None
     scale = alt.Scale(domain=models, range=colours)
@@ -384,7 +391,7 @@ def _base(height: int, palette: Palette, records: Records, symbol: str = "circle
 
 def _rows(records: Records, palette: Palette, rows: Sequence[str]) -> alt.Chart:
     """A chart with a row for each thing, and in it a place for each model."""
-    models = list(dict.fromkeys(record["model"] for record in records))
+    models = list(dict.fromkeys(_values(records, "model")))
     height = 30 + len(rows) * (10 + 10 * len(models))
     axis = alt.Axis(grid=False, ticks=False)
     return _base(height, palette, records).encode(
@@ -403,14 +410,22 @@ def _figure(name: str, title: str, records: Records, chart: alt.TopLevelMixin) -
     return Figure(name, title, {**specification, "datasets": datasets, "description": description})
 
 
+def _values(records: Records, name: str) -> list[Any]:
+    """The values of all records that have one."""
+    return [record[name] for record in records if name in record]
+
+
 def _literal(value: Any) -> Any:
     return literal(value) if isinstance(value, str) else value
 
 
 def _room(records: Records, name: str, *others: float | None) -> list[float]:
     """The range of an axis of shares: all values and intervals, with room for names."""
-    values = [other for other in others if other is not None]
-    for record in records:
-        values += [record[key] for key in (name, f"{name}_low", f"{name}_high") if key in record]
+    values = []
+    for other in others:
+        if other is not None:
+            values.append(other)
+    for key in (name, f"{name}_low", f"{name}_high"):
+        values += _values(records, key)
     room = max(0.03, 0.12 * (max(values) - min(values)))
     return [max(0.0, min(values) - room), min(1.0, max(values) + room)]

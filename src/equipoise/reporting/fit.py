@@ -10,7 +10,8 @@ import numpy as np
 from equipoise.core import format, stats
 from equipoise.core.aggregation import CLEAN, WORST
 from equipoise.core.arrays import Array, FitArrays, FrontierArrays
-from equipoise.core.rows import CALIBRATION, AttackRow
+from equipoise.core.format import percent
+from equipoise.core.rows import AttackRow
 from equipoise.reporting import charts
 from equipoise.reporting.run_view import MIXED, RunView
 from equipoise.reporting.section import (
@@ -19,52 +20,48 @@ from equipoise.reporting.section import (
     Records,
     Section,
     Table,
+    cells,
     metric_name,
     result_cell,
 )
 
 ALPHA = "alpha: weight of the robust model"
-GROUPS = ("attacked, correct", "attacked, wrong", "clean, correct", "clean, wrong")
 
 
 def fitted(run: RunView) -> Section | None:
     """What the fit promises, on which images it was measured, and what was rejected."""
-    fit = run.summary.fit
-    promises = _promise_table(run)
+    fit, text, tables = run.summary.fit, [], _promise_table(run)
+    if fit is None and not tables:
+        return None
     if fit is None:
-        return Section("Promise", tables=promises) if promises else None
-    text = [
-        f"The mixture {fit.promise}."
-        if fit.helped
-        else f"{fit.promise[:1].upper()}{fit.promise[1:]}."
-    ]
+        return Section("Promise", tables=tables)
+    text.append(run.promise)
     if fit.helped or fit.rule == "paper":
         images = "all" if fit.rule == "paper" else "the calibration half"
         text.append(
-            f"On {images} of the fitting images the mixture classifies {format.percent(fit.clean)} of the clean "
-            f"images correctly, the robust model {format.percent(fit.robust_clean)}."
+            f"On {images} of the fitting images the mixture classifies {percent(fit.clean)} of the clean "
+            f"images correctly, the robust model {percent(fit.robust_clean)}."
         )
     if fit.objective is not None:
-        again = ""
-        if fit.recomputed_objective is not None:
-            again = f", and {format.percent(fit.recomputed_objective)} if the mapped model is attacked again"
         text.append(
-            "The objective, the share of the robust model's clean errors that it still decides, is "
-            f"{format.percent(fit.objective)}{again}; lower is better."
+            "The objective is the share of the robust model's clean errors that it still decides, lower is better: "
+            f"{percent(fit.objective)}."
         )
-    if fit.promised is not None:
-        confidence = fit.promised.confidence
-        meaning = "On average over fits: about a third of single fits exceed the target."
-        if confidence is not None:
-            meaning = f"At most {100 * (1 - confidence):.3g} % of all fits exceed the target."
-        text.append(meaning)
-    tables = promises
-    if fit.rejected:
-        rows = [[Cell(reason), Cell(str(count))] for reason, count in fit.rejected.items()]
-        tables.append(Table("Rejected candidates.", ["reason", "candidates"], rows, collapsed=True))
-    if fit.notes:
-        notes = [[Cell(note)] for note in fit.notes]
-        tables.append(Table("Notes of the search.", ["note"], notes, is_text=True, collapsed=True))
+    if fit.recomputed_objective is not None:
+        text.append(
+            f"It is {percent(fit.recomputed_objective)} if the mapped model is attacked again."
+        )
+    if fit.promised is not None and fit.promised.confidence is None:
+        text.append("On average over fits: about a third of single fits exceed the target.")
+    elif fit.promised is not None and fit.promised.confidence is not None:
+        text.append(
+            f"At most {100 * (1 - fit.promised.confidence):.3g} % of all fits exceed the target."
+        )
+    notes = [cells(note) for note in fit.notes]
+    for reason, count in fit.rejected.items():
+        notes.append(cells(f"{reason}: {count} candidates rejected"))
+    if notes:
+        tables.append(Table("Notes of the fit.", ["note"], notes, is_text=True, collapsed=True))
     return Section("Fit", text, tables=tables)
 
 
@@ -72,24 +69,20 @@ def _promise_table(run: RunView) -> list[Table]:
     rows = []
     for item in run.summary.promises:
         lost = Cell(format.number(100 * item.value, 1), format.interval(item.low, item.high))
-        kept = Cell(
-            "kept" if item.kept else "exceeded", "" if item.is_clear else "the interval includes it"
-        )
+        clear = "" if item.is_clear else "the interval includes it"
+        kept = Cell("kept" if item.kept else "exceeded", clear)
         promised = Cell(str(item.promised), item.promised.kind)
-        rows.append([Cell(run.name(item.model)), promised, lost, Cell(str(item.n)), kept])
+        rows.append(cells(run.name(item.model), promised, lost, str(item.n), kept))
     if not rows:
         return []
     caption = "Promised and measured loss of robust accuracy in %, with 95 % intervals (paired, Bonett-Price)."
-    head = ["mixture", "loses at most", "lost", "n", "promise"]
-    return [Table(caption, head, rows)]
+    return [Table(caption, ["mixture", "loses at most", "lost", "n", "promise"], rows)]
 
 
 def frontier(run: RunView) -> Section | None:
     """Which other mixtures of the same models there are, and what each gains and costs."""
-    measured, fitting = _measured_frontier(run), _fitting_frontier(run)
-    if measured is None and fitting is None:
-        return None
     text, figures = [], []
+    measured, fitting = _measured_frontier(run), _fitting_frontier(run)
     if measured is not None:
         text.append(
             "Move the slider along the mixtures that the same fit would have made for other targets, on the images "
@@ -103,6 +96,8 @@ def frontier(run: RunView) -> Section | None:
             "not measurements."
         )
         figures.append(fitting)
+    if not figures:
+        return None
     return Section("Frontier", text, figures)
 
 
@@ -110,30 +105,24 @@ def _measured_frontier(run: RunView) -> Figure | None:
     arrays = FrontierArrays.load(run.folder)
     if arrays is None:
         return None
-    labels = {}
-    for row in run.rows:
-        if isinstance(row, AttackRow):
-            labels[row.index] = row.label
-    known = [position for position, index in enumerate(arrays.index.tolist()) if index in labels]
-    if not known:
+    labels = {row.index: row.label for row in run.rows if isinstance(row, AttackRow)}
+    label = np.array([labels.get(index, -1) for index in arrays.index.tolist()])
+    known = label >= 0
+    if not known.any():
         return None
-    label = np.array([labels[index] for index in arrays.index[known].tolist()])
     records: Records = []
     for at in np.argsort(-arrays.alpha, kind="stable").tolist():
-        clean = _share(arrays.predicted[at, known] == label)
+        clean = _share((arrays.predicted[at] == label)[known])
         robust = _share(arrays.standing[at, known])
         decided = float(arrays.by_accurate[at, known].mean())
         alpha, lost = float(arrays.alpha[at]), float(arrays.lost[at])
         target = "" if math.isnan(lost) else f", may lose {format.number(100 * lost, 2)} points"
-        record = {
-            "model": "mixture",
-            "step": len(records) + 1,
-            "alpha": alpha,
+        shares = f"{percent(clean.value)} / {percent(robust.value)}"
+        record = {"model": "mixture", "step": len(records) + 1, "alpha": alpha}
+        record |= {
             "accurate_share": round(decided, 4),
+            "label": f"alpha {alpha:.3g}{target}: {shares}",
         }
-        record["label"] = (
-            f"alpha {alpha:.3g}{target}: {format.percent(clean.value)} / {format.percent(robust.value)}"
-        )
         records.append(record | charts.fields(clean, "clean") | charts.fields(robust, "robust"))
     return charts.trade_off(
         "frontier",
@@ -157,43 +146,38 @@ def gains(curve: Array) -> Array:
     return points
 
 
-def fitted_curves(run: RunView) -> dict[str, Array]:
-    """(T, 2) clean and robust accuracy of mixtures that may lose more and more, on fitting images."""
+def frontier_on_fitting_images(run: RunView) -> list[list[float]]:
+    """Clean and robust accuracy of fitted mixtures that may lose more and more, on fitting images."""
     arrays = FitArrays.load(run.folder)
     if arrays is None or arrays.map_curve is None:
-        return {}
-    fit = run.summary.fit
-    method = fit.method if fit is not None and fit.helped and fit.method else "fitted map"
-    curves = {method: gains(arrays.map_curve)}
-    if arrays.plain_curve is not None:
-        curves["plain mixing"] = gains(arrays.plain_curve)
-    return curves
+        return []
+    curve: list[list[float]] = gains(arrays.map_curve).tolist()
+    return curve
 
 
 def _fitting_frontier(run: RunView) -> Figure | None:
-    curves = fitted_curves(run)
-    if not curves:
+    fitted_points, arrays = frontier_on_fitting_images(run), FitArrays.load(run.folder)
+    if not fitted_points or arrays is None:
         return None
-    n = 0
-    for row in run.rows:
-        if isinstance(row, AttackRow) and row.half == CALIBRATION:
-            n += (row.model, row.attack) == ("robust", CLEAN)
+    curves = {"fitted": fitted_points}
+    if arrays.plain_curve is not None:
+        curves["plain mixing"] = gains(arrays.plain_curve).tolist()
     records: Records = []
     for name, points in curves.items():
-        for step, (clean, robust) in enumerate(points.tolist()):
-            lost = format.number(100 * (float(points[0, 1]) - robust), 1)
-            record = {"model": name, "step": step, "label": f"loses {lost} points"}
-            if n:
-                record |= charts.fields(stats.of_share(clean, n), "clean")
-                record |= charts.fields(stats.of_share(robust, n), "robust")
-            else:
-                record |= {"clean": round(clean, 5), "robust": round(robust, 5)}
-            records.append(record)
+        for step, (clean, robust) in enumerate(points):
+            record = {
+                "model": name,
+                "step": step,
+                "clean": round(clean, 5),
+                "robust": round(robust, 5),
+            }
+            lost = format.number(100 * (points[0][1] - robust), 1)
+            records.append({**record, "label": f"loses {lost} points"})
     return charts.trade_off(
         "fit-trade-off",
-        f"Fitted mixtures and plain mixing, on fitting images{', with 95 % intervals' if n else ''}",
+        "Fitted mixtures and plain mixing, on fitting images",
         records,
-        dict(zip(curves, ("mixed", "muted"), strict=False)),
+        {"fitted": "mixed", "plain mixing": "muted"},
         y="robust accuracy that the target allows",
         joined=True,
     )
@@ -208,55 +192,46 @@ def map_margins(run: RunView) -> Section | None:
     before = _groups(arrays.clean_before, arrays.attacked_before, arrays)
     after = _groups(arrays.clean_after, arrays.attacked_after, arrays)
     unchanged = np.array_equal(arrays.clean_before, arrays.clean_after)
-    unchanged = unchanged and np.array_equal(arrays.attacked_before, arrays.attacked_after)
+    unchanged &= np.array_equal(arrays.attacked_before, arrays.attacked_after)
     if fit is not None and not fit.helped and unchanged:
         return None  # the robust model alone, which has no map
-    figures = [
-        _margin_figure("map-margins", "Margins of the robust model with the map", after, arrays.q)
-    ]
+    figures = []
     if not unchanged:
-        title = "Margins of the robust model without a map"
-        figures.insert(0, _margin_figure("margins-before", title, before, None))
-    rows = []
-    for name in GROUPS:
-        rows.append([Cell(name), Cell(_median(before[name])), Cell(_median(after[name]))])
+        figures.append(_margin_figure("margins-before", "without a map", before, None))
+    figures.append(_margin_figure("map-margins", "with the map", after, arrays.q))
     text = (
         f"The accurate model decides where the margin is at most {arrays.q:.3g} (dashed). Images that are correct "
         "under attack must lie right of it; clean images that are wrong should lie left of it. The margin is the "
         f"largest probability minus the second largest, on all n = {len(arrays.clean_before)} fitting images."
     )
-    table = Table(
-        "Median margins.", ["images", "without the map", "with the map"], rows, collapsed=True
-    )
-    return Section("Margins of the fit", [text], figures, [table])
+    return Section("Margins of the fit", [text], figures)
 
 
 def _groups(clean: Array, attacked: Array, arrays: FitArrays) -> dict[str, Array]:
     right, robust = arrays.clean_correct.astype(bool), arrays.attacked_correct.astype(bool)
-    parts = (attacked[robust], attacked[~robust], clean[right], clean[~right])
-    return dict(zip(GROUPS, parts, strict=True))
+    return {
+        "attacked, correct": attacked[robust],
+        "attacked, wrong": attacked[~robust],
+        "clean, correct": clean[right],
+        "clean, wrong": clean[~right],
+    }
 
 
-def _margin_figure(name: str, title: str, groups: dict[str, Array], rule: float | None) -> Figure:
+def _margin_figure(name: str, when: str, groups: dict[str, Array], rule: float | None) -> Figure:
     records: Records = []
     for group, values in groups.items():
-        if len(values):
-            records += charts.cumulative(group, values.tolist())
+        records += charts.cumulative(group, values.tolist())
     return charts.curves(
         name,
-        f"{title}: images at or below each",
+        f"Images at or below each margin of the robust model {when}",
         records,
-        dict(zip(GROUPS, ("robust", "wrong", "accurate", "other-4"), strict=True)),
+        dict(zip(groups, ("robust", "wrong", "accurate", "other-4"), strict=True)),
         x="margin: largest minus second probability",
         y="images at or below",
         x_range=(0, 1),
         steps=True,
         rule=rule,
     )
-
-
-def _median(values: Array) -> str:
-    return f"{np.median(values):.3f}" if len(values) else "–"
 
 
 def landscape(run: RunView) -> Section | None:
@@ -286,13 +261,8 @@ def landscape(run: RunView) -> Section | None:
         columns=_written(arrays.axis_s),
         rows=_written(arrays.axis_p[::-1]),
     )
-    text = [
-        f"Candidates are {arrays.landscape_family}, each at the threshold that meets the target."
-    ]
-    if arrays.selected is not None and len(arrays.selected) >= 3:
-        s, p, c = arrays.selected.tolist()[:3]
-        text.append(f"Selected: s = {s:.3g}, p = {p:.3g}, c = {c:.3g}.")
-    return Section("Search", text, [figure])
+    text = f"Candidates are {arrays.landscape_family}, each at the threshold that meets the target."
+    return Section("Search", [text], [figure])
 
 
 def _written(axis: Array) -> list[str]:
@@ -301,7 +271,9 @@ def _written(axis: Array) -> list[str]:
 
 def alphas(run: RunView) -> Section | None:
     """Accuracy of the mixture at every alpha of the run, or of that in `sweep/`."""
-    sweep = run if run.alphas(MIXED, CLEAN) else run.subrun("sweep")
+    sweep: RunView | None = run
+    if not run.alphas(MIXED, CLEAN):
+        sweep = run.subrun("sweep")
     if sweep is None or not sweep.alphas(MIXED, CLEAN):
         return None
     metrics = [CLEAN, *sweep.attacks]

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.core import format
 from equipoise.core.aggregation import worst_row
 from equipoise.core.arrays import Array, AttackedArrays, PictureArrays
 from equipoise.core.rows import AttackRow
-from equipoise.reporting.accuracy import class_names
+from equipoise.reporting.accuracy import class_labels
 from equipoise.reporting.attacks import stage_of
 from equipoise.reporting.run_view import RunView
 from equipoise.reporting.section import Section
@@ -29,30 +28,31 @@ RIGHT, WRONG_CLEAN = "", "clean"
 
 def gallery(run: RunView) -> Section | None:
     """Which images are right, which are broken, and by what?"""
-    models = list(run.attacked_images)[:MOST_MODELS]
-    common = (
-        set.intersection(*(set(run.attacked_images[model]) for model in models))
-        if models
-        else set()
-    )
-    index = sorted(common)
+    models = list(run.attacked_images.items())[:MOST_MODELS]
+    if not models:
+        return None
+    index = sorted(set.intersection(*(set(images) for _, images in models)))
     if not index:
         return None
-    columns = [_columns(run, model, index) for model in models]
-    names = class_names(run)
-    labels = [run.attacked_images[models[0]][image][0].label for image in index]
-    largest = max(labels + [max(own["clean"] + own["attacked"]) for own in columns])
+    stages = _stages(models)
+    columns = []
+    for model, images in models:
+        columns.append(_columns(run, model, [images[image] for image in index], stages))
+    labels = [models[0][1][image][0].label for image in index]
+    largest = max(labels)
+    for own in columns:
+        largest = max(largest, *own["clean"], *own["attacked"])
     content: dict[str, Any] = {
         "models": columns,
         "index": index,
         "label": labels,
-        "classes": [format.class_name(names, label) for label in range(largest + 1)],
-        "broken": _stages(columns),
+        "classes": class_labels(run, range(largest + 1)),
+        "broken": stages,
     }
-    pictures = _pictures(run, index)
     text = [
         "Every image: the answer for the clean image → at the worst point of the attacks, and the margin there."
     ]
+    pictures = _pictures(run, index)
     if pictures:
         content["pictures"] = pictures
         text.append(
@@ -62,28 +62,30 @@ def gallery(run: RunView) -> Section | None:
     return Section("Images", text, gallery=content)
 
 
-def _columns(run: RunView, model: str, index: list[int]) -> dict[str, Any]:
+def _columns(
+    run: RunView, model: str, images: list[list[AttackRow]], stages: list[str]
+) -> dict[str, Any]:
     """What one model says of every image; −1 is an answer that is not known."""
-    clean, attacked, margin, broken_by = [], [], [], []
-    for image in index:
-        rows = run.attacked_images[model][image]
-        first, worst = rows[0], worst_row(rows)
-        clean.append(_answer(first))
-        attacked.append(_answer(worst))
-        margin.append(None if worst.margin is None else round(worst.margin, 3))
-        if worst.correct:
-            broken_by.append(RIGHT)
-        else:
-            broken_by.append(format.literal(stage_of(worst)) if first.correct else WRONG_CLEAN)
     name = run.name(model)
-    return {
-        "name": name,
-        "colour": run.colours[name],
-        "clean": clean,
-        "attacked": attacked,
-        "margin": margin,
-        "brokenBy": broken_by,
-    }
+    columns: dict[str, Any] = {"name": name, "colour": run.colours[name]}
+    columns |= {"clean": [], "attacked": [], "margin": [], "brokenBy": []}
+    for rows in images:
+        worst = worst_row(rows)
+        columns["clean"].append(_answer(rows[0]))
+        columns["attacked"].append(_answer(worst))
+        columns["margin"].append(None if worst.margin is None else round(worst.margin, 3))
+        columns["brokenBy"].append(stages.index(_broken_by(rows)))
+    return columns
+
+
+def _broken_by(rows: list[AttackRow]) -> str:
+    """The stage that broke an image; WRONG_CLEAN if it is wrong without an attack."""
+    worst = worst_row(rows)
+    if worst.correct:
+        return RIGHT
+    if not rows[0].correct:
+        return WRONG_CLEAN
+    return stage_of(worst)
 
 
 def _answer(row: AttackRow) -> int:
@@ -93,17 +95,14 @@ def _answer(row: AttackRow) -> int:
     return row.label if row.correct else -1
 
 
-def _stages(columns: list[dict[str, Any]]) -> list[str]:
-    """What broke images, most first; in the columns each is replaced by its number, 0 for nothing."""
+def _stages(models: list[tuple[str, dict[int, list[AttackRow]]]]) -> list[str]:
+    """What broke images, most first, after "nothing" and "wrong without an attack"."""
     counts: Counter[str] = Counter()
-    for own in columns:
-        counts.update(own["brokenBy"])
-    stages = [stage for stage, _ in counts.most_common() if stage not in (RIGHT, WRONG_CLEAN)]
-    listed = [RIGHT, WRONG_CLEAN, *stages]
-    numbers = {stage: number for number, stage in enumerate(listed)}
-    for own in columns:
-        own["brokenBy"] = [numbers[stage] for stage in own["brokenBy"]]
-    return listed
+    for _, images in models:
+        for rows in images.values():
+            counts[_broken_by(rows)] += 1
+    del counts[RIGHT], counts[WRONG_CLEAN]
+    return [RIGHT, WRONG_CLEAN, *(stage for stage, _ in counts.most_common())]
 
 
 def _pictures(run: RunView, index: list[int]) -> dict[str, Any] | None:
@@ -111,14 +110,13 @@ def _pictures(run: RunView, index: list[int]) -> dict[str, Any] | None:
     arrays = PictureArrays.load(run.folder) or AttackedArrays.load(run.folder)
     if arrays is None:
         return None
-    place = {image: position for position, image in enumerate(index)}
-    known = [number for number, image in enumerate(arrays.index.tolist()) if image in place]
+    known = np.flatnonzero(np.isin(arrays.index, index))
     known = known[: max(1, MOST_BYTES // (2 * arrays.clean[0].size))]
-    if not known:
+    if not len(known):
         return None
     return {
         "model": run.name(arrays.model),
-        "places": [place[image] for image in arrays.index[known].tolist()],
+        "places": np.searchsorted(index, arrays.index[known]).tolist(),
         "height": arrays.clean.shape[2],
         "width": arrays.clean.shape[3],
         "perRow": _per_row(len(known)),

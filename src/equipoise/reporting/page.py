@@ -8,7 +8,7 @@ import os
 import re
 import urllib.parse
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -123,6 +123,11 @@ def link_to(folder: Path, page: Path) -> str:
         return ""
     relative = os.path.relpath(report.resolve(), page.resolve().parent)
     return urllib.parse.quote(Path(relative).as_posix())
+
+
+def joined(facts: Iterable[str]) -> str:
+    """The facts below a heading in one line."""
+    return " · ".join(filter(None, facts))
 
 
 @cache

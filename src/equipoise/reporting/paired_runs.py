@@ -6,14 +6,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from equipoise.core import aggregation, format, stats
 from equipoise.core.aggregation import CLEAN
 from equipoise.core.results import Difference
-from equipoise.core.rows import AttackRow, ImageRow, Mixture, Row, by_mixture
+from equipoise.core.rows import AttackRow, CertificateRow, ImageRow, Mixture, Row, by_mixture
 from equipoise.reporting.certificates import ACR, certified_metrics, radii_of, radius_of
-from equipoise.reporting.run_view import OTHER_COLOURS, ROLES, RunView
+from equipoise.reporting.run_view import OTHER_COLOURS, RunView
 
 COLOURS = ("accurate", "robust", "mixed", *OTHER_COLOURS)
+KINDS = {"demo": "evaluate"}  # commands that measure the same things
 
 
 @dataclass(frozen=True)
@@ -25,20 +28,27 @@ class NamedRun:
     colour: str
 
     @property
+    def kind(self) -> str:
+        """The command that measures the same."""
+        return KINDS.get(self.run.summary.command, self.run.summary.command)
+
+    @property
     def models(self) -> list[Mixture]:
         """All models that have results, a mixture at each of its alphas."""
-        return list(dict.fromkeys((item.model, item.alpha) for item in self.run.summary.results))
+        return self.run.measured
 
     @property
     def data(self) -> Mapping[str, object]:
         """What `run.toml` says about the images; empty if it says nothing."""
-        data = self.run.identity.get("data")
-        return data if isinstance(data, Mapping) else {}
+        return self.run.table("data")
+
+    def label(self, model: str, alpha: float | None = None) -> str:
+        """A model of the run in a figure."""
+        return f"{self.name}: {self.run.name(model, alpha)}"
 
     def spoken(self, mixture: Mixture) -> str:
         """A model of the run in a sentence, as in "the mixture of runs/a"."""
-        role = ROLES.get(mixture[0]) if mixture[1] is None else None
-        return f"{role or self.run.name(*mixture)} of {self.name}"
+        return f"{self.run.spoken(*mixture)} of {self.name}"
 
 
 @dataclass(frozen=True)
@@ -65,19 +75,23 @@ def common_images(first: NamedRun, other: NamedRun) -> CommonImages:
     digest = first.data.get("digest")
     if digest is not None and digest == other.data.get("digest"):
         return CommonImages(both, "both runs have the same data, by their digest")
-    name, split = first.data.get("name"), first.data.get("split")
-    if (name, split) != (other.data.get("name"), other.data.get("split")):
-        return CommonImages(frozenset(), "the runs have other data sets or splits")
-    if not _has_positions(str(name)):
-        reason = f"{name} is no data set by name, so that only equal digests show equal images"
-        return CommonImages(frozenset(), reason)
-    if any(ours[index] != theirs[index] for index in both):
-        reason = f"labels at the same positions of {name} differ, so its images have changed"
-        return CommonImages(frozenset(), reason)
-    if not both:
-        return CommonImages(frozenset(), "the runs have other parts of the data set")
+    name = str(first.data.get("name"))
     reason = f"matched by their positions in {name}, with equal labels"
-    if ":" in str(name):
+    if first.run.data_name != other.run.data_name:
+        both, reason = frozenset(), "the runs have other data sets or splits"
+    elif not _has_positions(name):
+        both, reason = (
+            frozenset(),
+            f"{name} is no data set by name, so that only equal digests show equal images",
+        )
+    elif not both:
+        reason = "the runs have other parts of the data set"
+    elif any(ours[index] != theirs[index] for index in both):
+        both, reason = (
+            frozenset(),
+            f"labels at the same positions of {name} differ, so its images have changed",
+        )
+    elif ":" in name:
         reason += f", if {name} has not changed between the runs"
     return CommonImages(both, reason)
 
@@ -124,10 +138,11 @@ def differences(
     for versus, model in corresponding(first, other):
         names = other.spoken(model), first.spoken(versus)
         rows = _rows(other, model, names[0], common) + _rows(first, versus, names[1], common)
-        found = _certified(first, other, rows, names)
+        found = []
         for item in _attacked(rows, names, first.run):
             if item.metric == CLEAN or first.run.threat == other.run.threat:
-                found.insert(0, item)
+                found.append(item)
+        found += _certified(first, other, rows, names)
         if found:
             paired[model] = found
     return paired
@@ -144,42 +159,49 @@ def _rows(item: NamedRun, mixture: Mixture, name: str, common: CommonImages) -> 
 
 def _attacked(rows: Sequence[Row], names: tuple[str, str], run: RunView) -> list[Difference]:
     attacked = [row for row in rows if isinstance(row, AttackRow)]
-    ours = {row.index for row in attacked if row.model == names[0]}
-    theirs = {row.index for row in attacked if row.model == names[1]}
-    if not ours & theirs:
+    measured = {(row.model, row.index) for row in attacked}
+    if not any((names[0], row.index) in measured and row.model == names[1] for row in attacked):
         return []
-    return list(reversed(aggregation.differences(attacked, [names], run.threat)))
+    return aggregation.differences(attacked, [names], run.threat)
 
 
 def _certified(
     first: NamedRun, other: NamedRun, rows: Sequence[Row], names: tuple[str, str]
 ) -> list[Difference]:
     groups = by_mixture(rows)
-    own, versus = groups.get((names[0], None), []), groups.get((names[1], None), [])
-    ours = dict(zip([row.index for row in own], radii_of(own), strict=True))
-    theirs = dict(zip([row.index for row in versus], radii_of(versus), strict=True))
+    ours = _radii(groups.get((names[0], None), []))
+    theirs = _radii(groups.get((names[1], None), []))
     both = sorted(ours.keys() & theirs.keys())
     if not both:
         return []
-    here = {result.metric for result in first.run.summary.results}
-    there = {result.metric for result in other.run.summary.results}
-    found = []
-    if ACR in here & there:
-        change = stats.mean([float(ours[index] - theirs[index]) for index in both])
-        found.append(Difference(**vars(change), model=names[0], versus=names[1], metric=ACR))
+    own = np.array([ours[index] for index in both])
+    versus = np.array([theirs[index] for index in both])
+    known = set(first.run.metrics) & set(other.run.metrics)
+    changes = {}
+    if ACR in known:
+        changes[ACR] = stats.mean((own - versus).tolist())
     for metric in certified_metrics(first.run.summary.results):
-        if metric in there:
+        if metric in known:
             radius = max(radius_of(metric), 1e-12)
-            gained = sum(ours[index] >= radius > theirs[index] for index in both)
-            lost = sum(theirs[index] >= radius > ours[index] for index in both)
-            change = stats.paired_difference(int(gained), int(lost), len(both))
-            found.append(Difference(**vars(change), model=names[0], versus=names[1], metric=metric))
+            gained = int(((own >= radius) & (versus < radius)).sum())
+            lost = int(((own < radius) & (versus >= radius)).sum())
+            changes[metric] = stats.paired_difference(gained, lost, len(both))
+    found = []
+    for metric, change in changes.items():
+        found.append(Difference(**vars(change), model=names[0], versus=names[1], metric=metric))
     return found
+
+
+def _radii(rows: Sequence[CertificateRow]) -> dict[int, float]:
+    radii = {}
+    for row, radius in zip(rows, radii_of(rows), strict=True):
+        radii[row.index] = float(radius)
+    return radii
 
 
 def short(names: Sequence[str]) -> list[str]:
     """Short names of folders, as long as they stay different."""
-    shortened = [format.short_names(names)[name] for name in names]
+    shortened = list(format.short_names(names).values())
     if len(set(shortened)) == len(shortened):
         return shortened
     return [format.literal(name) for name in names]

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from equipoise.core import format
-from equipoise.core.rows import certificates
+from equipoise.reporting.page import joined
 from equipoise.reporting.run_view import MIXED, RunView
-from equipoise.reporting.section import Cell, Section, Table
+from equipoise.reporting.section import Cell, Section, Table, cells
 
 COMMANDS = {
     "evaluate": "Evaluation",
@@ -24,45 +24,22 @@ NAMED = 3  # references in a title
 def title(run: RunView) -> tuple[str, str]:
     """The title of a report, and the facts below it; without anything better the name of the
     folder."""
-    what = COMMANDS.get(run.summary.command, "")
-    if what:
-        what += _references(run) + _details(run)
     folder = run.folder.resolve().name
-    count = run.data.get("count")
-    facts = [
-        f"Equipoise {run.summary.command}",
-        run.data_name,
-        f"n = {count}" if count is not None else "",
-        str(run.threat or ""),
-        str(run.settings.get("date", "")),
-        folder if what else "",
-    ]
-    return what or folder, " · ".join(fact for fact in facts if fact)
-
-
-def _references(run: RunView) -> str:
+    command, count = run.summary.command, run.data.get("count")
+    facts = [f"Equipoise {command}", run.data_name, "" if count is None else f"n = {count}"]
+    facts += [str(run.threat or ""), str(run.settings.get("date", ""))]
+    if command not in COMMANDS:
+        return folder, joined(facts)
+    what = COMMANDS[command]
     references = run.settings.get("references")
-    if not isinstance(references, list):
-        return ""
-    listed = [name for name in references if isinstance(name, str) and name != "model"]
-    short = list(format.short_names(listed).values())
-    if len(short) > NAMED:
-        short = [*short[:NAMED], f"{len(short) - NAMED} more"]
-    if len(short) > 1:
-        short = [", ".join(short[:-1]), short[-1]]
-    return f" of {' and '.join(short)}" if short else ""
-
-
-def _details(run: RunView) -> str:
-    """Of certificates the noise, of a training run the architecture and the objective."""
-    arch, objective = run.setting("arch"), run.setting("objective", "name")
-    if run.summary.command == "train" and isinstance(arch, str):
-        return f" of {arch} ({objective})" if isinstance(objective, str) else f" of {arch}"
-    if run.summary.command == "certify":
-        sigmas = sorted({row.sigma for row in certificates(run.rows)})
-        if sigmas:
-            return f", smoothed with σ = {', '.join(f'{sigma:g}' for sigma in sigmas)}"
-    return ""
+    if isinstance(references, list):
+        short = list(format.short_names(str(name) for name in references).values())
+        if len(short) > NAMED:
+            short = [*short[:NAMED], f"{len(short) - NAMED} more"]
+        what += f" of {', '.join(short)}"
+    if command == "train":
+        what += f" of {run.setting('arch')} ({run.setting('objective', 'name')})"
+    return what, joined([*facts, folder])
 
 
 def cost(run: RunView) -> Section | None:
@@ -70,13 +47,11 @@ def cost(run: RunView) -> Section | None:
     costs = run.summary.costs
     if not costs:
         return None
-    rows = []
+    rows, text = [], []
     for item in costs:
         name = run.name(item.model).replace(f"{MIXED}, ", "mixture, ")
         first = Cell(name, colour=run.colours.get(name, ""))
-        rows.append([first, Cell(_large(item.parameters)), Cell(_large(item.flops))])
-    text = []
-    for item in costs:
+        rows.append(cells(first, _large(item.parameters), _large(item.flops)))
         if item.accurate_share is not None:
             text.append(
                 f"The {name} runs its robust model first, and its accurate model only where that can "
@@ -97,43 +72,41 @@ def cost(run: RunView) -> Section | None:
 def _large(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value / 1e9:.2f} G" if value >= 1e9 else f"{value / 1e6:.2f} M"
+    if value >= 1e9:
+        return f"{value / 1e9:.2f} G"
+    return f"{value / 1e6:.2f} M"
 
 
 def provenance(run: RunView) -> Section:
     """The command, the settings, and the identity of the run."""
-    settings = _main_settings(run)
-    for key, value in run.settings.items():
-        if key not in ("command", "data"):
-            settings[key] = value
-    tables = []
-    if settings:
-        tables.append(_table("Settings of the run.", settings, collapsed=False))
-    if run.identity:
-        caption = "The identity of the run: two runs that agree in all of it are the same run."
-        tables.append(_table(caption, run.identity, collapsed=True))
-    command = run.settings.get("command", "")
-    code = shlex.join(map(str, command)) if isinstance(command, list) else str(command)
-    text = f"This page was made from the run folder alone. The run took {run.summary.seconds:g} seconds."
-    return Section("How to repeat it", [text], tables=tables, code=code)
-
-
-def _main_settings(run: RunView) -> dict[str, Any]:
-    """What a reader asks first: data, threat, attacks, seed; of a training run its plan."""
-    main: dict[str, Any] = {
-        "data": run.data_name,
-        "images": run.data.get("count"),
+    settings: dict[str, Any] = {"data": run.data_name, "images": run.data.get("count")}
+    settings |= {
         "threat": str(run.threat or ""),
         "attacks": run.attacks,
         "seed": run.setting("seed"),
     }
     if run.summary.command == "train":
-        main |= {key: run.setting(key) for key in ("arch", "objective", "plan")}
-    return {key: value for key, value in main.items() if value not in (None, "", [])}
+        settings |= {"arch": run.setting("arch"), "objective": run.setting("objective")}
+        settings |= {"plan": run.setting("plan")}
+    for key, value in run.settings.items():
+        if key not in ("command", "data"):
+            settings[key] = value
+    tables = [_table("Settings of the run.", settings)]
+    caption = "The identity of the run: two runs that agree in all of it are the same run."
+    tables.append(_table(caption, run.identity, collapsed=True))
+    command = run.settings.get("command", "")
+    code = str(command)
+    if isinstance(command, list):
+        code = shlex.join(map(str, command))
+    text = f"This page was made from the run folder alone. The run took {run.summary.seconds:g} seconds."
+    return Section("How to repeat it", [text], tables=tables, code=code)
 
 
-def _table(caption: str, values: Mapping[str, Any], *, collapsed: bool) -> Table:
-    rows = [[Cell(key), Cell(value)] for key, value in flatten(values).items()]
+def _table(caption: str, values: Mapping[str, Any], *, collapsed: bool = False) -> Table:
+    rows = []
+    for key, value in flatten(values).items():
+        if value:
+            rows.append(cells(key, value))
     return Table(caption, ["setting", "value"], rows, is_text=True, collapsed=collapsed)
 
 
@@ -164,4 +137,5 @@ def _is_in_bytes(value: Any) -> bool:
 
 def written(value: Any) -> str:
     """A value as a user would type it."""
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+    words = {"True": "yes", "False": "no", "None": ""}
+    return words.get(str(value), str(value))

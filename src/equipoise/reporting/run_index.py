@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from equipoise.core import checks, records
+from equipoise.core import checks
 from equipoise.core.aggregation import CLEAN, WORST
 from equipoise.core.checks import InputError
 from equipoise.reporting import page
@@ -131,8 +131,10 @@ def _row(folder: Path, below: Path, out: Path) -> list[Cell]:
     try:
         run = read_overview(folder)
         heading, _ = title(run)
-        state = Cell(FINISHED) if run.finished else Cell(UNFINISHED, rows_so_far(run))
-        part = "part: " if _is_part(folder, below) else ""
+        state = Cell(FINISHED)
+        if not run.finished:
+            state = Cell(UNFINISHED, run.progress)
+        part = "part: " * _is_part(folder, below)
         threat = str(run.threat or "")
     except InputError as error:
         return _unreadable(folder, below, str(error))
@@ -144,7 +146,7 @@ def _row(folder: Path, below: Path, out: Path) -> list[Cell]:
         Cell(heading, folder.relative_to(below).as_posix(), link=link),
         Cell(f"{part}{run.summary.command}"),
         Cell(run.data_name or MISSING.text, threat),
-        MISSING if n is None else Cell(str(n), order=n),
+        Cell("" if n is None else str(n), order=n),
         *_figures(run),
         Cell(str(run.settings.get("date", MISSING.text))),
         state,
@@ -158,27 +160,16 @@ def _unreadable(folder: Path, below: Path, reason: str) -> list[Cell]:
 
 def _is_part(folder: Path, below: Path) -> bool:
     """Whether a run belongs to another one, such as a training of a demo."""
-    for parent in folder.parents:
-        if below in parent.parents and (parent / "run.toml").exists():
-            return True
-    return False
+    inside = [parent for parent in folder.parents if below in parent.parents]
+    return any((parent / "run.toml").exists() for parent in inside)
 
 
 def _figures(run: RunView) -> list[Cell]:
     """Clean and robust accuracy and average certified radius of the mixture, or of the first
     model."""
-    models = list(dict.fromkeys((result.model, result.alpha) for result in run.summary.results))
-    if not models:
+    if not run.measured:
         return [MISSING] * 3
-    model, alpha = main_model(models)
+    model, alpha = main_model(run.measured)
     robust = run.find(model, WORST, alpha) or run.find(model, "attacked", alpha)
-    found = [run.find(model, CLEAN, alpha), robust, run.find(model, ACR, alpha)]
-    return [result_cell(result) for result in found]
-
-
-def rows_so_far(run: RunView) -> str:
-    """How far an unfinished run is: the rows that it has, of those that it will have, if that is
-    recorded."""
-    done, planned = len(records.read_rows(run.folder)), run.planned_rows
-    unit = "epochs" if run.summary.command == "train" else "rows"
-    return f"{done} of {planned} {unit}" if planned else f"{done} {unit}"
+    clean, radius = run.find(model, CLEAN, alpha), run.find(model, ACR, alpha)
+    return [result_cell(clean), result_cell(robust), result_cell(radius)]

@@ -53,8 +53,8 @@ class RunView:
     @property
     def data_name(self) -> str:
         """The data set and its split."""
-        parts = (self.data.get("name"), self.data.get("split"))
-        return " ".join(str(part) for part in parts if part)
+        name, split = self.data.get("name", ""), self.data.get("split")
+        return f"{name} {split}" if split else str(name)
 
     @cached_property
     def threat(self) -> Threat | None:
@@ -67,6 +67,11 @@ class RunView:
                 return result.threat
         return None
 
+    def table(self, name: str) -> Mapping[str, Any]:
+        """A table of the identity; empty where it is not recorded."""
+        value = self.identity.get(name)
+        return value if isinstance(value, Mapping) else {}
+
     def setting(self, *path: str) -> Any:
         """A value of the identity, such as `plan`, `epochs`; None where it is not recorded."""
         value: Any = self.identity
@@ -77,9 +82,19 @@ class RunView:
         return value
 
     @cached_property
+    def metrics(self) -> list[str]:
+        """Everything that the results measure."""
+        return list(dict.fromkeys(result.metric for result in self.summary.results))
+
+    @cached_property
+    def measured(self) -> list[Mixture]:
+        """Every model with results, and a mixture at each of its alphas, in their order."""
+        return list(dict.fromkeys((result.model, result.alpha) for result in self.summary.results))
+
+    @cached_property
     def mixtures(self) -> list[Mixture]:
-        """Every model, and a mixture at each of its alphas: the two bases, their mixture, others."""
-        seen = dict.fromkeys((result.model, result.alpha) for result in self.summary.results)
+        """Every model with results or rows: the two bases, their mixture, others."""
+        seen = dict.fromkeys(self.measured)
         for row in self.rows:
             seen.setdefault((row.model, row.alpha))
         return sorted(seen, key=lambda mixture: base_models_first(mixture[0]))
@@ -87,17 +102,18 @@ class RunView:
     @cached_property
     def names(self) -> dict[Mixture, str]:
         """Short names, the same in every section; whole ones where short ones are the same."""
-        names = {}
-        for (model, alpha), name in format.mixture_names(self.mixtures).items():
-            names[model, alpha] = f"mixture{name.removeprefix(MIXED)}" if model == MIXED else name
+        names = format.mixture_names(self.mixtures)
+        for model, alpha in names:
+            if model == MIXED:
+                names[model, alpha] = f"mixture{names[model, alpha].removeprefix(MIXED)}"
         if len(set(names.values())) == len(names):
             return names
         return {mixture: format.literal(format.label(*mixture)) for mixture in self.mixtures}
 
     def name(self, model: str, alpha: float | None = None) -> str:
         """The short name of a model, or of a mixture at one of several alphas."""
-        known = self.names.get((model, alpha))
-        return format.mixture_names([(model, alpha)])[model, alpha] if known is None else known
+        mixture = (model, alpha)
+        return self.names.get(mixture) or format.mixture_names([mixture])[mixture]
 
     @cached_property
     def colours(self) -> dict[str, str]:
@@ -114,9 +130,11 @@ class RunView:
                 others += 1
         return colours
 
-    def spoken(self, model: str) -> str:
+    def spoken(self, model: str, alpha: float | None = None) -> str:
         """A model in a sentence."""
-        return ROLES.get(model) or self.name(model)
+        if alpha is None and model in ROLES:
+            return ROLES[model]
+        return self.name(model, alpha)
 
     def find(self, model: str, metric: str, alpha: float | None = None) -> Result | None:
         """The result of a model and metric, if there is one."""
@@ -140,7 +158,7 @@ class RunView:
         for row in self.rows:
             if isinstance(row, AttackRow) and row.alpha is None:
                 own = table.setdefault(row.model, {}).setdefault(row.index, [])
-                own.insert(0, row) if row.attack == CLEAN else own.append(row)
+                own.insert(0 if row.attack == CLEAN else len(own), row)
         complete: AttackedImages = {}
         for model in sorted(table, key=base_models_first):
             most = max(len(rows) for rows in table[model].values())
@@ -152,36 +170,41 @@ class RunView:
                 complete[model] = whole
         return complete
 
-    def attack_order(self, model: str) -> list[str]:
-        """The attacks of a model in the order in which they were run."""
-        described = self.setting("attacks", model)
-        found = {row.attack for row in self.rows if row.model == model and row.alpha is None}
-        order = list(described) if isinstance(described, Mapping) else []
-        order = [name for name in order if name in found] + sorted(found - set(order))
-        return [name for name in order if name != CLEAN]
-
     @property
     def planned_rows(self) -> int:
         """How many rows the run will have; 0 if that is not recorded."""
         if self.summary.command == "train":
-            epochs = self.setting("plan", "epochs")
-            return epochs if isinstance(epochs, int) else 0
-        attacks, models, count = (
-            self.setting("attacks"),
-            self.setting("models"),
-            self.data.get("count"),
-        )
-        jobs = 0
-        if self.summary.command == "certify" and isinstance(models, Mapping):
-            jobs = len(models)
-        elif isinstance(attacks, Mapping):
-            jobs = sum(len(own) for own in attacks.values() if isinstance(own, Mapping))
-        return count * jobs if isinstance(count, int) else 0
+            return int(self.setting("plan", "epochs") or 0)
+        jobs = len(self.table("models"))
+        if self.summary.command != "certify":
+            jobs = sum(map(len, self.table("attacks").values()))
+        return jobs * int(self.data.get("count") or 0)
+
+    @property
+    def progress(self) -> str:
+        """How many rows there are, of those that the run will have, if that is recorded."""
+        unit = "epochs" if self.summary.command == "train" else "rows"
+        if self.planned_rows:
+            return f"{len(self.rows)} of {self.planned_rows} {unit}"
+        return f"{len(self.rows)} {unit}"
+
+    @property
+    def promise(self) -> str:
+        """What the fit of the run promises, as a sentence; empty where there is none."""
+        fit, gate = self.summary.fit, self.summary.gate
+        if fit is not None and fit.helped:
+            return f"The mixture {fit.promise}."
+        if fit is not None:
+            return f"{fit.promise[:1].upper()}{fit.promise[1:]}."
+        if gate is not None and gate.promise:
+            return f"The mixture {gate.promise}."
+        return ""
 
     def subrun(self, name: str) -> RunView | None:
         """A finished run in a subfolder, if there is one."""
-        folder = self.folder / name
-        return read_run(folder) if (folder / "summary.json").exists() else None
+        if not (self.folder / name / "summary.json").exists():
+            return None
+        return read_run(self.folder / name)
 
 
 def read_run(folder: Path | str) -> RunView:

@@ -33,6 +33,11 @@ class Cell:
 MISSING = Cell("–")
 
 
+def cells(*values: Cell | str) -> list[Cell]:
+    """A row of a table."""
+    return [Cell(value) if isinstance(value, str) else value for value in values]
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows below a head; the first cell of a row names it.
@@ -101,9 +106,6 @@ METRICS = {
     "off": "votes of the best other class",
     "ratio": "mixing ratio",
     "abstained": "abstained",
-    "lipschitz": "local Lipschitz constant",
-    "margin": "smallest margin by it",
-    "attacked-margin": "smallest margin found",
 }
 
 
@@ -113,6 +115,11 @@ def metric_name(metric: str) -> str:
     if name not in METRICS:
         return f"under {format.literal(metric)}"
     return f"{METRICS[name]} at {radius}" if at else METRICS[name]
+
+
+def metric_names(metrics: Iterable[str]) -> list[str]:
+    """Metrics in words."""
+    return [metric_name(metric) for metric in metrics]
 
 
 def result_cell(result: Result | None) -> Cell:
@@ -142,5 +149,5 @@ def result_table(
                 counts.add(result.n)
         if counts:
             rows.append([*row, Cell(format.counts(counts))])
-    head = ["model", *map(metric_name, metrics), "n"]
+    head = ["model", *metric_names(metrics), "n"]
     return Table(caption, head, rows, collapsed=collapsed)

@@ -50,7 +50,6 @@ SECTIONS: Registry[SectionFunction] = Registry(
         "alphas": fit.alphas,
         "map-margins": fit.map_margins,
         "search": fit.landscape,
-        "estimates": certificates.estimates,
         "cost": provenance.cost,
         "provenance": provenance.provenance,
     },

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from equipoise.core import format, stats
+from equipoise.core import stats
+from equipoise.core.format import percent
 from equipoise.core.rows import EpochRow
 from equipoise.reporting import charts
 from equipoise.reporting.run_view import RunView
-from equipoise.reporting.section import MISSING, Cell, Figure, Records, Section, Table, result_cell
+from equipoise.reporting.section import (
+    MISSING,
+    Cell,
+    Figure,
+    Records,
+    Section,
+    Table,
+    cells,
+    result_table,
+)
 
-# What an accuracy is called, and its colour; training accuracy is that on the inputs of the objective.
-ACCURACIES = {
-    "accuracy": ("on training inputs", "muted"),
-    "clean": ("held out, clean", "accurate"),
-    "attacked": ("held out, under PGD", "robust"),
-    "noisy": ("held out, under noise", "mixed"),
+# What an accuracy is called; training accuracy is that on the inputs of the objective.
+LABELS = {
+    "accuracy": "on training inputs",
+    "clean": "held out, clean",
+    "attacked": "held out, under PGD",
+    "noisy": "held out, under noise",
 }
-
-LABELS = {name: label for name, (label, _) in ACCURACIES.items()}
+COLOURS = dict(zip(LABELS.values(), ("muted", "accurate", "robust", "mixed"), strict=True))
 
 
 def epochs(run: RunView) -> list[EpochRow]:
@@ -26,43 +35,31 @@ def epochs(run: RunView) -> list[EpochRow]:
     return [row for row in run.rows if isinstance(row, EpochRow)]
 
 
-def accuracies(row: EpochRow) -> Mapping[str, float]:
-    """The accuracies of an epoch by name."""
-    return {"accuracy": row.accuracy, **row.validation}
+def measured(row: EpochRow) -> Mapping[str, float]:
+    """What an epoch measured, by name."""
+    return {"loss": row.loss, "rate": row.lr, "accuracy": row.accuracy, **row.validation}
 
 
 def verdict(run: RunView) -> Section:
     """The accuracies of the best epoch on held-out images, and the curves."""
-    rows, best = epochs(run), run.summary.best_epoch
-    names = {"best": "the best epoch", "last": "the last epoch"}
-    metrics = list(dict.fromkeys(result.metric for result in run.summary.results))
-    body = []
-    for model in dict.fromkeys(result.model for result in run.summary.results):
-        cells = [result_cell(run.find(model, metric)) for metric in metrics]
-        counts = [result.n for result in run.summary.results if result.model == model]
-        body.append([Cell(names.get(model, run.name(model))), *cells, Cell(format.counts(counts))])
-    text = []
-    for result in run.summary.results[:1]:
-        text.append(
-            f"{names.get(result.model, run.name(result.model)).capitalize()} classifies "
-            f"{format.percent(result.value)} of n = {result.n} held-out images correctly ({result.metric})."
-        )
-    if best is not None and best >= 0 and body:
+    rows, results = epochs(run), run.summary.results
+    text = [f"{len(rows)} epochs {'so far' * (not run.finished)}".strip() + "."]
+    tables = []
+    if results:
+        first = results[0]
+        text = [
+            f"The {first.model} epoch classifies {percent(first.value)} of n = {first.n} held-out images "
+            f"correctly ({LABELS.get(first.metric, first.metric)})."
+        ]
+        caption = "Accuracy on held-out images, with 95 % intervals."
+        tables = [result_table(run, caption, run.measured, run.metrics)]
+    best = run.summary.best_epoch
+    if results and best is not None and best >= 0:
         text.append(
             f"The best of {len(rows)} epochs is epoch {best + 1}. It was selected on the held-out images, so its "
             "accuracy on them is optimistic; evaluate it on test images."
         )
-    if not text:
-        text.append(
-            f"{len(rows)} epochs; no images were held out."
-            if run.finished
-            else f"{len(rows)} epochs so far."
-        )
-    head = ["weights", *(ACCURACIES.get(metric, (metric, ""))[0] for metric in metrics), "n"]
-    tables = (
-        [Table("Accuracy on held-out images, with 95 % intervals.", head, body)] if body else []
-    )
-    return Section("Verdict", text, [_accuracy_figure(run, rows)] if rows else [], tables)
+    return Section("Verdict", text, [_accuracies(run)] if rows else [], tables)
 
 
 def training(run: RunView) -> Section | None:
@@ -70,40 +67,50 @@ def training(run: RunView) -> Section | None:
     rows = epochs(run)
     if not rows:
         return None
-    figures = [_curve("loss", "Training loss of each epoch", "loss", [row.loss for row in rows])]
-    figures.append(
-        _curve(
-            "rate",
-            "Learning rate at the end of each epoch",
-            "learning rate",
-            [row.lr for row in rows],
+    figures = []
+    for name, label in (("loss", "loss"), ("rate", "learning rate")):
+        records: Records = []
+        for row in rows:
+            value = round(measured(row)[name], 6)
+            records.append({"model": label, "x": row.index + 1, "y": value})
+        figures.append(
+            curve(name, f"Training, {label} of each epoch", label, records, {label: "ink"})
         )
-    )
-    names = [name for name in ACCURACIES if any(name in accuracies(row) for row in rows)]
     body = []
     for row in rows:
-        cells = [Cell(str(row.index + 1)), Cell(f"{row.loss:.4f}"), Cell(f"{row.lr:.4g}")]
-        for name in names:
-            value = accuracies(row).get(name)
-            cells.append(MISSING if value is None else Cell(format.percent(value)))
-        body.append([*cells, Cell(f"{row.images_per_second:.0f}")])
-    head = [
-        "epoch",
-        "loss",
-        "learning rate",
-        *(ACCURACIES[name][0] for name in names),
-        "images per second",
-    ]
-    table = Table("Every epoch.", head, body, collapsed=True)
-    return Section("Training", figures=figures, tables=[table])
+        line = cells(str(row.index + 1), f"{row.loss:.4f}", f"{row.lr:.4g}")
+        for name in LABELS:
+            share = measured(row).get(name)
+            line.append(MISSING if share is None else Cell(percent(share)))
+        body.append([*line, Cell(f"{row.images_per_second:.0f}")])
+    head = ["epoch", "loss", "learning rate", *LABELS.values(), "images per second"]
+    return Section(
+        "Training", figures=figures, tables=[Table("Every epoch.", head, body, collapsed=True)]
+    )
 
 
-def _accuracy_figure(run: RunView, rows: Sequence[EpochRow]) -> Figure:
+def curve(name: str, title: str, label: str, records: Records, palette: charts.Palette) -> Figure:
+    """Something that every epoch measures, against the epoch."""
+    is_share = label in COLOURS
+    return charts.curves(
+        f"training-{name}",
+        title,
+        records,
+        palette,
+        x="epoch",
+        y=label,
+        is_share=is_share,
+        dots=len(records) < 60,
+        height=180,
+    )
+
+
+def _accuracies(run: RunView) -> Figure:
     n = run.summary.results[0].n if run.summary.results else 0
     records: Records = []
-    for name, (label, _) in ACCURACIES.items():
-        for row in rows:
-            value = accuracies(row).get(name)
+    for name, label in LABELS.items():
+        for row in epochs(run):
+            value = measured(row).get(name)
             if value is None:
                 continue
             record = {"model": label, "x": row.index + 1, "y": round(value, 5)}
@@ -112,27 +119,10 @@ def _accuracy_figure(run: RunView, rows: Sequence[EpochRow]) -> Figure:
             records.append(record)
     return charts.curves(
         "training",
-        f"Accuracy after each epoch{', with 95 % intervals on held-out images' if n else ''}",
+        "Accuracy after each epoch, with 95 % intervals on held-out images",
         records,
-        dict(ACCURACIES.values()),
+        COLOURS,
         x="epoch",
         y="images classified correctly",
-        dots=len(rows) < 30,
-    )
-
-
-def _curve(name: str, title: str, what: str, values: Sequence[float]) -> Figure:
-    records: Records = []
-    for epoch, value in enumerate(values, start=1):
-        records.append({"model": what, "x": epoch, "y": round(value, 6)})
-    return charts.curves(
-        f"training-{name}",
-        title,
-        records,
-        {what: "ink"},
-        x="epoch",
-        y=what,
-        is_share=False,
-        dots=len(values) < 30,
-        height=180,
+        dots=len(records) < 60,
     )
