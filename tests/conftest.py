@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -18,9 +17,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from equipoise.reporting.charts import Chart, Picture
 
 os.environ.setdefault(
     "EQUIPOISE_NO_REPORT", "1"
@@ -87,22 +83,12 @@ def linear() -> Linear:
 
 
 def draw_figures_once(patch: pytest.MonkeyPatch) -> None:
-    """Reports have the light SVG image of each figure for the dark one too, and write no files of
-    figures.
+    """Reports draw figures in the page alone and write no files of them, which take most of the
+    time.
 
-    Drawing takes most of the time of a report. This is for tests of what a report says about a run;
-    all versions of its figures are tested in tests/reporting, and drawn by the commands whose tests
-    look at them.
+    The files are tested in tests/reporting, and by commands whose tests look at them.
     """
-    from equipoise.reporting import page
-    from equipoise.reporting.charts import LIGHT
-
-    def encode(picture: Chart | Picture, folder: Path | None) -> dict[str, str]:
-        with page._drawn(picture, LIGHT) as figure:
-            uri = page._data_uri(page._encode(figure, format="svg", metadata=page.NO_METADATA))
-        return {"light": uri, "dark": uri}
-
-    patch.setattr(page, "_encode_both", encode)
+    patch.setattr("equipoise.reporting.page.save_figures", lambda sections, folder: None)
 
 
 @pytest.fixture

@@ -195,7 +195,7 @@ def _no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (certifier, "run_certification"),
         (trainer, "run_training"),
         (fitter, "_Task"),
-        (page, "_encode_both"),
+        (page, "save_figures"),
     ):
         monkeypatch.setattr(module, name, accept)
     monkeypatch.setattr(memory, "in_batches", accept)

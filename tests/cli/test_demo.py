@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from conftest import draw_figures_once
 from equipoise.attacks import Apgd, Square, Suite
-from equipoise.cli.demo import DemoResult, DemoSize, _failures, run_demo
-from equipoise.core.arrays import ExampleArrays, FitArrays, FrontierArrays, PictureArrays
+from equipoise.cli.demo import DemoResult, DemoSize, run_demo
+from equipoise.core.arrays import FitArrays, FrontierArrays, PictureArrays
 from equipoise.core.records import read_rows
 from equipoise.core.results import FitSummary, Result, Summary
 from equipoise.core.threat import Threat
 from equipoise.data import load_data
 from equipoise.mixing import MixedClassifier, load_model
-from equipoise.reporting.accuracy import examples
-from equipoise.reporting.section import read_run
-from equipoise.reporting.title import title
+from equipoise.reporting.provenance import title
+from equipoise.reporting.run_view import read_run
 
 SMALL = DemoSize(
     training_images=512,
@@ -71,11 +69,8 @@ def test_files(folder: Path, result: DemoResult) -> None:
         "robust/best.safetensors",
         "sweep/summary.json",
     } <= files
-    assert (
-        FitArrays.load(folder / "demo") is not None
-        and ExampleArrays.load(folder / "demo") is not None
-    )
-    # What the explorer of the report needs for pictures and for its slider.
+    assert FitArrays.load(folder / "demo") is not None
+    # What the report needs for pictures and for its slider.
     assert (
         PictureArrays.load(folder / "demo") is not None
         and FrontierArrays.load(folder / "demo") is not None
@@ -109,11 +104,8 @@ def test_the_report_does_not_name_folders_of_this_machine(folder: Path, result: 
     assert str(folder) not in result.report.read_text()
 
 
-def test_the_title_and_the_examples_say_what_they_are_of(folder: Path, result: DemoResult) -> None:
-    run = read_run(folder / "demo")
-    assert "shapes test · n = 16 · ℓ∞ ≤" in title(run)[1]
-    section = examples(run)
-    assert section is not None and "chosen, not drawn at random" in section.prose[0]
+def test_the_title_says_what_it_is_of(folder: Path, result: DemoResult) -> None:
+    assert "shapes test · n = 16 · ℓ∞ ≤" in title(read_run(folder / "demo"))[1]
 
 
 def test_the_same_numbers_every_time_also_when_resumed(
@@ -171,25 +163,3 @@ def test_the_mixture_is_nearly_as_accurate_as_one_base_and_as_robust_as_the_othe
     assert clean["mixed"] >= clean["robust"] + 0.6 * gap
     assert worst["mixed"] >= worst["robust"] - 0.03
     assert worst["accurate"] <= 0.10
-
-
-def test_examples_include_images_that_an_attack_on_the_mixture_broke() -> None:
-    data = load_data("digits", "test").slice(0, 4)
-    labels, other = data.labels.numpy(), (data.labels.numpy() + 1) % 10
-    mixed_attacked = np.where(np.arange(4) < 2, labels, other)  # the last two images are broken
-    clean = np.stack(
-        [labels, labels, np.where(np.arange(4) == 3, other, labels)]
-    )  # the last is wrong already
-    top = np.stack([clean, np.stack([other, labels, mixed_attacked])])[..., None]
-    pictures = PictureArrays(
-        index=data.index.numpy(),
-        clean=data.images.numpy(),
-        attacked=data.images.numpy(),
-        model="mixed",
-        models=("accurate", "robust", "mixed"),
-        top_classes=np.concatenate([top, (top + 5) % 10], axis=-1),
-        top_probabilities=np.broadcast_to([0.7, 0.3], (2, 3, 4, 2)),
-    )
-    failures = _failures(pictures, data, 3)
-    assert failures is not None and failures.label.tolist() == [labels[2]]
-    assert failures.predicted.tolist() == [[other[2], labels[2], other[2]]]

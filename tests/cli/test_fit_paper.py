@@ -12,8 +12,8 @@ from equipoise.cli.main import run
 from equipoise.core import config
 from equipoise.core.results import read_summary
 from equipoise.mixing import MixedClassifier, load_model
-from equipoise.reporting.accuracy import headline
-from equipoise.reporting.section import read_run
+from equipoise.reporting.run_view import read_run
+from equipoise.reporting.verdict import verdict
 
 PAIR = ["--accurate", "accurate.safetensors", "--robust", "robust.safetensors"]
 
@@ -140,7 +140,7 @@ def test_evaluation_names_the_rule(folder: Path, capsys: pytest.CaptureFixture[s
     assert "mixed: MixedNUTS" in capsys.readouterr().out and read_summary("E").methods == {
         "mixed": "MixedNUTS"
     }
-    assert "Rules of the mixtures: mixed: MixedNUTS." in headline(read_run("E")).prose
+    assert "The rule of the mixture: MixedNUTS." in verdict(read_run("E")).text
 
 
 def test_published_numbers_need_no_images(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

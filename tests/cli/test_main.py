@@ -126,7 +126,7 @@ COMMAND_LINE = (
     "line", [["import equipoise"], [COMMAND_LINE, "--help"], [COMMAND_LINE, "--version"]]
 )
 def test_help_and_the_package_itself_import_neither_torch_nor_numpy(line: list[str]) -> None:
-    assert not imported_by(*line) & {"torch", "numpy", "scipy", "matplotlib", "rich"}
+    assert not imported_by(*line) & {"torch", "numpy", "scipy", "altair", "rich"}
 
 
 def test_an_evaluation_imports_nothing_large_that_it_does_not_use() -> None:
@@ -136,7 +136,7 @@ def test_an_evaluation_imports_nothing_large_that_it_does_not_use() -> None:
     assert not modules & {
         "scipy.stats",
         "scipy.optimize",
-        "matplotlib",
+        "altair",
         "sympy",
         "torch._dynamo",
         "torch._inductor",

@@ -15,8 +15,8 @@ from equipoise.core.config import read
 from equipoise.core.results import read_summary
 from equipoise.core.rows import ImageRow
 from equipoise.models import checkpoint
-from equipoise.reporting.accuracy import headline
-from equipoise.reporting.section import read_run
+from equipoise.reporting.run_view import read_run
+from equipoise.reporting.verdict import alarms
 
 DATA = ["--data", "folder:pictures", "--device", "cpu"]
 EVALUATE = [
@@ -114,9 +114,8 @@ def test_other_class_shares_than_the_split(
     )
     assert f"warning: {warning}" in capsys.readouterr().err
     assert read_summary("F").notes[0].startswith(warning)
-    assert any(
-        text.startswith(f"Note: {warning}") for text in headline(read_run("F")).prose
-    )  # of the report
+    section = alarms(read_run("F"))
+    assert section is not None and section.alarms[0][0].startswith(f"Note: {warning}")
 
 
 def test_an_unknown_sample(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,7 +108,7 @@ def test_what_only_an_audit_broke_is_saved_as_the_worst_case(
     assert torch.equal(network(saved["m/fast/images"]).argmax(dim=1), saved["m/fast/predicted"])
     assert result.result("m", "fast").count > result.result("m", "worst").count
     page = reporting.report(tmp_path / "run").read_text("utf-8")
-    assert "fast audit" in page and "what it broke counts as broken in the worst case" in page
+    assert "audited by standard" in page and "What it broke counts in robust accuracy" in page
 
 
 class StoppedError(Exception):
@@ -242,7 +242,7 @@ def test_tables_by_class_and_by_stage(tmp_path: Path) -> None:
             "Accuracy by class",
             "short/apgd",
             "after rounding to bytes",
-            "Attacked images of this run",
+            "attacked",
         )
     )
     pictures = AttackedArrays.load(tmp_path / "run")

@@ -12,17 +12,14 @@ from torch import Tensor, nn
 
 from equipoise import reporting
 from equipoise.attacks import TransferPgd
-from equipoise.core.arrays import AttackedArrays
 from equipoise.core.checks import InputError
 from equipoise.core.rows import AttackRow
 from equipoise.core.threat import Threat
 from equipoise.evaluation import Evaluation, evaluate
 from equipoise.evaluation.alpha_sweep import parse_alphas
 from equipoise.mixing import GatedClassifier, HardLabels, LogitMap, MixedClassifier
-from equipoise.reporting import attacked
-from equipoise.reporting.alphas import alpha_sweep
-from equipoise.reporting.charts import Chart, Line
-from equipoise.reporting.section import read_run
+from equipoise.reporting.fit import alphas
+from equipoise.reporting.run_view import read_run
 
 THREAT = CONDITIONS.threat
 
@@ -260,7 +257,7 @@ def test_the_report_has_the_figure(tmp_path: Path) -> None:
     )
 
 
-def test_the_report_says_at_which_alpha_images_were_attacked(tmp_path: Path) -> None:
+def test_the_report_has_the_accuracy_at_every_alpha(tmp_path: Path) -> None:
     g, h = linear_model(0), linear_model(1)
     data = random_images()
     labels = g(data.images / 255).argmax(dim=1)
@@ -274,22 +271,13 @@ def test_the_report_says_at_which_alpha_images_were_attacked(tmp_path: Path) -> 
         out=tmp_path / "run",
         device="cpu",
     )
-    arrays, run = AttackedArrays.load(tmp_path / "run"), read_run(tmp_path / "run")
-    assert arrays is not None and arrays.alpha in (0.1, 0.2)
-    pictures, curve = attacked.pictures(run), alpha_sweep(run)
-    assert (
-        pictures is not None
-        and f"under mix on mixed (alpha {arrays.alpha:g}):" in pictures.prose[0]
-    )
-    assert curve is not None
-    chart = curve.pictures[1]
-    assert isinstance(chart, Chart)
-    line = chart.panels[0].marks[0]
-    assert isinstance(line, Line) and list(line.texts) == ["0.1", "0.2"]
-    assert [list(line.x), list(line.y)] == [
-        [100 * result.value for result in run.curve("mixed", metric)]
-        for metric in ("clean", "worst")
-    ]
+    run = read_run(tmp_path / "run")
+    section = alphas(run)
+    assert section is not None
+    drawn = section.figures[0].records
+    for metric, name in (("clean", "clean accuracy"), ("worst", "robust accuracy")):
+        expected = [(item.alpha, round(item.value, 5)) for item in run.alphas("mixed", metric)]
+        assert [(own["x"], own["y"]) for own in drawn if own["model"] == name] == expected
 
 
 def test_own_gradients_of_a_mixture_that_hides_them_are_a_column_if_asked_for() -> None:

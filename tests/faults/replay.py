@@ -362,7 +362,7 @@ def sample(events: str, fault: str, most: int | None, shift: int) -> list[int]:
 
 def main() -> None:
     folder, request = Path(sys.argv[1]), json.load(sys.stdin)
-    import matplotlib.pyplot  # noqa: F401
+    import altair  # noqa: F401
     import torch
 
     from equipoise.cli.main import COMMANDS, load_command

@@ -20,9 +20,8 @@ from real_folders import KINDS, Kind
 
 from equipoise.attacks import Apgd, Square, Suite
 from equipoise.core.checks import SENTENCE_LENGTH
-from equipoise.reporting import page, render
+from equipoise.reporting import charts, page
 
-CONTRADICTION = -1
 CHANCE = st.integers(0, 2**62)
 
 
@@ -44,8 +43,7 @@ def shorten_audits(patch: pytest.MonkeyPatch) -> None:
 
 
 def check(root: Path, name: str, kind: Kind, seed: int, capsys: pytest.CaptureFixture[str]) -> int:
-    """Mutate a copy of a folder once or twice and read it in one way; returns the exit code, or
-    CONTRADICTION."""
+    """Mutate a copy of a folder once or twice and read it in one way; returns the exit code."""
     chance = random.Random(seed)
     place = Path(tempfile.mkdtemp(dir=root.parent)) / "copy"
     try:
@@ -54,17 +52,13 @@ def check(root: Path, name: str, kind: Kind, seed: int, capsys: pytest.CaptureFi
         command = chance.choice(kind.commands)
         hypothesis.note(f"{name}: {'; '.join(changes)}; then {' '.join(command)}")
         with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # what matplotlib or numpy say about strange numbers is no traceback
+            warnings.simplefilter("ignore")  # what numpy says about strange numbers is no traceback
             patch.chdir(place)
             shorten_audits(patch)
             code = real_folders.read(command)
         sentence = (capsys.readouterr().err.strip().splitlines() or [""])[-1]
         assert code in (0, 2), sentence
         assert len(sentence) <= SENTENCE_LENGTH + 20
-        if render.CONTRADICTION in sentence:
-            code = CONTRADICTION
     finally:
         shutil.rmtree(place.parent)
     return code
@@ -90,20 +84,20 @@ def repeat(
 
     run()
     with capsys.disabled():
-        print(
-            f"\n{codes.total()} mutated folders: {codes[0]} read, {codes[2] + codes[CONTRADICTION]} refused, "
-            f"{codes[CONTRADICTION]} of them because their files contradict one another"
-        )
-    # The last resort of a report must stay rare: damage is to be found where a file is read.
-    assert codes[CONTRADICTION] <= max(2, codes.total() // 50)
+        print(f"\n{codes.total()} mutated folders: {codes[0]} read, {codes[2]} refused")
     return codes
+
+
+def draw_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Figures are described, and drawn in the slow tier only."""
+    patch.setattr(page, "save_figures", lambda sections, folder: None)
+    patch.setattr(charts, "static_svg", lambda figure: "")
 
 
 def test_mutated_folders_are_read_or_refused(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Figures are drawn in the slow tier.
-    monkeypatch.setattr(page, "_encode_both", lambda picture, folder: {"light": "", "dark": ""})
+    draw_nothing(monkeypatch)
     codes = repeat(150, KINDS, root, capsys)
     assert codes[0] > 20 and codes[2] > 20
 
@@ -113,11 +107,8 @@ def test_many_mutated_folders(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(page, "_encode_both", lambda picture, folder: {"light": "", "dark": ""})
+        draw_nothing(patch)
         codes = repeat(2000, KINDS, root, capsys)
-    monkeypatch.setattr(
-        page, "_encode", lambda figure, **options: (figure.draw_without_rendering(), b"")[1]
-    )
     codes += repeat(150, KINDS, root, capsys)
     assert codes.total() >= 2150
 

@@ -336,7 +336,7 @@ def test_as_a_user_types_it_inside_the_received_folder(received: SimpleNamespace
     either."""
     write_code(received, received.folder)
     write_images(received.folder)
-    for package in ("typing", "pathlib", "rich", "jinja2", "matplotlib", "scipy"):
+    for package in ("typing", "pathlib", "rich", "jinja2", "altair", "scipy"):
         (received.folder / f"{package}.py").write_text(
             f"raise RuntimeError('{package} of the folder')\n"
         )

@@ -24,8 +24,8 @@ from equipoise.fitting.selection import CandidateEvaluator
 from equipoise.mixing import MixedClassifier, load_model, new_gate, save_gate
 from equipoise.mixing.provenance import halves
 from equipoise.models import TTAClassifier, checkpoint
-from equipoise.reporting.accuracy import headline
-from equipoise.reporting.section import read_run
+from equipoise.reporting.run_view import read_run
+from equipoise.reporting.verdict import verdict
 
 QUICK: dict[str, Any] = {
     "rounds": 0,
@@ -298,7 +298,7 @@ def test_accuracies_of_a_fit_are_those_of_the_half_that_did_not_select_the_map(
     assert fitted.summary is not None and "with 90 % confidence" in fitted.promise
     assert summary.result("mixed", "clean").value == pytest.approx(fitted.summary.clean)
     assert any(
-        "the half that did not select the map" in text for text in headline(read_run("M")).prose
+        "the half that did not select the map" in text for text in verdict(read_run("M")).text
     )
     loaded = load_model("mixture:M")
     assert isinstance(loaded, MixedClassifier) and loaded.provenance == fitted.mixture.provenance

@@ -134,12 +134,12 @@ class Page:
         self._profile.cleanup()
 
     def open(self, path: Path, fragment: str = "") -> None:
-        """Load a file, and wait until its script has drawn the explorer, if it has one."""
+        """Load a file, and wait until its script has run."""
         self._send("Page.navigate", url="about:blank")
         self._send("Page.navigate", url=path.resolve().as_uri() + fragment)
         self.wait_for(
             "document.readyState === 'complete' && location.protocol === 'file:' && "
-            "(!document.querySelector('#explorer') || document.querySelector('#explorer').dataset.ready)"
+            "document.documentElement.dataset.ready"
         )
 
     def js(self, expression: str) -> Any:
@@ -206,6 +206,11 @@ class Page:
             for node in nodes
             if not node.get("ignored") and "role" in node
         ]
+
+    def emulate_print(self, path: Path) -> None:
+        """Print the page into a PDF, without waiting for anything before."""
+        answer = self._send("Page.printToPDF", printBackground=True)
+        path.write_bytes(base64.b64decode(answer["data"]))
 
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
         """Save the visible part, or the whole page, as PNG."""

@@ -13,7 +13,7 @@ from equipoise.core.arrays import FrontierArrays, PictureArrays
 from equipoise.core.results import Summary
 from equipoise.core.rows import AttackRow, Row
 from equipoise.core.threat import Threat
-from equipoise.reporting.section import RunView
+from equipoise.reporting.run_view import RunView
 
 NAMES = ("accurate", "robust", "mixed")
 THREAT = Threat("linf", 8 / 255)

@@ -7,28 +7,20 @@ from pathlib import Path
 
 import explored_run
 import numpy as np
-from synthetic_run import examples, result, write_run
+from synthetic_run import result, write_run
 
-from equipoise.core import arrays, stats
-from equipoise.core.arrays import FrontierArrays, PictureArrays
+from equipoise.core import stats
 from equipoise.core.results import Result, Summary
 from equipoise.core.rows import CertificateRow, EpochRow
-from equipoise.reporting.section import RunView
+from equipoise.reporting.run_view import RunView
 
 EPOCHS, HELD_OUT, CERTIFIED = 8, 200, 60
 ALPHAS = (0.6, 0.8, 1.0)
 
 
 def evaluation(folder: Path) -> RunView:
-    """An evaluation with an explorer, and with examples as a printed picture."""
-    run = explored_run.make(folder, n=60, pictures=6)
-    arrays.save(
-        folder,
-        PictureArrays.load(folder),
-        FrontierArrays.load(folder),
-        examples(np.random.default_rng(7)),
-    )
-    return run
+    """An evaluation with pictures and a frontier."""
+    return explored_run.make(folder, n=60, pictures=6)
 
 
 def training(folder: Path) -> RunView:

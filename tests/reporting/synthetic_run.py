@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.core import aggregation, arrays
-from equipoise.core.arrays import ExampleArrays
+from equipoise.core import aggregation
 from equipoise.core.records import Run
 from equipoise.core.results import Result, Summary
 from equipoise.core.rows import AttackRow, Row
 from equipoise.core.threat import Threat
-from equipoise.reporting.charts import LIGHT, styled
-from equipoise.reporting.render import ordered
-from equipoise.reporting.section import RunView, read_run
+from equipoise.reporting.run_view import RunView, read_run
+from equipoise.reporting.section import Cell, Figure, Section, Table
+from equipoise.reporting.sections import sections_of
 
 THREAT = Threat("linf", 8 / 255)
 ACCURACIES = {
@@ -45,13 +44,37 @@ def write_run(
 
 
 def section_titles(run: RunView) -> list[str]:
-    """Titles of all sections of the report; every figure is drawn, but not rendered."""
-    shown = [section for function in ordered() if (section := function(run)) is not None]
-    with styled(LIGHT):
-        for section in shown:
-            for picture in section.pictures:
-                picture.draw(LIGHT)
-    return [section.title for section in shown]
+    """Titles of all sections of the report."""
+    return [section.title for section in sections_of(run)]
+
+
+def shown(section: Section | None) -> Section:
+    """A section that is there."""
+    assert section is not None
+    return section
+
+
+def figure(section: Section | None, name: str) -> Figure:
+    """A figure of a section by the name of its files."""
+    (found,) = [own for own in shown(section).figures if own.name == name]
+    return found
+
+
+def values(figure: Figure, model: str, *fields: str, **wanted: object) -> list[tuple[Any, ...]]:
+    """What a figure draws of a model."""
+    records = [record for record in figure.records if record["model"] == model]
+    for key, value in wanted.items():
+        records = [record for record in records if record[key] == value]
+    return [tuple(record[field] for field in fields) for record in records]
+
+
+def texts(table: Table) -> list[list[str]]:
+    """The cells of a table, each with its note after it."""
+    return [[_text(cell) for cell in row] for row in table.rows]
+
+
+def _text(cell: Cell) -> str:
+    return f"{cell.text} {cell.note}".strip()
 
 
 def result(
@@ -82,7 +105,6 @@ def make(
     *,
     n: int = 200,
     with_sweep: bool = True,
-    with_examples: bool = True,
     names: dict[str, str] | None = None,
     attacks: tuple[str, ...] = ("pgd", "apgd"),
     command: str = "equipoise evaluate mixture:m",
@@ -108,8 +130,6 @@ def make(
             )
         ]
         _evaluate(folder / "sweep", swept, [], {})
-    if with_examples:
-        arrays.save(folder, examples(rng))
     return folder
 
 
@@ -168,21 +188,4 @@ def _evaluate(
             "threat": THREAT.to_dict(),
         },
         settings,
-    )
-
-
-def examples(rng: np.random.Generator) -> ExampleArrays:
-    """Five images of random ramps with changes of ±8."""
-    shape = (5, 3, 12, 14)
-    ramp = np.linspace(60, 190, shape[2] * shape[3]).reshape(shape[2:])
-    clean = np.clip(
-        ramp + rng.normal(0, 12, shape) + rng.normal(0, 40, (5, 3, 1, 1)), 0, 255
-    ).astype(np.uint8)
-    attacked = np.clip(clean + rng.choice([-8, 8], shape), 0, 255).astype(np.uint8)
-    return ExampleArrays(
-        clean=clean,
-        attacked=attacked,
-        label=np.array([0, 1, 2, 3, 0]),
-        predicted=np.array([[1, 0, 0], [2, 1, 1], [0, 2, 2], [1, 0, 3], [3, 0, 1]]),
-        class_names=("ship", "horse", "frog", "<b>truck</b>"),
     )

@@ -8,20 +8,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
 from equipoise import models, reporting
 from equipoise.attacks import Attack, Clean, Pgd, Suite, fast
-from equipoise.core import aggregation, arrays, format, parallel, results, rng, serialize
-from equipoise.core.arrays import ExampleArrays, FitArrays, FrontierArrays, PictureArrays
+from equipoise.core import arrays, format, parallel, results, serialize
+from equipoise.core.arrays import FitArrays, FrontierArrays, PictureArrays
 from equipoise.core.device import resolve, single_thread
-from equipoise.core.records import Run, nothing_left_on_refusal, read_rows
+from equipoise.core.records import Run, nothing_left_on_refusal
 from equipoise.core.results import Summary
-from equipoise.core.rows import Row
 from equipoise.core.threat import Threat
-from equipoise.data import Dataset, load_data, pixels, shapes
+from equipoise.data import Dataset, load_data, shapes
 from equipoise.evaluation import Conditions, Job, open_run, run_jobs
 from equipoise.evaluation.adaptive import adaptive_attacks
 from equipoise.evaluation.adversarial import AdversarialImages
@@ -33,7 +30,6 @@ from equipoise.training.objective import Objective
 from equipoise.training.objectives import Adversarial, Standard
 
 CHECKPOINT = "best.safetensors"  # that of the last epoch, because no image is held out
-EXAMPLES = 6  # images shown in the report
 
 
 @dataclass(frozen=True)
@@ -105,7 +101,7 @@ def run_demo(
     parallel.require_one_process("demo")
     with nothing_left_on_refusal(out), single_thread():
         summary, threat = _run_demo(Path(out), device, seed, size or DemoSize())
-        return DemoResult(summary, threat, reporting.report(out) if report else None)
+        return DemoResult(summary, threat, reporting.report_after_run(out) if report else None)
 
 
 def _run_demo(out: Path, device: str, seed: int, size: DemoSize) -> tuple[Summary, Threat]:
@@ -199,12 +195,10 @@ def _run_demo(out: Path, device: str, seed: int, size: DemoSize) -> tuple[Summar
         costs=fitted.costs,
         images=AdversarialImages(run, test.image_shape, frozenset(), points),
     )
-    pictures = PictureArrays.load(out)
     arrays.save(
         out,
         FitArrays.load(out / "mixture"),
-        _examples(mixture, test, read_rows(out), conditions, pictures),
-        pictures,
+        PictureArrays.load(out),
         FrontierArrays.load(out),
     )
     return summary, threat
@@ -253,80 +247,3 @@ def _jobs(
     name: str, model: nn.Module, attacks: Mapping[str, Attack], alpha: float | None = None
 ) -> list[Job]:
     return [Job(name, model, key, attack, alpha) for key, attack in attacks.items()]
-
-
-def _examples(
-    mixture: MixedClassifier,
-    test: Dataset,
-    rows: list[Row],
-    conditions: Conditions,
-    pictures: PictureArrays | None,
-) -> ExampleArrays | None:
-    """Images that an attack on the accurate model breaks and the mixture keeps, and up to as many
-    that it loses.
-
-    The lost ones are those of the attacks on the mixture that the run kept pictures of.
-    """
-    failures = None if pictures is None else _failures(pictures, test, EXAMPLES // 2)
-    wanted = EXAMPLES - (0 if failures is None else len(failures.label))
-    correct = aggregation.correct_by_attack(rows)
-    accurate, mixed = correct["accurate", None], correct["mixed", None]
-    positions = [
-        i
-        for i, robust in mixed["worst"].items()
-        if robust and accurate["clean"][i] and not accurate["fast"][i]
-    ]
-    if not positions:
-        return failures
-    images = test.take(
-        torch.tensor([positions[(len(positions) - 1) * k // (wanted - 1)] for k in range(wanted)])
-    )
-    x, y = pixels(images.images.to(conditions.device)), images.labels.to(conditions.device)
-    x_adv = Pgd(restarts=2)(
-        mixture.accurate,
-        x,
-        y,
-        threat=conditions.threat,
-        stream=rng.stream(conditions.seed, "pgd", images.index.to(conditions.device)),
-    )
-    with torch.no_grad():
-        predicted = torch.stack(
-            [model(x_adv).argmax(dim=1) for model in (mixture.accurate, mixture.robust, mixture)],
-            dim=1,
-        )
-    kept = ExampleArrays(
-        clean=images.images.numpy(),
-        label=images.labels.numpy(),
-        predicted=predicted.cpu().numpy(),
-        attacked=(x_adv * 255).round().to(torch.uint8).cpu().numpy(),
-        class_names=tuple(images.classes),
-    )
-    if failures is None:
-        return kept
-    joined = {
-        name: np.concatenate([getattr(kept, name), getattr(failures, name)])
-        for name in ("clean", "attacked", "label", "predicted")
-    }
-    return ExampleArrays(**joined, class_names=kept.class_names)
-
-
-def _failures(pictures: PictureArrays, test: Dataset, count: int) -> ExampleArrays | None:
-    """The first images that an attack on the mixture broke."""
-    labels = dict(zip(test.index.tolist(), test.labels.tolist(), strict=True))
-    label = np.array([labels[index] for index in pictures.index.tolist()])
-    first = pictures.top_probabilities.argmax(axis=-1)[..., None]
-    clean, attacked = np.take_along_axis(pictures.top_classes, first, axis=-1)[
-        ..., 0
-    ]  # (M, P) each
-    mixed = pictures.models.index("mixed")
-    chosen = np.flatnonzero((clean[mixed] == label) & (attacked[mixed] != label))[:count]
-    if not len(chosen):
-        return None
-    order = [pictures.models.index(name) for name in ("accurate", "robust", "mixed")]
-    return ExampleArrays(
-        clean=pictures.clean[chosen],
-        attacked=pictures.attacked[chosen],
-        label=label[chosen],
-        predicted=attacked[order].T[chosen],
-        class_names=tuple(test.classes),
-    )

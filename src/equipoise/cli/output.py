@@ -84,9 +84,9 @@ def write_report(out: Path, no_report: bool = False) -> dict[str, object]:
     if no_report or not _is_first() or not (out / "summary.json").exists():
         return {}
     with progress.stage("writing the report", total=1) as stage:
-        path = reporting.report(out)
+        path = reporting.report_after_run(out)
         stage.advance(1)
-    return {"report": path}
+    return {} if path is None else {"report": path}
 
 
 @contextlib.contextmanager

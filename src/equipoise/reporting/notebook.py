@@ -1,20 +1,19 @@
-"""Results in a notebook: the tables and figures of their report as a fragment of HTML without
-scripts."""
+"""Results in a notebook: the sections of their report as a fragment of HTML without scripts."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from equipoise.core.notebook import NotebookResult
-from equipoise.reporting.charts import LIGHT
-from equipoise.reporting.page import template_environment, to_svg
-from equipoise.reporting.render import SECTIONS, ordered
-from equipoise.reporting.section import RunView, read_run
-from equipoise.reporting.title import title
+from equipoise.reporting import charts, page, provenance
+from equipoise.reporting.run_view import RunView, read_run
+from equipoise.reporting.section import Section
+from equipoise.reporting.sections import sections_of
 
-# The explorer needs a script; what the run was is known in a notebook that ran it.
-LEFT_OUT = ("explorer", "provenance")
+# The gallery needs a script; what the run was is known in a notebook that ran it.
+LEFT_OUT = ("Images", "How to repeat it")
 NOWHERE = Path(os.devnull) / "not kept"  # a folder that cannot exist
 
 
@@ -22,25 +21,16 @@ def render(result: NotebookResult) -> str:
     """The sections of a result: from its run folder if that is there, else from its summary and
     rows alone."""
     run = read_view(result)
-    # A fit that was not kept has no accuracies.
-    left_out = {
-        id(SECTIONS[name]) for name in (*LEFT_OUT, *(() if run.summary.results else ("headline",)))
-    }
-    shown = [
-        section
-        for function in ordered()
-        if id(function) not in left_out and (section := function(run)) is not None
-    ]
-    shown.sort(key=lambda section: not section.leads)
-    images = {picture.name: to_svg(picture) for section in shown for picture in section.pictures}
-    name, details = title(run)
-    environment = template_environment()
-    return environment.get_template("notebook.html").render(
-        title=name,
-        subtitle=details,
+    shown: Sequence[Section] = []
+    if run.summary.results or run.summary.fit is not None:
+        shown = [section for section in sections_of(run) if section.title not in LEFT_OUT]
+    title, facts = provenance.title(run)
+    template = page.templates().get_template("notebook.html")
+    return template.render(
+        title=title,
+        facts=facts,
         sections=shown,
-        images=images,
-        light=LIGHT,
+        light=charts.LIGHT,
         text="" if shown else str(result),
     )
 
