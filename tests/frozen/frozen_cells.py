@@ -38,6 +38,7 @@ class Run:
         differ: images of a cell that may survive where they did not, or the other way round.
         more: how many more images of a cell may survive.
         radius_factor: of minimum-norm: by how much the radius of an image may grow.
+        margin: by how much the mean margin may grow over images that survived and still do.
     """
 
     pair: str
@@ -51,7 +52,8 @@ class Run:
     device: str = "cpu"
     differ: int = 0
     more: int = 0
-    radius_factor: float = 1.0
+    radius_factor: float = 1.02
+    margin: float = 0.05
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -81,7 +83,7 @@ def cell(
     """A run under the threat of its pair; further `cells` are bases whose verdicts are frozen, too."""
     fields = {
         name: more.pop(name)
-        for name in ("device", "differ", "more", "radius_factor")
+        for name in ("device", "differ", "more", "radius_factor", "margin")
         if name in more
     }
     names = (*cells, model) if cells else ()

@@ -72,12 +72,24 @@ def compare(
     larger = _larger_radii(run, frozen, found)
     lines += [f"{run.cell(model)}, {line}" for line in larger]
     before, after = sum(frozen.survives), sum(found.survives)
+    grown = _growth_of_margins(frozen, found)
     lines.append(
         f"{run.cell(model)}: {after} of {len(frozen.index)} survive, {before} did ({run.more} more are allowed); "
-        f"{len(differing)} differ ({run.differ} are allowed); {len(larger)} radii grew"
+        f"{len(differing)} differ ({run.differ} are allowed); {len(larger)} radii grew; "
+        f"margins of survivors grew by {grown:.4f} on average ({run.margin:g} is allowed)"
     )
-    allowed = len(differing) <= run.differ and after <= before + run.more and not larger
+    same_verdicts = len(differing) <= run.differ and after <= before + run.more
+    allowed = same_verdicts and not larger and grown <= run.margin
     return Comparison(lines, allowed)
+
+
+def _growth_of_margins(frozen: Verdicts, found: Verdicts) -> float:
+    """By how much the mean margin grew over the images that survived and still do; 0 without any."""
+    growths = []
+    for row in range(len(frozen.index)):
+        if frozen.survives[row] and found.survives[row]:
+            growths.append(found.margin[row] - frozen.margin[row])
+    return sum(growths) / len(growths) if growths else 0.0
 
 
 def _verdict(verdicts: Verdicts, row: int) -> str:

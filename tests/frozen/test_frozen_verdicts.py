@@ -52,6 +52,13 @@ def test_a_larger_radius_is_noticed() -> None:
     assert not compare(run, "accurate", frozen, found, []).allowed
 
 
+def test_larger_margins_of_survivors_are_noticed() -> None:
+    run = _run("shapes-l1-pgd-robust")
+    frozen = Verdicts.read(VERDICTS / f"{run}.json")
+    found = dataclasses.replace(frozen, margin=[margin + 0.1 for margin in frozen.margin])
+    assert not compare(run, "robust", frozen, found, []).allowed
+
+
 def test_every_cell_has_its_file_and_every_file_its_cell() -> None:
     cells = {
         f"{run.cell(model)}.json": run.count for run in (*RUNS, *GPU_RUNS) for model in run.models
