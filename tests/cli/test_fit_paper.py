@@ -109,7 +109,7 @@ def test_folder_records_the_rule_and_the_temperature(folder: Path) -> None:
 def test_report(folder: Path) -> None:
     assert run(["report", "M"]) == 0
     text = (folder / "M" / "report.html").read_text()
-    assert "Fitted mixture: MixedNUTS" in text and "promises nothing beyond them" in text
+    assert "by this rule: MixedNUTS" in text and "promises nothing beyond them" in text
     assert "measured on all fitting images" in text and "calibration half" not in text
 
 

@@ -119,19 +119,17 @@ def _confusion(run: RunView, labels: list[int]) -> list[Figure]:
     """How often images of one class are taken for another, clean and under attack."""
     names = class_names(run)
     counts: Counter[tuple[str, int, int]] = Counter()
-    for model, images in run.attacked_images.items():
-        for rows in images.values():
-            shown = {CLEAN_IMAGES: rows[0], ATTACKED_IMAGES: aggregation.worst_row(rows)}
-            for kind, row in shown.items():
+    for kind in (CLEAN_IMAGES, ATTACKED_IMAGES):
+        for model, images in run.attacked_images.items():
+            for rows in images.values():
+                row = rows[0] if kind == CLEAN_IMAGES else aggregation.worst_row(rows)
                 if row.predicted is not None and not row.correct:
                     counts[f"{run.name(model)}, {kind}", row.label, row.predicted] += 1
     if not counts:
         return []
     records: Records = []
     predictions = set(labels)
-    for (choice, label, predicted), count in reversed(
-        counts.items()
-    ):  # the last model is shown first
+    for (choice, label, predicted), count in reversed(counts.items()):  # the last is shown first
         x, y = format.class_name(names, predicted), format.class_name(names, label)
         records.append({"choice": choice, "x": x, "y": y, "value": count})
         predictions.add(predicted)

@@ -270,11 +270,11 @@ def trade_off(
         )
     )
     if named:
-        # Alternately above and below, because two models may be at the same place.
+        # The third below, because a mixture may be where its robust model is.
         names = base.transform_window(row="row_number()").encode(text="model:N")
-        for row, dy in ((1, -12), (0, 16)):
+        for test, dy in (("!= 3", -12), ("== 3", 16)):
             words = names.mark_text(dx=-9, dy=dy, align="right", fontWeight=600, fontSize=13)
-            layers.append(words.transform_filter(f"datum.row % 2 == {row}"))
+            layers.append(words.transform_filter(f"datum.row {test}"))
     if slider:
         words = marked.mark_text(align="left", fontWeight=600, fontSize=13)
         words = words.encode(text="label:N", x=alt.value(8), y=alt.value(height - 14))
