@@ -95,7 +95,7 @@ def test_l1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate("--norm", "l1", "--eps", "0.5") == 0
     assert "ℓ1 ≤ 0.5" in capsys.readouterr().out
     assert run(["report", "run"]) == 0
-    assert "up to 0.5 of their range in all (ℓ1)" in Path("run/report.html").read_text()
+    assert "within ℓ1 ≤ 0.5" in Path("run/report.html").read_text()
     assert (
         run(
             [

@@ -110,7 +110,7 @@ def test_report(folder: Path) -> None:
     assert run(["report", "M"]) == 0
     text = (folder / "M" / "report.html").read_text()
     assert "by this rule: MixedNUTS" in text and "promises nothing beyond them" in text
-    assert "measured on all fitting images" in text and "calibration half" not in text
+    assert "all of the fitting images" in text and "calibration half" not in text
 
 
 def test_evaluation_names_the_rule(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ def test_an_evaluation_writes_its_report(
     end = [f"report: {Path('run/report.html')}", "next: equipoise open run"]
     assert capsys.readouterr().out.splitlines()[-2:] == end
     text = (folder / "run/report.html").read_text("utf-8")
-    assert 'id="explorer-columns"' in text and 'id="explorer-pictures"' in text
+    assert 'id="images-gallery"' in text and "robust accuracy" in text
     before = (folder / "run/report.html").stat().st_mtime_ns
     assert run(["open", "run"]) == 0
     assert opened == [(folder / "run/report.html").resolve().as_uri()]

@@ -157,7 +157,7 @@ def test_the_list_names_both_stages() -> None:
         assert any(name.startswith(prefix) for name in names), prefix
 
 
-def test_the_explorer_shows_no_switches_in_place_of_a_cascade(tmp_path: Path) -> None:
+def test_a_frontier_has_no_switches_in_place_of_a_cascade(tmp_path: Path) -> None:
     """Other mixtures are computed from the logits of all views alone, which do not decide the class
     of a cascade."""
     model = cascade(Halves(1.0, 0.0), Halves(1.0, 1.0), 0.5, 0.5)

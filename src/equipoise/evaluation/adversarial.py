@@ -49,7 +49,7 @@ class AdversarialImages:
     run: Run
     shape: tuple[int, int, int]
     keep: frozenset[int] | None  # None: all
-    points: PointRecorder | None = None  # for the explorer of the report
+    points: PointRecorder | None = None  # for the pictures of the report
 
     def write(self, job: Job, index: Sequence[int], images: Tensor) -> None:
         """Store attacked images (B, C, H, W), before their rows are written."""

@@ -1,4 +1,4 @@
-"""Attacked points of an evaluation, reduced at its end to what the explorer of the report shows.
+"""Attacked points of an evaluation, reduced at its end to what the report shows.
 
 While a run is in progress, a file for each batch under `points/` holds the robust model's logits at
 attacked points, and of a bounded pool the attacked images that come nearer to a wrong class than
