@@ -100,7 +100,7 @@ def test_several_alphas(capsys: pytest.CaptureFixture[str]) -> None:
     assert {(result.alpha, result.theorem) for result in read_summary("run").theorems} == {
         (alpha, theorem) for alpha in (0.6, 0.9) for theorem in ("ours", "A.2", "lipschitz", "3.5")
     }
-    assert run(["report", "run"]) == 0 and Path("run/figures/certified-theorems.svg").exists()
+    assert run(["report", "run"]) == 0 and Path("run/figures/certified-ours.svg").exists()
     assert "Mixtures by alpha and theorem" in Path("run/report.html").read_text()
 
 
@@ -127,7 +127,7 @@ def test_alpha_for_a_clean_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
     assert {row.index for row in read_rows("run") if row.attack == SELECT_ALPHA} == set(
         range(3, 12)
     )
-    assert run(["report", "run"]) == 0 and Path("run/figures/frontier.svg").exists()
+    assert run(["report", "run"]) == 0 and Path("run/figures/equal-accuracy.svg").exists()
 
 
 def test_several_models_in_one_report() -> None:

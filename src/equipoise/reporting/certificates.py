@@ -211,7 +211,7 @@ def equal_accuracy(run: RunView) -> Section | None:
             f"Excluded: {run.name(excluded.model)} is estimated to reach at most {format.percent(excluded.most)} "
             "clean accuracy at any alpha."
         )
-    rows, radii = [], {}
+    rows, radii, colours = [], {}, {}
     for item in selected:
         name = run.name(item.model)
         clean = Cell(format.percent(item.clean_estimate), format.bounds(item))
@@ -219,6 +219,7 @@ def equal_accuracy(run: RunView) -> Section | None:
         own = certificates(run.rows, item.model)
         if own:
             radii[name] = theorem_radii(own, item.alpha, "ours")
+            colours[name] = run.colours[run.name(item.model, own[0].alpha)]
     caption = "Selected alpha, and the estimated clean accuracy on the images that selected it."
     tables = [Table(caption, ["model", "sigma", "alpha", "clean accuracy, estimated"], rows)]
     if run.summary.frontier:
@@ -226,7 +227,7 @@ def equal_accuracy(run: RunView) -> Section | None:
     figures = []
     if radii and run.setting("plan", "decide_radius") is None:
         title = "Certified accuracy of mixtures of equal clean accuracy"
-        figures.append(figure("equal-accuracy", title, radii, run.colours))
+        figures.append(figure("equal-accuracy", title, radii, colours))
     return Section("Alpha and sigma at equal clean accuracy", text, figures, tables)
 
 
