@@ -15,6 +15,7 @@ import equipoise as eq
 from equipoise.core import format
 from equipoise.core.notebook import NotebookResult
 from equipoise.fitting import Fit
+from equipoise.reporting import notebook
 
 THREAT = eq.Threat("linf", 0.02)
 HOSTILE = "<script>alert(1)</script>"
@@ -163,3 +164,12 @@ def test_every_result_of_a_public_function_is_one() -> None:
             issubclass(cls, NotebookResult)
             and cls.notebook_content is not NotebookResult.notebook_content
         )
+
+
+def test_without_the_packages_of_figures_the_text_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notebook, "missing_packages", lambda: ["altair"])
+    result = eq.evaluate(
+        {HOSTILE: Brightness(20.0, 0.5)}, images(8), threat=THREAT, attack="pgd", device="cpu"
+    )
+    parsed = parse(result)
+    assert parsed.tags == ["pre"] and HOSTILE in parsed.text

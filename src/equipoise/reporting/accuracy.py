@@ -87,6 +87,8 @@ def classes(run: RunView) -> Section | None:
         row.append(Cell(f"{percent(clean)} / {percent(robust)}", f"n = {item.n}"))
         record = {"row": row[0].text, "model": model, "n": item.n}
         records.append(record | charts.fields(stats.of_share(robust, item.n), "value"))
+    for row in rows.values():
+        row += [MISSING] * (len(head) - len(row))
     caption = "Accuracy by class: clean / robust, and the number of images."
     table = Table(caption, head, list(rows.values()), collapsed=True)
     figures = []
