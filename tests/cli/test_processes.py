@@ -168,9 +168,8 @@ def _started(folder: Path, line: list[str]) -> tuple[subprocess.Popen[str], list
         text=True,
     )
     deadline = time.monotonic() + 120
-    rows = (
-        folder / "run" / "rows.jsonl"
-    )  # the first are those of clean images, long before the others
+    # The first rows are those of clean images, long before the others; they lie in a part until the run ends.
+    rows = folder / "run" / "parts" / "0.jsonl"
     while (
         not (rows.exists() and rows.stat().st_size)
         and command.poll() is None
